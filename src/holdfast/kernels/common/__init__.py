@@ -1,0 +1,1 @@
+"""What the families truly share: the backend protocol, sequence packing, checkpointed recomputation."""

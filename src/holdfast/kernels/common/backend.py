@@ -1,0 +1,59 @@
+"""What a backend is, and how one is chosen."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+
+from holdfast.planner import Device, Plan, Problem
+
+
+class Backend(Protocol):
+    """One way to run a family's calls on some devices.
+
+    reject says in words why the backend cannot serve a problem on a device, or None if it can. plan picks the
+    integers of the kernel. forward and backward run it; their arguments beyond the plan are the family's.
+    """
+
+    name: str
+
+    def reject(self, problem: Problem, device: Device) -> str | None: ...
+
+    def plan(self, problem: Problem, device: Device) -> Plan: ...
+
+    def forward(self, plan: Plan, *args: Any) -> Any: ...
+
+    def backward(self, plan: Plan, *args: Any) -> Any: ...
+
+
+def choose(backends: Sequence[Backend], problem: Problem, device: Device, name: str | None) -> Backend:
+    """The first backend without a rejection, or the named one.
+
+    Raises ValueError for an unknown name, for a named backend that cannot serve the problem, and, with every reason,
+    when none can.
+    """
+    if name:
+        for backend in backends:
+            if backend.name == name:
+                if reason := backend.reject(problem, device):
+                    raise ValueError(f"backend: {name!r} cannot run {problem.op} here: {reason}")
+                return backend
+        known = ", ".join(repr(backend.name) for backend in backends)
+        raise ValueError(f"backend: expected one of {known} for {problem.op}; got {name!r}")
+    reasons = []
+    for backend in backends:
+        reason = backend.reject(problem, device)
+        if reason is None:
+            return backend
+        reasons.append(f"{backend.name}: {reason}")
+    raise ValueError(f"no backend can run {problem.op} on {device.name}: " + "; ".join(reasons))
+
+
+@lru_cache(maxsize=64)
+def describe(device: torch.device) -> Device:
+    """The planner's description of a torch device."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return Device("cuda", name, torch.cuda.get_device_capability(device))
+    return Device(device.type, device.type)

@@ -1,0 +1,56 @@
+"""Packed sequences of unequal length, as the PyTorch backends see them: a few padded batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sequences whose lengths lie within a factor of two, as rows of one padded batch.
+
+    sequences: their numbers, [n]. index: [n, L] positions in the packed axis; valid: [n, L], False on padding.
+    """
+
+    sequences: Tensor
+    index: Tensor
+    valid: Tensor
+
+    def gather(self, packed: Tensor, fill: float = 0.0) -> Tensor:
+        """[1, T, ...] -> [n, L, ...], padding set to fill."""
+        rows = packed[0, self.index.clamp_max(packed.shape[1] - 1)]
+        mask = self.valid.reshape(self.valid.shape + (1,) * (packed.dim() - 2))
+        return torch.where(mask, rows, fill)
+
+    def scatter(self, padded: Tensor, packed: Tensor) -> None:
+        """Writes [n, L, ...] into its places of [1, T, ...]."""
+        packed[0, self.index[self.valid]] = padded[self.valid].to(packed.dtype)
+
+
+def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
+    """The offsets as integers. Raises ValueError unless they rise from 0 to length."""
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] != length:
+        raise ValueError(f"cu_seqlens: expected offsets from 0 to T = {length}; got {bounds[0]} to {bounds[-1]}")
+    for n, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        if end < start:
+            raise ValueError(f"cu_seqlens: expected offsets that do not decrease; got {start} then {end} at {n + 1}")
+    return bounds
+
+
+def buckets(bounds: Sequence[int], device: torch.device) -> list[Bucket]:
+    """Groups the non-empty sequences between the bounds by length, padding at most doubling the tokens."""
+    groups: dict[int, list[int]] = {}
+    for n, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        if end > start:
+            groups.setdefault((end - start - 1).bit_length(), []).append(n)
+    result = []
+    for members in groups.values():
+        starts = torch.tensor([bounds[n] for n in members], device=device)
+        lengths = torch.tensor([bounds[n + 1] - bounds[n] for n in members], device=device)
+        steps = torch.arange(int(lengths.max()), device=device)
+        valid = steps < lengths[:, None]
+        result.append(Bucket(torch.tensor(members, device=device), starts[:, None] + steps, valid))
+    return result

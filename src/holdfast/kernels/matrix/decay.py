@@ -1,0 +1,57 @@
+"""Decays inside and between chunks, without an exponent of a positive number and without cancellation.
+
+A log decay is at least _FLOOR: exp(_FLOOR) is already 0 in float64, and -inf would turn differences into NaN.
+"""
+
+import torch
+from torch import Tensor
+
+_FLOOR = -1e4
+
+
+def clamp_log(g: Tensor) -> Tensor:
+    """g with -inf (a decay of zero) made finite."""
+    return g.clamp_min(_FLOOR)
+
+
+def to_here(g: Tensor, dim: int) -> Tensor:
+    """exp(g_1 + ... + g_t): the decay from the start of the axis to each position, that position's own included."""
+    return g.cumsum(dim).exp()
+
+
+def to_end(g: Tensor, dim: int) -> Tensor:
+    """exp(g_{t+1} + ... + g_C): the decay from each position to the end of the axis."""
+    # the sum runs from the end, so that small late decays are not lost in a large early one
+    after = torch.cat([g.narrow(dim, 1, g.shape[dim] - 1), torch.zeros_like(g.narrow(dim, 0, 1))], dim)
+    return after.flip(dim).cumsum(dim).flip(dim).exp()
+
+
+def between(g: Tensor) -> Tensor:
+    """[..., C] -> [..., C, C]: exp(g_{s+1} + ... + g_t) at (t, s) for s <= t, 0 above the diagonal."""
+    # sums over any window come from a difference: float64 keeps it exact to float32 beside decays of -1e4 a step
+    total = g.double().cumsum(-1)
+    window = (total[..., :, None] - total[..., None, :]).to(g.dtype)
+    causal = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()
+    return window.masked_fill(~causal, -torch.inf).exp()
+
+
+def scores(q: Tensor, k: Tensor, g: Tensor) -> Tensor:
+    """Causal scores under vector decay: [..., C, K] each -> [..., C, C], C a power of two.
+
+    Entry (t, s) is sum_j q_tj k_sj exp(g_{s+1,j} + ... + g_tj) for s <= t, 0 above the diagonal.
+    Halves recursively: between a left and a right half, the decay splits at the boundary into a factor of the query and
+    one of the key, each the exponential of a sum of log decays.
+    """
+    *lead, size, width = q.shape
+    if size == 1:
+        return (q * k).sum(-1, keepdim=True)
+    half = size // 2
+    left, right = (slice(0, half), slice(half, None))
+    corner = (q[..., right, :] * to_here(g[..., right, :], -2)) @ (k[..., left, :] * to_end(g[..., left, :], -2)).mT
+
+    def halves(x: Tensor) -> Tensor:
+        return x.reshape(*lead, 2, half, width)
+
+    blocks = scores(halves(q), halves(k), halves(g))
+    top = torch.cat([blocks[..., 0, :, :], torch.zeros_like(corner)], -1)
+    return torch.cat([top, torch.cat([corner, blocks[..., 1, :, :]], -1)], -2)

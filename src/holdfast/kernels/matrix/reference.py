@@ -1,0 +1,29 @@
+"""The plain step loop: slow, right, and able to run every call on every device."""
+
+from torch import Tensor
+
+from holdfast.planner import Device, Plan, Problem
+from holdfast.recurrences.definition import MatrixCall
+from holdfast.recurrences.oracle_matrix import matrix_steps
+
+from . import runner
+
+
+class Reference:
+    """Runs the family's oracle. Its backward keeps the intermediates of one segment of steps at a time."""
+
+    name = "reference"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        return None
+
+    def plan(self, problem: Problem, device: Device) -> Plan:
+        return Plan(self.name, (("segment", 64),))
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        return runner.forward(matrix_steps, plan["segment"], call, cu_seqlens)
+
+    def backward(
+        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor]:
+        return runner.backward(matrix_steps, plan["segment"], call, cu_seqlens, grad_o, grad_final)

@@ -1,0 +1,87 @@
+"""What the PyTorch backends of the matrix family share: precision, packing and recomputation around one step."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common import segments, varlen
+from holdfast.recurrences.definition import MatrixCall
+from holdfast.recurrences.oracle_matrix import compute_dtype
+
+# a differentiable (call of equal-length sequences) -> (o, final state), both in the compute dtype
+Step = Callable[[MatrixCall], tuple[Tensor, Tensor]]
+_TOKENWISE = ("q", "k", "v", "g", "beta", "norm_floor")
+
+
+def _initial_state(call: MatrixCall, sequences: int) -> Tensor:
+    if call.initial_state is not None:
+        return call.initial_state
+    heads, columns = call.v.shape[2], call.v.shape[3] + (call.norm_floor is not None)
+    return call.v.new_zeros(sequences, heads, call.k.shape[3], columns, dtype=compute_dtype(call.v.dtype))
+
+
+def _segment_step(step: Step, call: MatrixCall) -> segments.Step:
+    def run(inputs: segments.Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+        return step(call._replace(**dict(zip(_TOKENWISE, inputs, strict=True)), initial_state=state))
+
+    return run
+
+
+def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V (+ 1)]."""
+    batch, length = call.v.shape[:2]
+    run = _segment_step(step, call)
+    out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    inputs = [getattr(call, name) for name in _TOKENWISE]
+    if cu_seqlens is None:
+        state = _initial_state(call, batch)
+        final = segments.forward(run, inputs, state, length, segment, out)
+        return out, final.clone() if length == 0 else final.to(state.dtype)
+    bounds = varlen.sequence_bounds(cu_seqlens, length)
+    final = _initial_state(call, len(bounds) - 1).clone()
+    for bucket in varlen.buckets(bounds, out.device):
+        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        o = call.v.new_empty(*bucket.index.shape, *out.shape[2:])
+        last = segments.forward(run, padded, final[bucket.sequences], o.shape[1], segment, o)
+        final[bucket.sequences] = last.to(final.dtype)
+        bucket.scatter(o, out)
+    return out, final
+
+
+def backward(
+    step: Step,
+    segment: int,
+    call: MatrixCall,
+    cu_seqlens: Tensor | None,
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+) -> tuple[list[Tensor | None], Tensor]:
+    """Gradients of forward: of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state."""
+    batch, length = call.v.shape[:2]
+    run = _segment_step(step, call)
+    inputs = [getattr(call, name) for name in _TOKENWISE]
+    bounds = None if cu_seqlens is None else varlen.sequence_bounds(cu_seqlens, length)
+    state = _initial_state(call, batch if bounds is None else len(bounds) - 1)
+    grad_state = torch.zeros_like(state) if grad_final is None else grad_final.to(state.dtype)
+    if length == 0:
+        return [None if x is None else torch.zeros_like(x) for x in inputs], grad_state.clone()
+    if bounds is None:
+        return segments.backward(run, inputs, state, length, segment, grad_o, grad_state)
+    grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    grad_state = grad_state.clone()
+    for bucket in varlen.buckets(bounds, state.device):
+        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        found, grad_state[bucket.sequences] = segments.backward(
+            run,
+            padded,
+            state[bucket.sequences],
+            bucket.index.shape[1],
+            segment,
+            None if grad_o is None else bucket.gather(grad_o),
+            grad_state[bucket.sequences],
+        )
+        for grad, piece in zip(grads, found, strict=True):
+            if grad is not None:
+                bucket.scatter(piece, grad)
+    return grads, grad_state

@@ -1,0 +1,148 @@
+"""Checks the arguments of an op against its definition before anything is launched."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.recurrences.definition import Argument, Recurrence
+
+# axes whose size must divide another's: query or group heads divide value heads
+_DIVIDES = {"Hq": "H", "G": "H"}
+
+
+def _show(shape: str, sizes: Mapping[str, int]) -> str:
+    return "[" + ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in shape.split()) + "]"
+
+
+def _bind(shape: str, actual: torch.Size, sizes: dict[str, int]) -> bool:
+    axes = shape.split()
+    if len(axes) != len(actual):
+        return False
+    bound = dict(sizes)
+    for axis, size in zip(axes, actual, strict=True):
+        if bound.setdefault(axis, size) != size:
+            return False
+    sizes.update(bound)
+    return True
+
+
+def _check_dtype(name: str, x: Tensor, argument: Argument, dtype: torch.dtype) -> None:
+    if argument.dtype == "bool":
+        expected, right = "torch.bool", x.dtype == torch.bool
+    elif argument.dtype == "input":
+        expected, right = f"{dtype}, as the other inputs have", x.dtype == dtype and x.is_floating_point()
+    elif argument.dtype == "state":
+        wide = torch.promote_types(dtype, torch.float32)
+        expected, right = f"{wide}", x.dtype == wide
+    else:
+        expected, right = "a floating-point dtype", x.is_floating_point()
+    if not right:
+        raise TypeError(f"{name}: expected {expected}; got {x.dtype}")
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, batch: int) -> None:
+    """Raises TypeError or ValueError unless cu_seqlens is int32 or int64 [sequences + 1] beside a batch of one.
+
+    Its values are checked where they are read, inside the op.
+    """
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens: expected a tensor; got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens: expected torch.int32 or torch.int64; got {cu_seqlens.dtype}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"cu_seqlens: expected shape [sequences + 1]; got {list(cu_seqlens.shape)}")
+    if batch != 1:
+        raise ValueError(f"cu_seqlens: expected packed inputs with B = 1; got B = {batch}")
+
+
+def prepare(
+    recurrence: Recurrence,
+    cu_seqlens: Tensor | None,
+    arguments: Mapping[str, Any],
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Checks arguments against the recurrence's definition; under autocast, casts those of the input dtype.
+
+    The first argument carries the batch and the input dtype. sizes fixes axes beforehand. Raises TypeError for a wrong
+    type or dtype and ValueError for a wrong shape or device, naming the argument, the expected and the actual.
+    """
+    first = next(iter(arguments.values()))
+    specs, given = {}, {}
+    for name, x in arguments.items():
+        for label, spec, part in _parts(name, recurrence.arguments[name], x):
+            specs[label], given[label] = spec, _cast(label, spec, part, first)
+    dtype = next(iter(given.values())).dtype
+    bound = dict(sizes or {})
+    for label, x in given.items():
+        if x is None:
+            continue
+        spec = specs[label]
+        _check_dtype(label, x, spec, dtype)
+        if label == next(iter(given)):
+            bound["sequences"] = _count_sequences(label, x, spec, cu_seqlens)
+        if not any(_bind(shape, x.shape, bound) for shape in spec.shapes):
+            expected = " or ".join(_show(shape, bound) for shape in spec.shapes)
+            raise ValueError(f"{label}: expected shape {expected}; got {list(x.shape)}")
+        _check_heads(label, x, spec, bound)
+    parts = iter(given.values())
+    result = {}
+    for name, x in arguments.items():
+        spec = recurrence.arguments[name]
+        checked = tuple(next(parts) for _ in spec) if isinstance(spec, tuple) else next(parts)
+        result[name] = None if x is None else checked
+    return result
+
+
+def _parts(name: str, spec: Argument | tuple[Argument, ...], x: Any) -> list[tuple[str, Argument, Any]]:
+    if not isinstance(spec, tuple):
+        return [(name, spec, x)]
+    if x is None:
+        x = (None,) * len(spec)
+    if not isinstance(x, tuple | list) or len(x) != len(spec):
+        raise TypeError(f"{name}: expected a tuple of {len(spec)} tensors; got {type(x).__name__}")
+    return [(f"{name}[{n}]", part, tensor) for n, (part, tensor) in enumerate(zip(spec, x, strict=True))]
+
+
+def _cast(label: str, spec: Argument, x: Any, first: Tensor) -> Tensor | None:
+    if x is None:
+        if spec.required:
+            raise TypeError(f"{label}: expected a tensor {_show(spec.shapes[0], {})}; got None")
+        return None
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{label}: expected a tensor; got {type(x).__name__}")
+    if x.device != first.device:
+        raise ValueError(f"{label}: expected device {first.device}, as the first argument has; got {x.device}")
+    if spec.dtype == "input" and _autocasts(x):
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
+def _count_sequences(label: str, x: Tensor, spec: Argument, cu_seqlens: Tensor | None) -> int:
+    if x.dim() == 0:
+        raise ValueError(f"{label}: expected shape {_show(spec.shapes[0], {})}; got []")
+    if cu_seqlens is None:
+        return x.shape[0]
+    check_cu_seqlens(cu_seqlens, x.shape[0])
+    return cu_seqlens.shape[0] - 1
+
+
+def _check_heads(label: str, x: Tensor, spec: Argument, bound: Mapping[str, int]) -> None:
+    for axis in spec.shapes[0].split():
+        if bound.get(axis) == 0 and axis not in ("B", "T", "sequences"):
+            raise ValueError(f"{label}: expected {axis} > 0 in {_show(spec.shapes[0], {})}; got {list(x.shape)}")
+        for part, whole in _DIVIDES.items():
+            if axis in (part, whole) and part in bound and whole in bound and bound[whole] % bound[part]:
+                raise ValueError(
+                    f"{label}: expected {part} to divide {whole}; got {part} = {bound[part]}, {whole} = {bound[whole]}"
+                )
+
+
+def _autocasts(x: Tensor) -> bool:
+    return x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

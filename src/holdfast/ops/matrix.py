@@ -1,0 +1,139 @@
+"""The matrix family's custom ops: plan, kernel, autograd and fake tensors, once for all of its recurrences."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.backend import choose, describe
+from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.matrix.reference import Reference
+from holdfast.planner import Plan, Problem
+from holdfast.recurrences.definition import MatrixCall, Recurrence
+from holdfast.recurrences.oracle_matrix import compute_dtype
+
+from .check import needs_grad
+
+BACKENDS = (Chunked(), Reference())
+
+
+def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
+    """What planning needs to know of a call."""
+    batch, length, heads, width = call.v.shape
+    sizes = (("B", batch), ("T", length), ("H", heads), ("Hq", call.q.shape[2]), ("K", call.k.shape[3]), ("V", width))
+    traits = {
+        "decay=vector": call.g is not None and call.g.dim() == 4,
+        "decay=scalar": call.g is not None and call.g.dim() == 3,
+        "delta": call.delta,
+        "normalizer": call.norm_floor is not None,
+        "varlen": cu_seqlens is not None,
+        "needs_grad": grad,
+    }
+    name = str(call.v.dtype).removeprefix("torch.")
+    return Problem(op, "matrix", name, sizes, frozenset(trait for trait, present in traits.items() if present))
+
+
+def run(
+    recurrence: Recurrence,
+    mapped: tuple[MatrixCall, Any],
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    backend: str | None,
+) -> tuple[Tensor, Any]:
+    """Runs a mapped call through the custom op and finishes it into the recurrence's output and final state."""
+    call, finish = mapped
+    grad = needs_grad(*call[:7])
+    o, final_state = matrix_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
+    if finish is not None:
+        o, final_state = finish(o, final_state)
+    return o, final_state if output_final_state else None
+
+
+def _select(call: MatrixCall, cu_seqlens: Tensor | None, op: str, grad: bool, backend: str) -> tuple[Any, Plan]:
+    what, device = problem(op, call, cu_seqlens, grad), describe(call.v.device)
+    chosen = choose(BACKENDS, what, device, backend)
+    return chosen, chosen.plan(what, device)
+
+
+@torch.library.custom_op("holdfast::matrix_forward", mutates_args=())
+def matrix_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    norm_floor: Tensor | None,
+    initial_state: Tensor | None,
+    scale: float,
+    eps: float,
+    delta: bool,
+    cu_seqlens: Tensor | None,
+    op: str,
+    grad: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider)."""
+    call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
+    chosen, plan = _select(call, cu_seqlens, op, grad, backend)
+    with torch.autocast(v.device.type, enabled=False):
+        return chosen.forward(plan, call, cu_seqlens)
+
+
+@matrix_forward.register_fake
+def _(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
+    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    columns = v.shape[3] + (norm_floor is not None)
+    state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
+    return torch.empty_like(v, memory_format=torch.contiguous_format), state
+
+
+@torch.library.custom_op("holdfast::matrix_backward", mutates_args=())
+def matrix_backward(
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    norm_floor: Tensor | None,
+    initial_state: Tensor | None,
+    scale: float,
+    eps: float,
+    delta: bool,
+    cu_seqlens: Tensor | None,
+    op: str,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, g, beta, norm_floor and initial_state; an empty tensor for one that was not given."""
+    call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
+    chosen, plan = _select(call, cu_seqlens, op, True, backend)
+    with torch.autocast(v.device.type, enabled=False):
+        grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final)
+    grads = [*grads, None if initial_state is None else grad_state]
+    return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
+
+
+@matrix_backward.register_fake
+def _(grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, backend):
+    inputs = (q, k, v, g, beta, norm_floor, initial_state)
+    empty = [
+        v.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs
+    ]
+    return tuple(empty)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:7], inputs[10])
+    ctx.rest = inputs[7:10], inputs[11], inputs[13]
+
+
+def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tuple[Any, ...]:
+    *tensors, cu_seqlens = ctx.saved_tensors
+    scalars, op, backend = ctx.rest
+    grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend)
+    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 7
+
+
+matrix_forward.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,33 @@
+"""One call of one op, as far as planning it is concerned."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Sizes, dtype and traits of a call; hashable, so that plans can be cached by it.
+
+    op: the public op's name. family: "dense", "diagonal" or "matrix". dtype: torch's name, such as "bfloat16".
+    sizes: (name, value) pairs, names as in the op's docstring (B, T, H, K, V, ...).
+    traits: what else decides which kernels can serve, such as "delta", "decay=vector", "varlen" or "needs_grad".
+    """
+
+    op: str
+    family: str
+    dtype: str
+    sizes: tuple[tuple[str, int], ...]
+    traits: frozenset[str] = field(default_factory=frozenset)
+
+    def __getitem__(self, name: str) -> int:
+        for key, value in self.sizes:
+            if key == name:
+                return value
+        raise KeyError(f"{self.op} has no size {name!r}; it has {', '.join(key for key, _ in self.sizes)}")
+
+    @property
+    def needs_grad(self) -> bool:
+        return "needs_grad" in self.traits
+
+    @property
+    def varlen(self) -> bool:
+        return "varlen" in self.traits

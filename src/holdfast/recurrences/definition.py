@@ -1,0 +1,108 @@
+"""What a recurrence is: its name, equation, shapes and paper, and how its arguments map onto a family's call."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from .example import Draw, Sizes
+
+Family = Literal["dense", "diagonal", "matrix"]
+Dtype = Literal["input", "float", "state", "bool"]
+Finish = Callable[[Tensor, Tensor], tuple[Tensor, Any]]
+
+
+class MatrixCall(NamedTuple):
+    """What every matrix recurrence asks of its family, in one form.
+
+    Per head, with S of shape [K, V], decay a_t = exp(g_t) and write strength b_t = beta_t (1 where absent):
+
+        S = a_t S;  S = S + b_t k_t v_t^T                 (additive)
+        S = a_t S;  S = S + b_t k_t (v_t - S^T k_t)^T     (delta)
+        o_t = scale * S^T q_t
+
+    With norm_floor, a normaliser n = a_t n + b_t k_t rides along as one more column of the state, and
+    o_t = scale S^T q_t / (max(|scale n . q_t|, norm_floor_t) + eps).
+    """
+
+    q: Tensor  # [B, T, Hq, K], H a multiple of Hq
+    k: Tensor  # [B, T, Hq, K]
+    v: Tensor  # [B, T, H, V]
+    g: Tensor | None = None  # natural-log decay: [B, T, H] (scalar) or [B, T, H, K] (vector)
+    beta: Tensor | None = None  # [B, T, H]
+    norm_floor: Tensor | None = None  # [B, T, H], positive
+    initial_state: Tensor | None = None  # [N, H, K, V], or [N, H, K, V + 1] with norm_floor
+    scale: float = 1.0
+    eps: float = 0.0
+    delta: bool = False
+
+
+class DiagonalCall(NamedTuple):
+    """What every diagonal recurrence asks of its family: h_t = a_t h_{t-1} + x_t, or a_t e^{i theta_t} h_{t-1} + x_t.
+
+    With theta, neighbouring channels (2j, 2j + 1) of x and h are the real and imaginary part of pair j.
+    """
+
+    a: Tensor  # [B, T, D], or [B, T, D/2] with theta
+    x: Tensor  # [B, T, D]
+    theta: Tensor | None = None  # [B, T, D/2], radians
+    initial_state: Tensor | None = None  # [N, D]
+
+
+class DenseCall(NamedTuple):
+    """What every dense recurrence asks of its family: g_t = x_t + R s0_{t-1} + b, s_t = cell(s_{t-1}, g_t).
+
+    S, G, Gi and Gr count the cell's states, gates, input gates and recurrent gates.
+    """
+
+    x: Tensor  # [B, T, Gi, H, D]
+    R: Tensor  # [Gr, H, D, D] (out, in)
+    b: Tensor | None = None  # [G, H, D]
+    initial_state: Tensor | None = None  # [S, N, H, D]
+    reset: Tensor | None = None  # [B, T] bool: the state is zeroed before that step
+    recurrent_grad_clip: float | None = None
+    cut_recurrent_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One tensor argument: what it is, and what is accepted.
+
+    shapes: the accepted shapes, each the names of its axes ("B T H K"); equal names are equal sizes across arguments.
+    note: what it holds, with its unit. dtype: "input" (all such arguments share one floating dtype), "float" (any
+    floating dtype), "state" (float32, or float64 with float64 inputs), "bool". required: whether None is refused.
+    """
+
+    note: str
+    shapes: tuple[str, ...]
+    dtype: Dtype = "input"
+    required: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shapes, str):
+            object.__setattr__(self, "shapes", (self.shapes,))
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The definition of one recurrence.
+
+    name: also the op's and the doc page's. title: in words. equation: one step, in plain text. paper: the source.
+    arguments: the op's tensor arguments, the first of which carries the input dtype; a tuple stands for a tuple of
+    tensors. The ops check against them and the docs print them.
+    map: arguments -> (family call, finish); plain differentiable PyTorch. finish turns the family's output and final
+    state into the recurrence's, and is None where they are the same.
+    example: (Draw, Sizes) -> arguments of the scale that a model has; doctor, tests and benchmarks draw from it.
+    traits: what its calls ask of a backend, so that a call can be planned before there are tensors.
+    """
+
+    name: str
+    family: Family
+    title: str
+    equation: str
+    paper: str
+    arguments: Mapping[str, Argument | tuple[Argument, ...]]
+    map: Callable[..., tuple[Any, Finish | None]]
+    example: Callable[[Draw, Sizes], dict[str, Any]]
+    traits: frozenset[str] = frozenset()

@@ -1,0 +1,119 @@
+"""mLSTM: a matrix memory with an input and a forget gate, and a normaliser."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .definition import Argument, MatrixCall, Recurrence
+from .example import Draw, Sizes
+from .simple_gla import QKV, default_scale, draw_qkv
+
+State = tuple[Tensor, Tensor, Tensor]
+Gating = Literal["exp", "sigmoid"]
+
+
+def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """m_t = max(log_f_t + m_{t-1}, i_t) along the T of [B, T, H], from m [N, H] at each sequence's start.
+
+    Returns m_t and m_{t-1} [B, T, H] and the last m of each sequence [N, H]. Doubles the window each round, so that
+    T steps take log2(T) rounds; sums run over windows only, hence lose nothing on long sequences.
+    """
+    length = i.shape[1]
+    if length == 0:
+        return i, i, m
+    steps = torch.arange(length, device=i.device)
+    if cu_seqlens is None:
+        first, entry = (steps == 0)[None, :, None], m[:, None]
+    else:
+        sequence = torch.searchsorted(cu_seqlens[1:], steps, right=True)
+        first, entry = (steps == cu_seqlens[sequence])[None, :, None], m[sequence][None]
+    best = torch.where(first, torch.maximum(i, log_f + entry), i)
+    # no window reaches back over a first step; finite, because -inf - -inf is NaN
+    window = torch.where(first, -1e30, log_f)
+    shift = 1
+    while shift < length:
+        reach = torch.maximum(best[:, shift:], best[:, :-shift] + window[:, shift:])
+        best = torch.cat([best[:, :shift], reach], 1)
+        window = torch.cat([window[:, :shift], window[:, shift:] + window[:, :-shift]], 1)
+        shift *= 2
+    before = torch.where(first, entry, F.pad(best[:, :-1], (0, 0, 1, 0)))
+    if cu_seqlens is None:
+        return best, before, best[:, -1]
+    empty = (cu_seqlens[1:] == cu_seqlens[:-1])[:, None]
+    return best, before, torch.where(empty, m, best[0, (cu_seqlens[1:] - 1).clamp_min(0)])
+
+
+def _map(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    initial_state: State | None = None,
+    gating: Gating = "exp",
+    normalize: bool = True,
+    scale: float | None = None,
+    eps: float = 1e-6,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[MatrixCall, Callable[[Tensor, Tensor], tuple[Tensor, State]]]:
+    wide = torch.promote_types(v.dtype, torch.float32)
+    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    heads, width = v.shape[2], k.shape[3]
+    if initial_state is None:
+        state = v.new_zeros(sequences, heads, width, v.shape[3], dtype=wide)
+        n, m = state.new_zeros(state.shape[:3]), state.new_zeros(state.shape[:2])
+    else:
+        state, n, m = initial_state
+    # float64: stabilised decays are differences of numbers that may be large beside them
+    log_f, i = F.logsigmoid(f.double()), i.double()
+    if gating == "exp":
+        here, before, last = stabilizer(log_f, i, m.double(), cu_seqlens)
+        g, beta = (log_f + before - here).to(wide), (i - here).exp().to(wide)
+        # past the largest exponential of the dtype the quotient is 0 to rounding, and inf would spoil its gradient
+        floor = (-here).clamp_max(math.log(torch.finfo(wide).max) - 1).exp().to(wide)
+        m = last.to(wide)
+    else:
+        g, beta, floor = log_f.to(wide), i.sigmoid().to(wide), torch.ones_like(i, dtype=wide)
+    if normalize:
+        state = torch.cat([state, n[..., None]], -1)
+
+    def finish(o: Tensor, final: Tensor) -> tuple[Tensor, State]:
+        return o, (final[..., :-1], final[..., -1], m) if normalize else (final, n, m)
+
+    call = MatrixCall(q, k, v, g, beta, floor if normalize else None, state, default_scale(scale, k), eps)
+    return call, finish
+
+
+def _example(draw: Draw, sizes: Sizes) -> dict[str, Any]:
+    example = draw_qkv(draw, sizes)
+    B, T, H, K = sizes.B, sizes.T, sizes.H, sizes.K
+    state = (example["initial_state"], draw.state(B, H, K), draw.state(B, H))
+    return example | {"i": draw.normal(B, T, H), "f": draw.normal(B, T, H) + 3, "initial_state": state}
+
+
+MLSTM = Recurrence(
+    name="mlstm",
+    family="matrix",
+    title="mLSTM",
+    equation="m_t = max(logsigmoid(f_t) + m_{t-1}, i_t);  S_t = exp(logsigmoid(f_t) + m_{t-1} - m_t) S_{t-1} + "
+    "exp(i_t - m_t) k_t v_t^T;  n_t likewise with 1 for v_t;  h_t = scale S_t^T q_t / (max(|scale n_t . q_t|, exp(-m_t)) + eps)",
+    paper="Beck et al. 2024, xLSTM (arXiv:2405.04517); the sigmoid gate: Beck et al. 2025, Tiled Flash Linear Attention "
+    "(arXiv:2503.14376)",
+    arguments=QKV
+    | {
+        "i": Argument("input gate, pre-activation", "B T H", "float"),
+        "f": Argument("forget gate, pre-activation", "B T H", "float"),
+        "initial_state": (
+            Argument("matrix state C", "sequences H K V", "state", required=False),
+            Argument("normaliser n", "sequences H K", "state", required=False),
+            Argument("stabiliser m", "sequences H", "state", required=False),
+        ),
+    },
+    map=_map,
+    example=_example,
+    traits=frozenset({"decay=scalar", "normalizer"}),
+)

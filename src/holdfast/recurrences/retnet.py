@@ -1,0 +1,32 @@
+"""Retention: a constant decay a head."""
+
+import math
+
+from torch import Tensor
+
+from .definition import MatrixCall, Recurrence
+from .simple_gla import QKV, STATE, draw_qkv, head_log_decay, map_call
+
+
+def log_decay(v: Tensor) -> Tensor:
+    """log(1 - 2^(-5 - h)) for head h: [H]."""
+    return head_log_decay([math.log1p(-(2.0 ** (-5 - h))) for h in range(v.shape[2])], v)
+
+
+def _map(
+    q: Tensor, k: Tensor, v: Tensor, initial_state: Tensor | None = None, scale: float | None = None
+) -> tuple[MatrixCall, None]:
+    return map_call(q, k, v, log_decay(v), initial_state, scale)
+
+
+RETNET = Recurrence(
+    name="retnet",
+    family="matrix",
+    title="Retention (RetNet)",
+    equation="S_t = (1 - 2^(-5 - h)) S_{t-1} + k_t v_t^T in head h;  o_t = scale S_t^T q_t",
+    paper="Sun et al. 2023, Retentive Network (arXiv:2307.08621)",
+    arguments=QKV | STATE,
+    map=_map,
+    example=draw_qkv,
+    traits=frozenset({"decay=scalar"}),
+)
