@@ -1,0 +1,74 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+PYTHON ?=
+ARGS ?=
+
+IS_NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+KEPT_TORCH := import torch; v = torch.__version__; \
+	print(v if tuple(map(int, v.split(".")[:2])) >= (2, 11) else "")
+OWN_PACKAGES := import sys, sysconfig; sys.prefix != sys.base_prefix and print(sysconfig.get_path("purelib"))
+
+.PHONY: help demo test lint format clean FORCE
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo 'PYTHON=/path/to/python builds on that interpreter and keeps its torch, if that is 2.11 or newer.'
+
+demo: $(STAMP) ## Train a small language model, on the GPU if there is one
+	@$(BIN)/holdfast train lm --demo
+
+test: $(STAMP) ## Run the tests; ARGS='-k gla' passes options to pytest
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+lint: $(STAMP) ## Check style and format
+	@$(BIN)/python -m ruff check --quiet
+	@$(BIN)/python -m ruff format --check
+
+format: $(STAMP) ## Format, and fix what can be fixed
+	@$(BIN)/python -m ruff check --fix --quiet
+	@$(BIN)/python -m ruff format
+
+clean: ## Remove all that was made, .venv too
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	@find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+# Another interpreter named than the one that .venv was made with: make it again.
+ifneq ($(PYTHON),)
+ifneq ($(PYTHON),$(shell cat $(STAMP) 2>/dev/null))
+$(STAMP): FORCE
+endif
+endif
+
+# The stamp holds the PYTHON asked for. It is away while an install runs, so that an interrupted one starts afresh.
+$(STAMP): pyproject.toml constraints.txt
+	@set -eu; asked='$(PYTHON)'; python=; \
+	for p in $${asked:-python3 python3.13 python3.12 python3.11 python3.14}; do \
+	  if "$$p" -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1; then python=$$p; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "$${asked:-python3} is not Python 3.11 or newer with venv and pip: install one" \
+	    "(Debian, Ubuntu: apt-get install python3-venv), or name one with PYTHON=/path/to/python." >&2; exit 1; \
+	fi; \
+	clear=--clear; \
+	if [ -f $@ ] && [ "$${asked:-$$(cat $@)}" = "$$(cat $@)" ]; then clear=; asked=$$(cat $@); fi; \
+	python=$${asked:-$$python}; \
+	torch=$$("$$python" -c '$(KEPT_TORCH)' 2>/dev/null || true); \
+	rm -f $@; \
+	if [ -n "$$torch" ]; then \
+	  echo "Setting up $(VENV) on $$python, keeping its torch $$torch."; \
+	  "$$python" -m venv $$clear --system-site-packages $(VENV); \
+	  "$$python" -c '$(OWN_PACKAGES)' > "$$($(BIN)/python -c '$(OWN_PACKAGES)')/kept.pth"; \
+	  $(BIN)/python -m pip install --quiet -e '.[dev]'; \
+	else \
+	  echo "Setting up $(VENV) on $$python; fetching torch takes some minutes the first time."; \
+	  "$$python" -m venv $$clear $(VENV); \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
+	fi; \
+	echo "$$asked" > $@

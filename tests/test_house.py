@@ -1,0 +1,280 @@
+"""The rules of the house, and proof that each check can fail."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "holdfast"
+
+# From the bottom up. A floor imports from itself and from lower ones, never from a neighbour.
+LEVELS = (("planner",), ("recurrences",), ("kernels",), ("ops",), ("nn",), ("mlx", "parallel"), ("cli",))
+HEIGHT = {floor: height for height, floors in enumerate(LEVELS) for floor in floors}
+# holdfast/__init__.py and __main__.py see every floor, so only the top floor may import from them.
+ROOF = "holdfast"
+ON_ROOF = ("__init__", "__main__")
+
+MAX_LINES = 600
+WRITTEN_BY_HAND = {".py", ".cu", ".cuh", ".h", ".metal", ".sh", ".md"}
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported_names(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything that the module imports, at any depth in its code."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            outer = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join([*outer, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{start}.{alias.name}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant):
+                    yield node.lineno, str(argument.value)
+
+
+def forbidden_imports(source: Path) -> list[str]:
+    """Imports in the package at `source` that climb the floors; in the planner, also any from outside Python itself."""
+    found = []
+    for path in python_files(source):
+        place = path.relative_to(source)
+        floor = place.parts[0].removesuffix(".py")
+        if floor in ON_ROOF:
+            continue
+        if floor not in HEIGHT:
+            found.append(f"{place}: on no floor")
+            continue
+        for line, name in imported_names(parse(path), ("holdfast", *place.parts[:-1])):
+            top, _, rest = name.partition(".")
+            if top != "holdfast":
+                if floor == "planner" and top not in sys.stdlib_module_names:
+                    found.append(f"{place}:{line}: planner imports {top}")
+                continue
+            target = rest.split(".")[0]
+            if target not in HEIGHT:
+                target = ROOF
+            is_below = target in HEIGHT and HEIGHT[target] < HEIGHT[floor]
+            if not (target == floor or is_below or (target == ROOF and floor == "cli")):
+                found.append(f"{place}:{line}: {floor} imports {target}")
+    return found
+
+
+def long_files(root: Path) -> list[str]:
+    found = []
+    for folder in ("src", "tests", "benchmarks", "experiments"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in WRITTEN_BY_HAND and path.is_file():
+                lines = len(path.read_text(encoding="utf-8").splitlines())
+                if lines > MAX_LINES:
+                    found.append(f"{path.relative_to(root)}: {lines} lines")
+    return found
+
+
+def files_named_utils(root: Path) -> list[str]:
+    folders = ("src", "tests", "benchmarks", "experiments")
+    return [str(path.relative_to(root)) for folder in folders for path in sorted((root / folder).rglob("utils.py"))]
+
+
+def environment_reads(source: Path) -> list[str]:
+    names = {"environ", "environb", "getenv", "getenvb"}
+    found = []
+    for path in python_files(source):
+        for node in ast.walk(parse(path)):
+            is_attribute = isinstance(node, ast.Attribute) and node.attr in names
+            is_import = (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "os"
+                and names & {alias.name for alias in node.names}
+            )
+            if is_attribute or is_import:
+                found.append(f"{path.relative_to(source)}:{node.lineno}")
+    return found
+
+
+def modules_without_docstring(source: Path) -> list[str]:
+    return [str(path.relative_to(source)) for path in python_files(source) if not ast.get_docstring(parse(path))]
+
+
+def open_keyword_functions(source: Path) -> list[str]:
+    """Public functions and methods of ops that take **kwargs, which would swallow a misspelt argument."""
+    found = []
+    for path in python_files(source / "ops"):
+        tree = parse(path)
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        for node in [*tree.body, *(node for owner in classes for node in owner.body)]:
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and not node.name.startswith("_") and node.args.kwarg:
+                found.append(f"{path.relative_to(source)}:{node.lineno}: {node.name}")
+    return found
+
+
+def test_floors_import_downwards():
+    assert forbidden_imports(SOURCE) == []
+
+
+def test_no_file_is_too_long():
+    assert long_files(ROOT) == []
+
+
+def test_no_file_is_named_utils():
+    assert files_named_utils(ROOT) == []
+
+
+def test_source_reads_no_environment_variable():
+    assert environment_reads(SOURCE) == []
+
+
+def test_every_module_has_a_docstring():
+    assert modules_without_docstring(SOURCE) == []
+
+
+def test_public_ops_take_no_open_keywords():
+    assert open_keyword_functions(SOURCE) == []
+
+
+def test_the_checks_see_the_source():
+    assert {path.relative_to(SOURCE).parts[0] for path in python_files(SOURCE)} >= {"planner", "kernels", "ops"}
+
+
+@pytest.fixture
+def plant(tmp_path):
+    """Writes one file of a small tree and returns the tree's root."""
+
+    def write(place: str, text: str) -> Path:
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "complaint"),
+    [
+        ("kernels/matrix/a.py", "import holdfast.ops.gla", "kernels imports ops"),
+        ("kernels/matrix/a.py", "from holdfast.nn import LSTM", "kernels imports nn"),
+        ("kernels/matrix/a.py", "from holdfast import ops", "kernels imports ops"),
+        ("kernels/matrix/a.py", "from ...ops import gla", "kernels imports ops"),
+        ("kernels/matrix/__init__.py", "from ...ops.gla import gla", "kernels imports ops"),
+        ("kernels/a.py", "from .. import nn", "kernels imports nn"),
+        ("ops/a.py", "def f():\n    if True:\n        from ..nn import lstm", "ops imports nn"),
+        ("ops/a.py", "import importlib\nimportlib.import_module('holdfast.nn')", "ops imports nn"),
+        ("ops/a.py", "import holdfast", "ops imports holdfast"),
+        ("ops/a.py", "from holdfast import gla", "ops imports holdfast"),
+        ("ops/a.py", "from holdfast import *", "ops imports holdfast"),
+        ("mlx/a.py", "from holdfast.parallel import ring", "mlx imports parallel"),
+        ("parallel/a.py", "from holdfast.mlx import gla", "parallel imports mlx"),
+        ("nn/a.py", "from holdfast.cli import main", "nn imports cli"),
+        ("planner/a.py", "from holdfast.recurrences import gla", "planner imports recurrences"),
+        ("planner/a.py", "def f():\n    import torch", "planner imports torch"),
+        ("planner/a.py", "from numpy.typing import NDArray", "planner imports numpy"),
+        ("attic.py", "", "on no floor"),
+    ],
+)
+def test_an_import_that_climbs_is_found(plant, place, code, complaint):
+    (found,) = forbidden_imports(plant(place, code))
+    assert found.startswith(place)
+    assert found.endswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        ("__init__.py", "from holdfast.ops import gla\nfrom .cli import main"),
+        ("cli/a.py", "import holdfast\nfrom holdfast import __version__, nn"),
+        ("parallel/a.py", "import torch\nfrom ..nn import lstm\nfrom holdfast.planner import Plan"),
+        ("kernels/matrix/a.py", "from . import b\nfrom .. import common\nfrom ...planner import Plan\nimport triton"),
+        ("kernels/__init__.py", "from .matrix import a\nfrom ..recurrences import gla"),
+        ("planner/a.py", "from __future__ import annotations\nimport math\nfrom .device import Device"),
+    ],
+)
+def test_an_import_that_descends_is_allowed(plant, place, code):
+    assert forbidden_imports(plant(place, code)) == []
+
+
+@pytest.mark.parametrize(
+    "place", ["src/holdfast/kernels/a.cu", "tests/test_a.py", "benchmarks/a.py", "experiments/a.py"]
+)
+def test_a_long_file_is_found(plant, place):
+    assert long_files(plant(place, "x = 1\n" * MAX_LINES)) == []
+    assert long_files(plant(place, "x = 1\n" * (MAX_LINES + 1))) == [f"{place}: {MAX_LINES + 1} lines"]
+
+
+def test_measured_data_may_be_long(plant):
+    assert long_files(plant("benchmarks/results/h200/gla.json", "1\n" * (MAX_LINES + 1))) == []
+
+
+def test_a_file_named_utils_is_found(plant):
+    assert files_named_utils(plant("src/holdfast/ops/utils.py", "")) == ["src/holdfast/ops/utils.py"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos.environ['A']",
+        "import os as o\no.getenv('A')",
+        "from os import environ",
+        "def f():\n    os.environ",
+    ],
+)
+def test_an_environment_variable_is_found(plant, code):
+    (found,) = environment_reads(plant("ops/a.py", code))
+    assert found.startswith("ops/a.py:")
+
+
+def test_other_parts_of_os_are_allowed(plant):
+    assert environment_reads(plant("ops/a.py", "import os\nfrom os import path\nos.cpu_count()")) == []
+
+
+def test_a_missing_docstring_is_found(plant):
+    plant("ops/a.py", '"""Has one."""\n')
+    assert modules_without_docstring(plant("ops/b.py", "x = 1\n")) == ["ops/b.py"]
+
+
+@pytest.mark.parametrize("code", ["def gla(q, **kwargs): ...", "class Gla:\n    def run(self, **rest): ..."])
+def test_an_open_keyword_is_found(plant, code):
+    (found,) = open_keyword_functions(plant("ops/a.py", code))
+    assert found.startswith("ops/a.py:")
+
+
+def test_open_keywords_are_allowed_in_private_and_elsewhere(plant):
+    plant("nn/a.py", "def lstm(**kwargs): ...")
+    assert open_keyword_functions(plant("ops/a.py", "def _gla(**kwargs): ...\ndef gla(q, k): ...")) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_uninitialised_memory_is_nan(dtype):
+    x = torch.ones(3, 4, dtype=dtype)
+    made = (torch.empty(5, dtype=dtype), torch.empty_like(x), x.new_empty(7), x.new_empty_strided((2, 2), (4, 1)))
+    assert all(m.isnan().all() for m in made)
+
+
+@pytest.mark.gpu
+def test_uninitialised_memory_is_nan_on_the_gpu():
+    x = torch.ones(3, 4, device="cuda")
+    assert all(m.isnan().all() for m in (torch.empty(5, device="cuda"), torch.empty_like(x), x.new_empty(7)))
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_each_test_starts_from_the_same_seed(run, request):
+    drawn = torch.rand(()).item()
+    first = request.config.stash.setdefault(DRAWN, drawn)
+    assert drawn == first
+
+
+DRAWN = pytest.StashKey[float]()
