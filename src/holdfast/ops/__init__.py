@@ -1,0 +1,45 @@
+"""The public functions: check the arguments, plan, run a kernel. Each is a torch custom op underneath."""
+
+from .delta_rule import delta_rule
+from .elman import elman
+from .explain import explain
+from .gated_delta_rule import gated_delta_rule
+from .gla import gla
+from .gru import gru
+from .hgrn import hgrn
+from .inter_chunk_scan import inter_chunk_scan
+from .intra_chunk import intra_chunk
+from .lightning import lightning
+from .linear_attention import linear_attention
+from .lstm import lstm
+from .mlstm import mlstm
+from .retnet import retnet
+from .rglru import rglru
+from .rnn import rnn
+from .rotlru import rotlru
+from .simple_gla import simple_gla
+from .slstm import slstm
+from .ssd import ssd
+
+__all__ = [
+    "delta_rule",
+    "elman",
+    "explain",
+    "gated_delta_rule",
+    "gla",
+    "gru",
+    "hgrn",
+    "inter_chunk_scan",
+    "intra_chunk",
+    "lightning",
+    "linear_attention",
+    "lstm",
+    "mlstm",
+    "retnet",
+    "rglru",
+    "rnn",
+    "rotlru",
+    "simple_gla",
+    "slstm",
+    "ssd",
+]

@@ -68,10 +68,20 @@ def prepare(
     The first argument carries the batch and the input dtype. sizes fixes axes beforehand. Raises TypeError for a wrong
     type or dtype and ValueError for a wrong shape or device, naming the argument, the expected and the actual.
     """
+    return check_arguments(recurrence.arguments, cu_seqlens, arguments, sizes)
+
+
+def check_arguments(
+    expected_arguments: Mapping[str, Argument | tuple[Argument, ...]],
+    cu_seqlens: Tensor | None,
+    arguments: Mapping[str, Any],
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """prepare, for an op that has no recurrence behind it."""
     first = next(iter(arguments.values()))
     specs, given = {}, {}
     for name, x in arguments.items():
-        for label, spec, part in _parts(name, recurrence.arguments[name], x):
+        for label, spec, part in _parts(name, expected_arguments[name], x):
             specs[label], given[label] = spec, _cast(label, spec, part, first)
     dtype = next(iter(given.values())).dtype
     bound = dict(sizes or {})
@@ -86,10 +96,11 @@ def prepare(
             expected = " or ".join(_show(shape, bound) for shape in spec.shapes)
             raise ValueError(f"{label}: expected shape {expected}; got {list(x.shape)}")
         _check_heads(label, x, spec, bound)
+        _bind_halves(label, x, specs, bound)
     parts = iter(given.values())
     result = {}
     for name, x in arguments.items():
-        spec = recurrence.arguments[name]
+        spec = expected_arguments[name]
         checked = tuple(next(parts) for _ in spec) if isinstance(spec, tuple) else next(parts)
         result[name] = None if x is None else checked
     return result
@@ -128,9 +139,20 @@ def _count_sequences(label: str, x: Tensor, spec: Argument, cu_seqlens: Tensor |
     return cu_seqlens.shape[0] - 1
 
 
+def _bind_halves(label: str, x: Tensor, specs: Mapping[str, Argument], bound: dict[str, int]) -> None:
+    """Gives every axis named "D/2" half the size of D."""
+    axes = {axis for spec in specs.values() for shape in spec.shapes for axis in shape.split()}
+    for half in (axis for axis in axes if axis.endswith("/2")):
+        whole = half.removesuffix("/2")
+        if half not in bound and whole in bound:
+            if bound[whole] % 2:
+                raise ValueError(f"{label}: expected an even {whole}; got {whole} = {bound[whole]} in {list(x.shape)}")
+            bound[half] = bound[whole] // 2
+
+
 def _check_heads(label: str, x: Tensor, spec: Argument, bound: Mapping[str, int]) -> None:
     for axis in spec.shapes[0].split():
-        if bound.get(axis) == 0 and axis not in ("B", "T", "sequences"):
+        if bound.get(axis) == 0 and axis not in ("B", "T", "chunks", "sequences"):
             raise ValueError(f"{label}: expected {axis} > 0 in {_show(spec.shapes[0], {})}; got {list(x.shape)}")
         for part, whole in _DIVIDES.items():
             if axis in (part, whole) and part in bound and whole in bound and bound[whole] % bound[part]:

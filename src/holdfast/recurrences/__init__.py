@@ -1,21 +1,33 @@
 """What each recurrence is, one file each, and the step-by-step oracle that all code is checked against."""
 
+from .cell import Cell, cell
 from .definition import Argument, DenseCall, DiagonalCall, MatrixCall, Recurrence
 from .delta_rule import DELTA_RULE
+from .elman import ELMAN
 from .example import Draw, Sizes
 from .gated_delta_rule import GATED_DELTA_RULE
 from .gla import GLA
+from .gru import GRU
+from .hgrn import HGRN
 from .lightning import LIGHTNING
 from .linear_attention import LINEAR_ATTENTION
+from .lstm import LSTM
 from .mlstm import MLSTM
 from .oracle import oracle
 from .retnet import RETNET
+from .rglru import RGLRU
+from .rotlru import ROTLRU
 from .simple_gla import SIMPLE_GLA
+from .slstm import SLSTM
 from .ssd import SSD
 
 RECURRENCES: dict[str, Recurrence] = {
     recurrence.name: recurrence
     for recurrence in (
+        ELMAN,
+        LSTM,
+        GRU,
+        SLSTM,
         LINEAR_ATTENTION,
         RETNET,
         LIGHTNING,
@@ -25,17 +37,22 @@ RECURRENCES: dict[str, Recurrence] = {
         MLSTM,
         DELTA_RULE,
         GATED_DELTA_RULE,
+        RGLRU,
+        ROTLRU,
+        HGRN,
     )
 }
 
 __all__ = [
     "RECURRENCES",
     "Argument",
+    "Cell",
     "DenseCall",
     "DiagonalCall",
     "Draw",
     "MatrixCall",
     "Recurrence",
     "Sizes",
+    "cell",
     "oracle",
 ]

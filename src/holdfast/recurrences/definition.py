@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from .cell import Cell
 from .example import Draw, Sizes
 
 Family = Literal["dense", "diagonal", "matrix"]
@@ -53,9 +54,11 @@ class DiagonalCall(NamedTuple):
 class DenseCall(NamedTuple):
     """What every dense recurrence asks of its family: g_t = x_t + R s0_{t-1} + b, s_t = cell(s_{t-1}, g_t).
 
-    S, G, Gi and Gr count the cell's states, gates, input gates and recurrent gates.
+    S, G, Gi, Gr count the cell's states, gates, input gates and recurrent gates. R^T dg, the gradient that reaches s0
+    through R at each step, is clipped elementwise to recurrent_grad_clip, or dropped with cut_recurrent_grad.
     """
 
+    cell: Cell
     x: Tensor  # [B, T, Gi, H, D]
     R: Tensor  # [Gr, H, D, D] (out, in)
     b: Tensor | None = None  # [G, H, D]

@@ -27,8 +27,8 @@ DELTA_RULE = Recurrence(
     family="matrix",
     title="DeltaNet",
     equation="S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T;  o_t = scale S_t^T q_t",
-    paper="Schlag et al. 2021 (arXiv:2102.11174); Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule "
-    "(arXiv:2406.06484)",
+    paper="Schlag et al. 2021 (arXiv:2102.11174); Yang et al. 2024, Parallelizing Linear Transformers with the Delta "
+    "Rule (arXiv:2406.06484)",
     arguments=QKV | BETA | STATE,
     map=_map,
     example=draw_delta,

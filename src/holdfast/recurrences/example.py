@@ -1,4 +1,4 @@
-"""Random arguments of the scale that a trained model feeds a recurrence: one source for doctor, tests and benchmarks."""
+"""Random arguments of the scale that a model feeds a recurrence: one source for doctor, tests and benchmarks."""
 
 from dataclasses import dataclass
 
@@ -25,14 +25,19 @@ class Sizes:
 
 
 class Draw:
-    """Draws tensors of one dtype on one device from one seed; states and log decays are at least float32."""
+    """Draws tensors of one dtype on one device from one seed; states and log decays are at least float32.
+
+    On the meta device nothing is drawn: shapes and dtypes alone, for planning.
+    """
 
     def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device = dtype, torch.device(device)
         self.state_dtype = torch.promote_types(dtype, torch.float32)
 
     def _normal(self, shape: tuple[int, ...]) -> Tensor:
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=torch.float64, device="meta")
         # always drawn in float64 on the CPU, so that every dtype and device sees the same example
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 

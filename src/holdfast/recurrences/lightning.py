@@ -29,7 +29,8 @@ LIGHTNING = Recurrence(
     family="matrix",
     title="Lightning attention",
     equation="S_t = exp(-(8 h / H)(1 - layer / num_layers)) S_{t-1} + k_t v_t^T in head h;  o_t = scale S_t^T q_t",
-    paper="Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658), with the decay of TransNormerLLM (arXiv:2307.14995)",
+    paper="Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658), with the decay of TransNormerLLM "
+    "(arXiv:2307.14995)",
     arguments=QKV | STATE,
     map=_map,
     example=draw_qkv,

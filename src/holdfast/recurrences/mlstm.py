@@ -29,7 +29,8 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     if cu_seqlens is None:
         first, entry = (steps == 0)[None, :, None], m[:, None]
     else:
-        sequence = torch.searchsorted(cu_seqlens[1:], steps, right=True)
+        # clamped: wrong offsets are reported by the op, which is the first to read them
+        sequence = torch.searchsorted(cu_seqlens[1:], steps, right=True).clamp_max(cu_seqlens.shape[0] - 2)
         first, entry = (steps == cu_seqlens[sequence])[None, :, None], m[sequence][None]
     best = torch.where(first, torch.maximum(i, log_f + entry), i)
     # no window reaches back over a first step; finite, because -inf - -inf is NaN
@@ -44,7 +45,7 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     if cu_seqlens is None:
         return best, before, best[:, -1]
     empty = (cu_seqlens[1:] == cu_seqlens[:-1])[:, None]
-    return best, before, torch.where(empty, m, best[0, (cu_seqlens[1:] - 1).clamp_min(0)])
+    return best, before, torch.where(empty, m, best[0, (cu_seqlens[1:] - 1).clamp(0, length - 1)])
 
 
 def _map(
@@ -81,7 +82,7 @@ def _map(
     if normalize:
         state = torch.cat([state, n[..., None]], -1)
 
-    def finish(o: Tensor, final: Tensor) -> tuple[Tensor, State]:
+    def finish(o: Tensor, final: Tensor) -> Any:
         return o, (final[..., :-1], final[..., -1], m) if normalize else (final, n, m)
 
     call = MatrixCall(q, k, v, g, beta, floor if normalize else None, state, default_scale(scale, k), eps)
@@ -100,9 +101,10 @@ MLSTM = Recurrence(
     family="matrix",
     title="mLSTM",
     equation="m_t = max(logsigmoid(f_t) + m_{t-1}, i_t);  S_t = exp(logsigmoid(f_t) + m_{t-1} - m_t) S_{t-1} + "
-    "exp(i_t - m_t) k_t v_t^T;  n_t likewise with 1 for v_t;  h_t = scale S_t^T q_t / (max(|scale n_t . q_t|, exp(-m_t)) + eps)",
-    paper="Beck et al. 2024, xLSTM (arXiv:2405.04517); the sigmoid gate: Beck et al. 2025, Tiled Flash Linear Attention "
-    "(arXiv:2503.14376)",
+    "exp(i_t - m_t) k_t v_t^T;  n_t likewise with 1 for v_t;  "
+    "h_t = scale S_t^T q_t / (max(|scale n_t . q_t|, exp(-m_t)) + eps)",
+    paper="Beck et al. 2024, xLSTM (arXiv:2405.04517); the sigmoid gate: Beck et al. 2025, Tiled Flash Linear "
+    "Attention (arXiv:2503.14376)",
     arguments=QKV
     | {
         "i": Argument("input gate, pre-activation", "B T H", "float"),

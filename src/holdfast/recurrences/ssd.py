@@ -64,9 +64,7 @@ SSD = Recurrence(
     arguments={
         "x": Argument("inputs", "B T H P"),
         "dt": Argument("step sizes; dt_bias is added, then softplus taken where dt_softplus asks", "B T H", "float"),
-        "A": Argument(
-            "natural-log decay rate a unit of dt, negative; a head or a head and state channel", ("H", "H N"), "float"
-        ),
+        "A": Argument("natural-log decay rate a unit of dt, negative", ("H", "H N"), "float"),
         "B": Argument("writes, H a multiple of G", "B T G N"),
         "C": Argument("reads", "B T G N"),
         "D": Argument("skip weight", ("H", "H P"), "float", required=False),

@@ -1,7 +1,8 @@
 """Runs a differentiable scan over segments of time, keeping only the state between them.
 
 The forward pass stores nothing; the backward pass sweeps once to find the state that enters each segment, then walks
-the segments from last to first, running each again to differentiate it. Memory beyond inputs and outputs is one segment's.
+the segments from last to first, running each again to differentiate it. Memory beyond inputs and outputs is that of one
+segment.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,16 +37,15 @@ def backward(
     grads = [None if x is None else x.new_empty(x.shape) for x in inputs]
     for n in reversed(range(len(entries))):
         start = n * size
-        pieces = _slice(inputs, start, size)
-
-        def run(state: Tensor, *present: Tensor, pieces: Inputs = pieces) -> tuple[Tensor, Tensor]:
-            rest = iter(present)
-            return step([None if x is None else next(rest) for x in pieces], state)
-
-        # torch.func differentiates inside a custom op, where autograd's own dispatch is switched off
-        (o, final), pullback = torch.func.vjp(run, entries.pop(), *(x for x in pieces if x is not None))
-        grad_o = torch.zeros_like(o) if grad_out is None else grad_out[:, start : start + size].to(o.dtype)
-        grad_state, *found = pullback((grad_o, grad_state.to(final.dtype)))
+        # inside a custom op autograd is switched off below the dispatcher; leaving inference mode switches it on again
+        with torch.inference_mode(False), torch.enable_grad():
+            pieces = [None if x is None else x.detach().requires_grad_() for x in _slice(inputs, start, size)]
+            entry = entries.pop().detach().requires_grad_()
+            o, final = step(pieces, entry)
+            grad_o = torch.zeros_like(o) if grad_out is None else grad_out[:, start : start + size].to(o.dtype)
+            leaves = [entry, *(x for x in pieces if x is not None)]
+            cotangents = [grad_o, grad_state.to(final.dtype)]
+            grad_state, *found = torch.autograd.grad([o, final], leaves, cotangents, materialize_grads=True)
         for grad, piece in zip((x for x in grads if x is not None), found, strict=True):
             grad[:, start : start + size] = piece
     return grads, grad_state

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != length:
         raise ValueError(f"cu_seqlens: expected offsets from 0 to T = {length}; got {bounds[0]} to {bounds[-1]}")
-    for n, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (start, end) in enumerate(pairwise(bounds)):
         if end < start:
             raise ValueError(f"cu_seqlens: expected offsets that do not decrease; got {start} then {end} at {n + 1}")
     return bounds
@@ -43,7 +44,7 @@ def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
 def buckets(bounds: Sequence[int], device: torch.device) -> list[Bucket]:
     """Groups the non-empty sequences between the bounds by length, padding at most doubling the tokens."""
     groups: dict[int, list[int]] = {}
-    for n, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (start, end) in enumerate(pairwise(bounds)):
         if end > start:
             groups.setdefault((end - start - 1).bit_length(), []).append(n)
     result = []

@@ -31,8 +31,10 @@ def between(g: Tensor) -> Tensor:
     # sums over any window come from a difference: float64 keeps it exact to float32 beside decays of -1e4 a step
     total = g.double().cumsum(-1)
     window = (total[..., :, None] - total[..., None, :]).to(g.dtype)
-    causal = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()
-    return window.masked_fill(~causal, -torch.inf).exp()
+    past = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril(-1)
+    # the diagonal is 1 whatever g: kept apart, its large terms do not cancel in the gradient and drown small ones
+    diagonal = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
+    return window.masked_fill(~past, -torch.inf).exp() + diagonal
 
 
 def scores(q: Tensor, k: Tensor, g: Tensor) -> Tensor:

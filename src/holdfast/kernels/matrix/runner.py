@@ -37,7 +37,8 @@ def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | Non
     if cu_seqlens is None:
         state = _initial_state(call, batch)
         final = segments.forward(run, inputs, state, length, segment, out)
-        return out, final.clone() if length == 0 else final.to(state.dtype)
+        # a copy, because the final state may be a view of the last segment's states, or of the argument
+        return out, final.to(state.dtype, copy=True)
     bounds = varlen.sequence_bounds(cu_seqlens, length)
     final = _initial_state(call, len(bounds) - 1).clone()
     for bucket in varlen.buckets(bounds, out.device):

@@ -1,0 +1,53 @@
+"""Holdfast: fused kernels for recurrent sequence models that hold the state of the recurrence on the chip.
+
+Names load on first use, so that the command line answers before torch is imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import nn, ops
+    from .ops import *  # noqa: F403
+    from .ops import explain
+    from .recurrences import RECURRENCES, Cell, cell
+
+__version__ = "0.1.0"
+
+_OPS = (
+    "delta_rule",
+    "elman",
+    "gated_delta_rule",
+    "gla",
+    "gru",
+    "hgrn",
+    "inter_chunk_scan",
+    "intra_chunk",
+    "lightning",
+    "linear_attention",
+    "lstm",
+    "mlstm",
+    "retnet",
+    "rglru",
+    "rnn",
+    "rotlru",
+    "simple_gla",
+    "slstm",
+    "ssd",
+)
+_HOME = dict.fromkeys(_OPS, "ops") | {"explain": "ops"} | dict.fromkeys(("RECURRENCES", "Cell", "cell"), "recurrences")
+__all__ = ["RECURRENCES", "Cell", "__version__", "cell", "explain", "nn", "ops", *_OPS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("nn", "ops", "planner", "recurrences"):
+        return import_module(f"{__name__}.{name}")
+    if name in _HOME:
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Kernels of the diagonal family: a state of channels or pairs, each scaled (and turned) at every step."""

@@ -1,0 +1,25 @@
+"""Pairs of channels as complex numbers: the real and imaginary part are neighbours in memory, so x is only viewed."""
+
+import torch
+from torch import Tensor
+
+
+def join(x: Tensor) -> Tensor:
+    """[..., D] -> complex [..., D/2], a view of x where x is contiguous."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+
+
+def split(z: Tensor) -> Tensor:
+    """Complex [..., D/2] -> [..., D]."""
+    return torch.view_as_real(z).flatten(-2)
+
+
+def turn(theta: Tensor) -> Tensor:
+    """e^(i theta)."""
+    return torch.complex(theta.cos(), theta.sin())
+
+
+def gate_grads(grad: Tensor, a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of a and theta from that of the gate a e^(i theta)."""
+    aligned = grad * turn(-theta)
+    return aligned.real, a * aligned.imag

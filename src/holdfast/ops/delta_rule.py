@@ -1,0 +1,34 @@
+"""delta_rule: DeltaNet's state update."""
+
+from torch import Tensor
+
+from holdfast.recurrences.delta_rule import DELTA_RULE
+
+from . import matrix
+from .check import prepare
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """DeltaNet: S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T, o_t = scale S_t^T q_t.
+
+    Source: Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule (arXiv:2406.06484), eq. 2.
+
+    Args:
+        k: keys [B, T, Hq, K]; the recurrence is stable for beta |k|^2 <= 2, so keys are usually normalised to length 1.
+        beta: write strength [B, T, H], 0 to 1, or to 2 for negative eigenvalues; any floating dtype.
+
+    The other args, returns and errors are those of `simple_gla` without g: q [B, T, Hq, K], v [B, T, H, V], states
+    float32 [N, H, K, V]; returns o [B, T, H, V] and the final state or None.
+    """
+    given = prepare(DELTA_RULE, cu_seqlens, {"q": q, "k": k, "v": v, "beta": beta, "initial_state": initial_state})
+    return matrix.run(DELTA_RULE, DELTA_RULE.map(**given, scale=scale), output_final_state, cu_seqlens, backend)

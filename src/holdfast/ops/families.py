@@ -1,0 +1,32 @@
+"""The op, the backends and the problem of a recurrence, found by its name."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from holdfast import ops
+from holdfast.kernels.common.backend import Backend
+from holdfast.planner import Problem
+from holdfast.recurrences import Recurrence
+
+from . import dense, diagonal, matrix
+
+_FAMILIES: dict[str, ModuleType] = {"dense": dense, "diagonal": diagonal, "matrix": matrix}
+
+
+def op_of(recurrence: Recurrence) -> Callable[..., tuple[Tensor, Any]]:
+    """The public function."""
+    return getattr(ops, recurrence.name)
+
+
+def backends_of(recurrence: Recurrence) -> tuple[Backend, ...]:
+    """Its backends, in the order in which they are tried."""
+    return _FAMILIES[recurrence.family].BACKENDS
+
+
+def problem_of(recurrence: Recurrence, arguments: dict[str, Any], cu_seqlens: Tensor | None, grad: bool) -> Problem:
+    """The problem that a call with these arguments poses."""
+    call, _ = recurrence.map(**arguments)
+    return _FAMILIES[recurrence.family].problem(recurrence.name, call, cu_seqlens, grad)

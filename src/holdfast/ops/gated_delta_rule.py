@@ -1,0 +1,37 @@
+"""gated_delta_rule: Gated DeltaNet's state update."""
+
+from torch import Tensor
+
+from holdfast.recurrences.gated_delta_rule import GATED_DELTA_RULE
+
+from . import matrix
+from .check import prepare
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated DeltaNet: S' = exp(g_t) S_{t-1}, S_t = S' + beta_t k_t (v_t - S'^T k_t)^T, o_t = scale S_t^T q_t.
+
+    Source: Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks (arXiv:2412.06464), eq. 10.
+
+    Args:
+        k: keys [B, T, Hq, K]; the recurrence is stable for beta |k|^2 <= 2, so keys are usually normalised to length 1.
+        g: natural-log decay, at most 0, [B, T, H] or constant [H]; any floating dtype.
+        beta: write strength [B, T, H], 0 to 1, or to 2 for negative eigenvalues; any floating dtype.
+
+    The other args, returns and errors are those of `simple_gla`: q [B, T, Hq, K], v [B, T, H, V], states float32
+    [N, H, K, V]; returns o [B, T, H, V] and the final state or None.
+    """
+    arguments = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state}
+    mapped = GATED_DELTA_RULE.map(**prepare(GATED_DELTA_RULE, cu_seqlens, arguments), scale=scale)
+    return matrix.run(GATED_DELTA_RULE, mapped, output_final_state, cu_seqlens, backend)

@@ -1,0 +1,132 @@
+"""Traces a pointwise function into a small graph of ATen operations, which backends run or print as device code."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+
+_aten = torch.ops.aten
+# copies and aliases mean nothing between values; an empty tensor only lends its shape
+_SAME = {op.default for op in (_aten.detach, _aten.alias, _aten.clone, _aten.lift_fresh_copy, _aten.empty_like)}
+# no pointwise tag, but nothing to do with neighbouring elements
+_CREATE = {_aten.full_like.default, _aten.scalar_tensor.default, _aten._to_copy.default}
+# one operation each in every backend, and several when decomposed
+_KEEP = {_aten.sigmoid_backward.default, _aten.tanh_backward.default, _aten.empty_like.default}
+_IDLE_OPTIONS = {"device", "layout", "pin_memory", "memory_format", "non_blocking"}
+
+
+def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.clamp_max(0) - torch.log1p(torch.exp(-x.abs())), x
+
+
+def _log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    return grad * torch.sigmoid(-x)
+
+
+def _rules() -> dict[Any, Callable[..., Any]]:
+    rules = {op: rule for op, rule in core_aten_decompositions().items() if op not in _KEEP}
+    # PyTorch's own go through integers
+    rules[_aten.log_sigmoid_forward.default] = _log_sigmoid
+    rules[_aten.log_sigmoid_backward.default] = _log_sigmoid_backward
+    return rules
+
+
+def pointwise_graph(
+    owner: str,
+    function: Callable[..., tuple[Tensor, ...]],
+    names: Sequence[str],
+    outputs: Sequence[str],
+    dtype: torch.dtype,
+) -> fx.Graph:
+    """The graph of function, its placeholders named by names, without dead code and common subexpressions.
+
+    Traced on scalars, so that no shape is baked in. Constants appear as scalar_tensor; they, and what is computed
+    from them alone, are scalars that broadcast. Raises ValueError, naming the operation, for one that is not pointwise,
+    and TypeError or ValueError for a result of another dtype or shape.
+    """
+    # a graph must not depend on the modes that its first caller happens to be under
+    with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
+        examples = [torch.full((), 0.5, dtype=dtype) for _ in names]
+        for name, value in zip(outputs, function(*examples), strict=True):
+            if value.dtype != dtype:
+                raise TypeError(f"{owner}: expected {name} in {dtype} for inputs in {dtype}; got {value.dtype}")
+            if value.shape:
+                raise ValueError(f"{owner}: expected {name} of its inputs' shape; got an axis of its own")
+        try:
+            traced = make_fx(function, decomposition_table=_rules())(*examples)
+        except RuntimeError as error:
+            if "_local_scalar_dense" not in str(error):
+                raise
+            raise ValueError(f"{owner}: expected no branch on a tensor's value; use torch.where") from error
+    return _tidy(owner, traced, names)
+
+
+def _tidy(owner: str, traced: fx.GraphModule, names: Sequence[str]) -> fx.Graph:
+    traced.graph.eliminate_dead_code()
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    seen: dict[Any, fx.Node] = {}
+    placeholders = iter(names)
+
+    def emit(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        key = (target, _key(args), _key(tuple(sorted(kwargs.items()))))
+        if key not in seen:
+            seen[key] = graph.call_function(target, args, kwargs)
+        return seen[key]
+
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = graph.placeholder(next(placeholders))
+        elif node.op == "get_attr":
+            constant = getattr(traced, node.target)
+            if constant.requires_grad:
+                raise ValueError(f"{owner}: expected no trainable tensor from outside; use a gate and its bias")
+            if constant.shape:
+                raise ValueError(f"{owner}: expected only scalars from outside; got shape {list(constant.shape)}")
+            values[node] = emit(_aten.scalar_tensor.default, (constant.item(),), {"dtype": constant.dtype})
+        elif node.op == "output":
+            graph.output(fx.map_arg(node.args[0], values.__getitem__))
+        else:
+            args = fx.map_arg(node.args, values.__getitem__)
+            if node.target in _SAME:
+                values[node] = args[0]
+                continue
+            kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+            kwargs = {k: v for k, v in kwargs.items() if k not in _IDLE_OPTIONS}
+            target = _out_of_place(node.target)
+            if target == _aten.copy.default and node.meta["val"].dtype == node.args[1].meta["val"].dtype:
+                values[node] = args[1]
+                continue
+            if target == _aten.full.default and not args[0]:
+                target, args = _aten.scalar_tensor.default, args[1:]
+            _check_pointwise(owner, target)
+            values[node] = emit(target, args, kwargs)
+    graph.eliminate_dead_code()
+    graph.lint()
+    return graph
+
+
+def _out_of_place(target: Any) -> Any:
+    """mul for mul_: the trace already uses the result, not the changed argument, from there on."""
+    name = target._schema.name.removeprefix("aten::")
+    if not name.endswith("_") or not target._schema.is_mutable:
+        return target
+    return getattr(getattr(_aten, name[:-1]), target._overloadname, target)
+
+
+def _check_pointwise(owner: str, target: Any) -> None:
+    tags = getattr(target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        raise ValueError(f"{owner}: expected a function of its inputs alone; {target} draws random numbers")
+    if torch.Tag.pointwise not in tags and target not in _CREATE:
+        raise ValueError(f"{owner}: expected pointwise operations; {target} is not one")
+
+
+def _key(value: Any) -> Any:
+    """Hashable, and unlike Python's equality it tells 0.0 from -0.0 and 1 from True."""
+    if isinstance(value, tuple | list):
+        return tuple(_key(item) for item in value)
+    return value if isinstance(value, fx.Node) else (type(value), repr(value))
