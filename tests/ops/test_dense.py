@@ -196,6 +196,17 @@ def test_packed_sequences_match_the_oracle(name, backend, lengths):
 
 
 @every_op
+def test_inference_over_packed_sequences_gives_the_same(name):
+    # without gradients only h is kept, and the final states of sequences that end early must outlive the rest
+    arguments, bounds = packed(name, (5, 0, 12, 1, 9))
+    h, state = run(name, arguments, cu_seqlens=bounds)
+    grads = {key: x.requires_grad_() for key, x in arguments.items()}
+    exact, last = run(name, grads, cu_seqlens=bounds)
+    assert torch.equal(h, exact)
+    assert torch.equal(state, last)
+
+
+@every_op
 def test_packed_sequences_over_several_blocks_match_the_oracle(name):
     # 300 steps in blocks of 256 rows, where first two and then one sequence run
     arguments, bounds = packed(name, (180, 0, 300), D=256, H=1)

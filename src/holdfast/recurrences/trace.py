@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 _aten = torch.ops.aten
@@ -15,6 +15,8 @@ _SAME = {op.default for op in (_aten.detach, _aten.alias, _aten.clone, _aten.lif
 _CREATE = {_aten.full_like.default, _aten.scalar_tensor.default, _aten._to_copy.default}
 # one operation each in every backend, and several when decomposed
 _KEEP = {_aten.sigmoid_backward.default, _aten.tanh_backward.default, _aten.empty_like.default}
+# not in the core set; some releases of torch do not tag them as pointwise either
+_ACTIVATIONS = [_aten.elu, _aten.hardtanh, _aten.leaky_relu, _aten.softplus, _aten.hardsigmoid, _aten.hardswish]
 _IDLE_OPTIONS = {"device", "layout", "pin_memory", "memory_format", "non_blocking"}
 
 
@@ -27,7 +29,8 @@ def _log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
 
 
 def _rules() -> dict[Any, Callable[..., Any]]:
-    rules = {op: rule for op, rule in core_aten_decompositions().items() if op not in _KEEP}
+    known = dict(core_aten_decompositions().items()) | dict(get_decompositions(_ACTIVATIONS))
+    rules = {op: rule for op, rule in known.items() if op not in _KEEP}
     # PyTorch's own go through integers
     rules[_aten.log_sigmoid_forward.default] = _log_sigmoid
     rules[_aten.log_sigmoid_backward.default] = _log_sigmoid_backward

@@ -64,7 +64,7 @@ def test_columns_put_what_x_and_what_r_feed_next_to_each_other():
 
 
 def test_what_needs_no_gradient_is_hoisted_out_of_the_backward_loop():
-    backward = pointwise.backward(lstm, torch.float32)
+    backward = pointwise.backward(lstm, torch.float32, torch.device("cpu"))
     ahead, late = (" ".join(run.__code__.co_names) for run in (backward.ahead, backward.carry))
     assert ahead.count("f_sigmoid") == 3
     assert ahead.count("f_tanh") == 2
@@ -120,19 +120,33 @@ def test_gradients_do_not_depend_on_the_size_of_blocks():
             torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-def test_a_gradient_that_two_states_share_is_not_overwritten():
-    # both states are the same tensor, and so are the gradients of state and gate
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("backend", ["loop", "reference"])
+def test_gradients_that_are_one_tensor_are_not_overwritten(heads, backend):
+    # both states are the same tensor, and so are the gradients of both states and both gates
     @cell(states=("h", "c"), gates=("a", "b"))
     def shared(s, g):
         c = s.h + s.c + g.a + g.b
         return {"h": c, "c": c}
 
-    torch.manual_seed(0)
-    x, R = torch.randn(2, 5, 2, 1, 3, dtype=torch.float64), torch.randn(2, 1, 3, 3, dtype=torch.float64) / 4
-    results = []
-    for backend in ("loop", "reference"):
-        given = [x.clone().requires_grad_(), R.clone().requires_grad_()]
-        h, final = holdfast.rnn(shared, *given, output_final_state=True, backend=backend)
-        results.append([h, final, *torch.autograd.grad(h.sin().sum() + final.cos().sum(), given)])
-    for got, right in zip(*results, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-12, atol=1e-12)
+    x = torch.randn(2, 5, 2, heads, 3, dtype=torch.float64, requires_grad=True)
+    R = (torch.randn(2, heads, 3, 3, dtype=torch.float64) / 4).requires_grad_()
+    h, final = holdfast.rnn(shared, x, R, output_final_state=True, backend=backend)
+    given = torch.randn_like(final)
+    kept = given.clone()
+    dx, dR = torch.autograd.grad(final, (x, R), given)
+    assert torch.equal(given, kept)
+
+    # by hand: h = c = s, s_t = 2 s + A s + (x_a + x_b), A the sum of both gates' R
+    A = R.detach().sum(0)
+    grads, states = [given.sum(0)], [torch.zeros(2, heads, 3, dtype=torch.float64)]
+    for t in range(5):
+        states.append(2 * states[-1] + torch.einsum("hij,bhj->bhi", A, states[-1]) + x[:, t].detach().sum(1))
+    for _ in range(4):
+        grads.append(2 * grads[-1] + torch.einsum("hij,bhi->bhj", A, grads[-1]))
+    right = torch.stack(grads[::-1], 1)
+    torch.testing.assert_close(final[0].detach(), states[-1], rtol=1e-10, atol=1e-12)
+    for gate in range(2):
+        torch.testing.assert_close(dx[:, :, gate], right, rtol=1e-10, atol=1e-12)
+        exact = sum(torch.einsum("bhi,bhj->hij", right[:, t], states[t]) for t in range(5))
+        torch.testing.assert_close(dR[gate], exact, rtol=1e-10, atol=1e-12)

@@ -26,15 +26,15 @@ class Backward:
 
 
 @cache
-def forward(cell: Cell, dtype: torch.dtype) -> Run:
+def forward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Run:
     """(states, gates, tensors to write the new states to) -> None."""
     graph = cell.forward_graph(dtype)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    return _generate(graph, inputs, _outputs(graph), into=range(len(cell.states)))
+    return _generate(graph, device, inputs, _outputs(graph), into=range(len(cell.states)))
 
 
 @cache
-def backward(cell: Cell, dtype: torch.dtype) -> Backward:
+def backward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Backward:
     """All that does not wait for a gradient is hoisted out of the loop over time, where a block of steps shares it."""
     graph = cell.backward_graph(dtype)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -47,8 +47,8 @@ def backward(cell: Cell, dtype: torch.dtype) -> Backward:
     late = [node for node in graph.nodes if node.op == "call_function" and node in waits]
     used = [x for node in late for x in node.all_input_nodes] + results
     shared = [node for node in dict.fromkeys(used) if node in full and node not in waits]
-    ahead = _generate(graph, known, shared)
-    carry = _generate(graph, grads + shared, results, into=range(len(cell.states), len(results)))
+    ahead = _generate(graph, device, known, shared)
+    carry = _generate(graph, device, grads + shared, results, into=range(len(cell.states), len(results)))
     return Backward(ahead, carry)
 
 
@@ -65,7 +65,25 @@ def _full(graph: fx.Graph) -> set[fx.Node]:
     return full
 
 
-def _generate(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], into: Sequence[int] = ()) -> Run:
+def _constants(graph: fx.Graph, device: torch.device) -> dict[fx.Node, Tensor]:
+    """The values of the graph's scalars, made once: a step neither makes them nor copies them to the device."""
+    full, values = _full(graph), {}
+    # usable from every mode, whichever the first call is in
+    with torch.inference_mode(False):
+        for node in graph.nodes:
+            if node.op == "call_function" and node not in full:
+                arguments = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*arguments[0], **arguments[1])
+    return {node: value.to(device) for node, value in values.items()}
+
+
+def _generate(
+    graph: fx.Graph,
+    device: torch.device,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    into: Sequence[int] = (),
+) -> Run:
     """A function of inputs, then of a tensor for each output in into; it returns the other outputs."""
     wanted, stack = set(inputs), list(outputs)
     nodes: set[fx.Node] = set()
@@ -75,16 +93,17 @@ def _generate(graph: fx.Graph, inputs: Sequence[fx.Node], outputs: Sequence[fx.N
             wanted.add(node)
             nodes.add(node)
             stack.extend(node.all_input_nodes)
-    scope: dict[str, Any] = {}
+    constants = _constants(graph, device)
+    scope: dict[str, Any] = {node.name: value for node, value in constants.items()}
     targets = {n: f"out{n}" for n in into}
     lines, written, full = [], set(), _full(graph)
     for node in graph.nodes:
-        if node not in nodes:
+        if node not in nodes or node in constants:
             continue
         arguments = [_text(x) for x in node.args] + [f"{k}={_text(v)}" for k, v in node.kwargs.items()]
         home = next((n for n in into if outputs[n] is node), None)
         write = None
-        if home is not None and node in full and torch.Tag.pointwise in node.target.tags:
+        if home is not None and torch.Tag.pointwise in node.target.tags:
             write = _writing(node.target)
         if write:
             scope[f"f_{node.name}"], keyword = write

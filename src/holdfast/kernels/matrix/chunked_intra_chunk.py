@@ -1,0 +1,87 @@
+"""Outputs inside chunks in PyTorch, on any device: two masked matrix products a chunk, a few chunks at a time."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdfast.planner import Device, Plan, Problem
+
+from . import decay
+from .intra_chunk import IntraChunkCall
+
+_TOKENWISE = ("q", "k", "v", "g", "gate")
+_TENSORS = ("q", "k", "v", "g", "states", "gate")
+
+
+class ChunkedIntraChunk:
+    """Every call, on every device that PyTorch has, in float32 (float64 for float64 inputs)."""
+
+    name = "chunked"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        return None
+
+    def plan(self, problem: Problem, device: Device) -> Plan:
+        return Plan(self.name, (("chunks", max(1, 1024 // problem["C"])),))
+
+    def forward(self, plan: Plan, call: IntraChunkCall) -> Tensor:
+        """o [B, T, H, V] in v's dtype."""
+        out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+        for piece, steps, _ in _pieces(call, plan["chunks"]):
+            out[:, steps] = _run(piece)
+        return out
+
+    def backward(self, plan: Plan, call: IntraChunkCall, grad_o: Tensor) -> list[Tensor | None]:
+        """Gradients of q, k, v, g, states and gate, None where the input is."""
+        grads = {
+            name: torch.empty_like(x, memory_format=torch.contiguous_format)
+            for name in _TENSORS
+            if (x := getattr(call, name)) is not None
+        }
+        for piece, steps, chunks in _pieces(call, plan["chunks"]):
+            # inside a custom op autograd is switched off; leaving inference mode switches it on again
+            with torch.inference_mode(False), torch.enable_grad():
+                leaves = {name: getattr(piece, name).detach().requires_grad_() for name in grads}
+                o = _run(piece._replace(**leaves))
+                found = torch.autograd.grad(o, list(leaves.values()), grad_o[:, steps].to(o.dtype))
+            for name, grad in zip(leaves, found, strict=True):
+                grads[name][:, chunks if name == "states" else steps] = grad
+        return [grads.get(name) for name in _TENSORS]
+
+
+def _pieces(call: IntraChunkCall, chunks: int) -> list[tuple[IntraChunkCall, slice, slice]]:
+    """The call cut into some chunks each, with its steps and chunks."""
+    length, pieces = call.v.shape[1], []
+    for start in range(0, length, chunks * call.chunk_size):
+        steps = slice(start, min(start + chunks * call.chunk_size, length))
+        group = slice(start // call.chunk_size, start // call.chunk_size + chunks)
+        cut = {name: x[:, steps] for name in _TOKENWISE if (x := getattr(call, name)) is not None}
+        if call.states is not None:
+            cut["states"] = call.states[:, group]
+        pieces.append((call._replace(**cut), steps, group))
+    return pieces
+
+
+def _chunks(x: Tensor, chunk: int) -> Tensor:
+    """[B, T, H, ...] -> [B, H, n, C, ...], the tail filled with zeros."""
+    pad = -x.shape[1] % chunk
+    return F.pad(x, (0, 0) * (x.dim() - 2) + (0, pad)).unflatten(1, (-1, chunk)).movedim(3, 1)
+
+
+def _run(call: IntraChunkCall) -> Tensor:
+    dtype = torch.promote_types(call.v.dtype, torch.float32)
+    length, heads = call.v.shape[1:3]
+    q, k = (_chunks(x.to(dtype).repeat_interleave(heads // x.shape[2], 2), call.chunk_size) for x in (call.q, call.k))
+    v = _chunks(call.v.to(dtype), call.chunk_size)
+    if call.g is None:
+        g = v.new_zeros(1, 1, *v.shape[2:4])
+    else:
+        g = decay.clamp_log(_chunks(call.g.to(dtype), call.chunk_size))
+    o = ((q @ k.mT) * decay.between(g)) @ v
+    if call.states is not None:
+        o = o + (q * decay.to_here(g, -1)[..., None]) @ call.states.to(dtype).movedim(1, 2)
+    o = call.scale * o.movedim(1, 3).flatten(1, 2)[:, :length]
+    if call.gate is not None:
+        gate = call.gate.to(dtype)
+        o = o * (F.silu(gate) if call.gate_activation == "silu" else gate.sigmoid())
+    return o

@@ -1,0 +1,29 @@
+"""Modules: drop-ins for torch.nn's recurrent layers, and sequence mixers with a decode step."""
+
+from .delta_net import DeltaNet
+from .gated_delta_net import GatedDeltaNet
+from .gla import GLA
+from .gru import GRU
+from .lstm import LSTM
+from .mamba2 import Mamba2
+from .mlstm import MLSTM
+from .retnet import RetNet
+from .rglru import RGLRU
+from .rnn import RNN
+from .rotlru import RotLRU
+from .slstm import SLSTM
+
+__all__ = [
+    "GLA",
+    "GRU",
+    "LSTM",
+    "MLSTM",
+    "RGLRU",
+    "RNN",
+    "SLSTM",
+    "DeltaNet",
+    "GatedDeltaNet",
+    "Mamba2",
+    "RetNet",
+    "RotLRU",
+]

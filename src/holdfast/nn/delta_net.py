@@ -1,0 +1,81 @@
+"""The mixer of DeltaNet."""
+
+from torch import Tensor, nn
+
+from holdfast.ops import delta_rule
+
+from .check import check_input, check_positive, check_state, head_width, wide
+from .norm import GatedRMSNorm, l2_normalize
+from .short_convolution import ShortConvolution
+
+State = tuple[Tensor, Tensor]
+
+
+class DeltaNet(nn.Module):
+    """DeltaNet: short convolutions on q, k and v, keys of length 1, and a write strength a head.
+
+        q, k, v = conv(W x);  beta = sigmoid(W_b x);  o = delta_rule(q / |q|, k / |k|, v, beta);  y = W_o rmsnorm(o)
+
+    Source: Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule (arXiv:2406.06484), section 3.4.
+
+    Args:
+        d_model: width of inputs and outputs.
+        num_heads: divides expand_k * d_model and expand_v * d_model.
+        expand_k, expand_v: width of keys and of values, in d_model.
+        conv_width: taps of the short convolution.
+        allow_neg_eigval: doubles beta, so that a step may reflect the state, which tracking parity needs (Grazzi et al.
+            2024, arXiv:2411.12537).
+        norm_eps: of the norm over each head's output.
+        backend: forces a backend of `holdfast.delta_rule`.
+
+    State: (S [N, H, K, V], tail [N, conv_width - 1, H * (2 K + V)]), float32 (float64 for float64 inputs): the matrix
+    state and the convolution's last inputs.
+
+    Raises:
+        ValueError: for sizes that are not positive or do not divide, named in the message.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 4,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        conv_width: int = 4,
+        allow_neg_eigval: bool = False,
+        norm_eps: float = 1e-5,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = check_positive("d_model", d_model)
+        self.num_heads = check_positive("num_heads", num_heads)
+        self.key_dim = head_width("expand_k", expand_k, "d_model", d_model, num_heads)
+        self.value_dim = head_width("expand_v", expand_v, "d_model", d_model, num_heads)
+        self.allow_neg_eigval = allow_neg_eigval
+        self.backend = backend
+        keys, values = num_heads * self.key_dim, num_heads * self.value_dim
+        self.widths = [keys, keys, values]
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.conv = ShortConvolution(sum(self.widths), check_positive("conv_width", conv_width))
+        self.beta_proj = nn.Linear(d_model, num_heads, bias=False)
+        self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
+        self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
+
+        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
+        TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
+        """
+        sequences = check_input(x, self.d_model, cu_seqlens)
+        dtype = wide(x.dtype)
+        shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
+        tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
+        S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
+        qkv, tail = self.conv(self.qkv_proj(x), tail, cu_seqlens)
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(self.widths, -1))
+        beta = self.beta_proj(x).to(dtype).sigmoid()
+        if self.allow_neg_eigval:
+            beta = 2 * beta
+        o, S = delta_rule(l2_normalize(q), l2_normalize(k), v, beta, None, S, True, cu_seqlens, self.backend)
+        return self.out_proj(self.norm(o).flatten(-2)), (S, tail)

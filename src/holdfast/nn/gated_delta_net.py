@@ -1,0 +1,96 @@
+"""The mixer of Gated DeltaNet."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.ops import gated_delta_rule
+
+from .check import check_divides, check_input, check_positive, check_state, head_width, wide
+from .decay_init import initial_A_log, initial_dt_bias
+from .norm import GatedRMSNorm, l2_normalize
+from .short_convolution import ShortConvolution
+
+State = tuple[Tensor, Tensor]
+
+
+class GatedDeltaNet(nn.Module):
+    """Gated DeltaNet: DeltaNet with Mamba-2's decay and a swish output gate.
+
+        q, k, v = conv(W x);  beta = sigmoid(W_b x);  g = -exp(A_log) softplus(W_a x + dt_bias)
+        o = gated_delta_rule(q / |q|, k / |k|, v, g, beta);  y = W_o (rmsnorm(o) silu(W_g x))
+
+    Source: Yang, Kautz, Hatamizadeh 2024, Gated Delta Networks (arXiv:2412.06464), section 3.4; starting values of the
+    decay as in `Mamba2`.
+
+    Args:
+        d_model: width of inputs and outputs.
+        num_heads: heads of queries and keys.
+        head_dim: channels of a query and a key; by default d_model / num_heads.
+        num_v_heads: heads of values, decay and state, a multiple of num_heads; by default num_heads.
+        expand_v: channels of a value, in head_dim.
+        conv_width: taps of the short convolution.
+        allow_neg_eigval: doubles beta, so that a step may reflect the state (Grazzi et al. 2024, arXiv:2411.12537).
+        norm_eps: of the norm over each head's output.
+        backend: forces a backend of `holdfast.gated_delta_rule`.
+
+    State: (S [N, num_v_heads, K, V], tail [N, conv_width - 1, 2 * num_heads * K + num_v_heads * V]), float32 (float64
+    for float64 inputs): the matrix state and the convolution's last inputs.
+
+    Raises:
+        ValueError: for sizes that are not positive or do not divide, named in the message.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 4,
+        head_dim: int | None = None,
+        num_v_heads: int | None = None,
+        expand_v: float = 2.0,
+        conv_width: int = 4,
+        allow_neg_eigval: bool = False,
+        norm_eps: float = 1e-5,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = check_positive("d_model", d_model)
+        self.num_heads = check_positive("num_heads", num_heads)
+        if head_dim is None:
+            head_dim = check_divides("num_heads", num_heads, "d_model", d_model)
+        self.key_dim = check_positive("head_dim", head_dim)
+        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
+        check_divides("num_heads", num_heads, "num_v_heads", self.num_v_heads)
+        self.value_dim = head_width("expand_v", expand_v, "head_dim", head_dim, 1)
+        self.allow_neg_eigval = allow_neg_eigval
+        self.backend = backend
+        keys, values = num_heads * self.key_dim, self.num_v_heads * self.value_dim
+        self.widths = [keys, keys, values]
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.conv = ShortConvolution(sum(self.widths), check_positive("conv_width", conv_width))
+        self.decay_beta_proj = nn.Linear(d_model, 2 * self.num_v_heads, bias=False)
+        self.A_log = nn.Parameter(initial_A_log(self.num_v_heads))
+        self.dt_bias = nn.Parameter(initial_dt_bias(self.num_v_heads))
+        self.gate_proj = nn.Linear(d_model, values, bias=False)
+        self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
+        self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
+
+        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
+        TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
+        """
+        sequences = check_input(x, self.d_model, cu_seqlens)
+        dtype = wide(x.dtype)
+        shape = (sequences, self.num_v_heads, self.key_dim, self.value_dim)
+        tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
+        S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
+        qkv, tail = self.conv(self.qkv_proj(x), tail, cu_seqlens)
+        q, k, v = qkv.split(self.widths, -1)
+        q, k = (l2_normalize(part.unflatten(-1, (self.num_heads, -1))) for part in (q, k))
+        v, gate = (part.unflatten(-1, (self.num_v_heads, -1)) for part in (v, self.gate_proj(x)))
+        a, b = self.decay_beta_proj(x).to(dtype).chunk(2, -1)
+        g = -self.A_log.to(dtype).exp() * F.softplus(a + self.dt_bias)
+        beta = b.sigmoid() * 2 if self.allow_neg_eigval else b.sigmoid()
+        o, S = gated_delta_rule(q, k, v, g, beta, None, S, True, cu_seqlens, self.backend)
+        return self.out_proj(self.norm(o, gate).flatten(-2)), (S, tail)

@@ -1,0 +1,79 @@
+"""The mixer of gated linear attention."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.ops import gla
+
+from .check import check_input, check_positive, check_state, head_width, wide
+from .norm import GatedRMSNorm
+
+State = tuple[Tensor]
+
+
+class GLA(nn.Module):
+    """Gated linear attention: keys at half width, a low-rank decay of each key channel, swish output gate.
+
+        q, k, v = W x;  g = logsigmoid(W_up W_down x + b) / gate_normalizer;  o = gla(q, k, v, g)
+        y = W_o (rmsnorm(o) silu(W_g x))
+
+    Source: Yang et al. 2024, Gated Linear Attention Transformers (arXiv:2312.06635), section 4.4.
+
+    Args:
+        d_model: width of inputs and outputs.
+        num_heads: divides expand_k * d_model and expand_v * d_model.
+        expand_k, expand_v: width of keys and of values, in d_model.
+        gate_rank: rank of the decay's projection.
+        gate_normalizer: divides the log decay; 16 starts the decay near 1.
+        norm_eps: of the norm over each head's output.
+        backend: forces a backend of `holdfast.gla`.
+
+    State: (S [N, H, K, V],), float32 (float64 for float64 inputs).
+
+    Raises:
+        ValueError: for sizes that are not positive or do not divide, named in the message.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 4,
+        expand_k: float = 0.5,
+        expand_v: float = 1.0,
+        gate_rank: int = 16,
+        gate_normalizer: float = 16.0,
+        norm_eps: float = 1e-5,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = check_positive("d_model", d_model)
+        self.num_heads = check_positive("num_heads", num_heads)
+        self.key_dim = head_width("expand_k", expand_k, "d_model", d_model, num_heads)
+        self.value_dim = head_width("expand_v", expand_v, "d_model", d_model, num_heads)
+        if not gate_normalizer > 0:
+            raise ValueError(f"gate_normalizer: expected a positive number; got {gate_normalizer}")
+        self.gate_normalizer = gate_normalizer
+        self.backend = backend
+        keys, values = num_heads * self.key_dim, num_heads * self.value_dim
+        self.widths = [keys, keys, values, values]
+        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.decay_down = nn.Linear(d_model, check_positive("gate_rank", gate_rank), bias=False)
+        self.decay_up = nn.Linear(gate_rank, keys)
+        self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
+        self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
+
+        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
+        TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
+        """
+        sequences = check_input(x, self.d_model, cu_seqlens)
+        shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
+        (S,) = check_state(state, [("S", shape, wide(x.dtype))])
+        parts = self.in_proj(x).split(self.widths, -1)
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        decay = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_heads, -1))
+        g = F.logsigmoid(decay.to(wide(x.dtype))) / self.gate_normalizer
+        o, S = gla(q, k, v, g, None, S, True, cu_seqlens, self.backend)
+        return self.out_proj(self.norm(o, gate).flatten(-2)), (S,)

@@ -1,0 +1,80 @@
+"""LSTM with the arguments and weights of torch.nn.LSTM."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from holdfast.ops import lstm
+
+from .stack import Stack
+
+
+class LSTM(Stack):
+    """Stands in for torch.nn.LSTM: the same arguments, results and, at num_heads = 1, state_dict.
+
+        i, f, g, o = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh
+        c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(g);  h_t = sigmoid(o) tanh(c_t)
+
+    Args:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as torch.nn.LSTM.
+        proj_size: only 0; projections of the output are not available.
+        num_heads: W_hh is block-diagonal in as many blocks; weight_hh is [4 * hidden_size, hidden_size / num_heads],
+            its rows ordered by gate, head and output, and the hidden channels by head.
+        backend: forces a backend of `holdfast.lstm`.
+
+    Raises:
+        ValueError, TypeError: for arguments, inputs or states of the wrong type or shape, named in the message.
+    """
+
+    gates = 4
+    states = 2
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        num_heads: int = 1,
+        backend: str | None = None,
+    ) -> None:
+        if proj_size != 0:
+            raise ValueError(f"proj_size: expected 0, as projections are not available; got {proj_size}")
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            num_heads,
+            backend,
+        )
+
+    def _step(
+        self, x: Tensor, R: Tensor, b: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return lstm(x, R, b, state, True, cu_seqlens, backend=self.backend)
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, Tensor]]:
+        """input [T, B, input_size] ([B, T, input_size] with batch_first, [T, input_size] for one) or PackedSequence.
+
+        hx: (h_0, c_0), each [layers * directions, B, hidden_size] ([layers * directions, hidden_size] for one).
+        Returns the output, directions * hidden_size wide, and (h_n, c_n), in the output's dtype.
+        """
+        output, (h, c) = self._forward(input, hx, ("h_0", "c_0"))
+        return output, (h, c)

@@ -1,0 +1,110 @@
+"""The mixer of the matrix LSTM of xLSTM."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.ops import mlstm
+from holdfast.recurrences.mlstm import Gating
+
+from .check import check_input, check_positive, check_state, head_width, wide
+from .norm import HeadLayerNorm
+
+State = tuple[Tensor, Tensor, Tensor]
+
+
+class MLSTM(nn.Module):
+    """xLSTM's matrix memory: queries and keys at half width, an input and a forget gate a head, sigmoid output gate.
+
+        q, k, v = W x;  i, f = cap(W_if x + b);  h = mlstm(q, k, v, i, f);  y = W_o (sigmoid(W_g x) layernorm(h))
+
+    with cap(a) = c tanh(a / c). Layer and starting values: Beck et al. 2025, xLSTM 7B (arXiv:2503.13427), section 3:
+    gates capped at 15, b_i = -10, so that nothing is written until the gate learns to open; b_f from 3 to 6 over the
+    heads, as in Beck et al. 2024 (arXiv:2405.04517). b_i = -10 makes h about 5e-5, which float16 hardly holds.
+
+    Args:
+        d_model: width of inputs and outputs.
+        num_heads: divides expand_k * d_model and expand_v * d_model.
+        expand_k, expand_v: width of queries and keys and of values, in d_model.
+        gating: "exp" or "sigmoid" input gate.
+        normalize: whether to divide by the normaliser; False only with gating="sigmoid".
+        gate_soft_cap: c, or None for gates without a cap.
+        input_gate_bias: b_i.
+        norm_eps: of the norm over each head's output.
+        backend: forces a backend of `holdfast.mlstm`.
+
+    State: (C [N, H, K, V], n [N, H, K], m [N, H]), float32 (float64 for float64 inputs).
+
+    Raises:
+        ValueError: for sizes that are not positive or do not divide, or an unknown gating, named in the message.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 4,
+        expand_k: float = 0.5,
+        expand_v: float = 1.0,
+        gating: Gating = "exp",
+        normalize: bool = True,
+        gate_soft_cap: float | None = 15.0,
+        input_gate_bias: float = -10.0,
+        norm_eps: float = 1e-6,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = check_positive("d_model", d_model)
+        self.num_heads = check_positive("num_heads", num_heads)
+        self.key_dim = head_width("expand_k", expand_k, "d_model", d_model, num_heads)
+        self.value_dim = head_width("expand_v", expand_v, "d_model", d_model, num_heads)
+        if gating not in ("exp", "sigmoid"):
+            raise ValueError(f"gating: expected 'exp' or 'sigmoid'; got {gating!r}")
+        if gating == "exp" and not normalize:
+            raise ValueError("normalize: expected True with gating='exp', whose states are scaled; got False")
+        if gate_soft_cap is not None and not gate_soft_cap > 0:
+            raise ValueError(f"gate_soft_cap: expected a positive number or None; got {gate_soft_cap}")
+        self.gating, self.normalize, self.gate_soft_cap = gating, normalize, gate_soft_cap
+        self.backend = backend
+        keys, values = num_heads * self.key_dim, num_heads * self.value_dim
+        self.widths = [keys, keys, values, values]
+        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.gate_proj = nn.Linear(d_model, 2 * num_heads)
+        with torch.no_grad():
+            i_bias, f_bias = self.gate_proj.bias.chunk(2)
+            i_bias.fill_(input_gate_bias)
+            f_bias.copy_(torch.linspace(3, 6, num_heads))
+        self.norm = HeadLayerNorm(num_heads, self.value_dim, norm_eps)
+        self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
+
+        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
+        TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
+        """
+        sequences = check_input(x, self.d_model, cu_seqlens)
+        dtype = wide(x.dtype)
+        shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
+        expected = [("C", shape, dtype), ("n", shape[:3], dtype), ("m", shape[:2], dtype)]
+        C, n, m = check_state(state, expected)
+        parts = self.in_proj(x).split(self.widths, -1)
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        pre = self.gate_proj(x).to(dtype)
+        if self.gate_soft_cap is not None:
+            pre = self.gate_soft_cap * torch.tanh(pre / self.gate_soft_cap)
+        i, f = pre.chunk(2, -1)
+        given = None if C is None else (C, n, m)
+        h, final = mlstm(
+            q,
+            k,
+            v,
+            i,
+            f,
+            self.gating,
+            self.normalize,
+            initial_state=given,
+            output_final_state=True,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )
+        y = torch.sigmoid(gate.to(dtype)) * self.norm(h)
+        return self.out_proj(y.to(h.dtype).flatten(-2)), final

@@ -1,0 +1,93 @@
+"""The mixer of RetNet: multi-scale retention."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.ops import retnet
+
+from .check import check_input, check_positive, check_state, head_width, wide
+from .norm import GatedRMSNorm
+from .packing import sequence_of
+from .rotary import rotate
+
+State = tuple[Tensor, Tensor]
+
+
+class RetNet(nn.Module):
+    """Multi-scale retention: rotated queries and keys, a constant decay a head, values at twice the width.
+
+        q, k, v = W x;  o = retnet(rotate(q), rotate(k), v);  y = W_o (rmsnorm(o) silu(W_g x))
+
+    Source: Sun et al. 2023, Retentive Network (arXiv:2307.08621), section 2.2, with RMS in place of group norm, and the
+    rotation without xPos's scaling, which the decay of retention replaces.
+
+    Args:
+        d_model: width of inputs and outputs.
+        num_heads: divides expand_k * d_model, into an even number of channels, and expand_v * d_model.
+        expand_k, expand_v: width of keys and of values, in d_model.
+        rotary_base: base of the rotation's frequencies.
+        norm_eps: of the norm over each head's output.
+        backend: forces a backend of `holdfast.retnet`.
+
+    State: (S [N, H, K, V], position [N]), float32 (float64 for float64 inputs) and int64: the number of tokens seen.
+
+    Raises:
+        ValueError: for sizes that are not positive, do not divide or leave keys of odd width, named in the message.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 4,
+        expand_k: float = 1.0,
+        expand_v: float = 2.0,
+        rotary_base: float = 10000.0,
+        norm_eps: float = 1e-5,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = check_positive("d_model", d_model)
+        self.num_heads = check_positive("num_heads", num_heads)
+        self.key_dim = head_width("expand_k", expand_k, "d_model", d_model, num_heads)
+        self.value_dim = head_width("expand_v", expand_v, "d_model", d_model, num_heads)
+        if self.key_dim % 2:
+            raise ValueError(
+                f"expand_k: expected an even number of key channels a head, for the rotation; got {self.key_dim} "
+                f"from expand_k = {expand_k}, d_model = {d_model}, num_heads = {num_heads}"
+            )
+        if not rotary_base > 0:
+            raise ValueError(f"rotary_base: expected a positive number; got {rotary_base}")
+        self.rotary_base = rotary_base
+        self.backend = backend
+        keys, values = num_heads * self.key_dim, num_heads * self.value_dim
+        self.widths = [keys, keys, values, values]
+        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
+        self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
+
+        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
+        TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
+        """
+        sequences = check_input(x, self.d_model, cu_seqlens)
+        shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
+        expected = [("S", shape, wide(x.dtype)), ("position", (sequences,), torch.int64)]
+        S, seen = check_state(state, expected)
+        parts = self.in_proj(x).split(self.widths, -1)
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        position, after = _positions(x, sequences, seen, cu_seqlens)
+        q, k = rotate(q, position, self.rotary_base), rotate(k, position, self.rotary_base)
+        o, S = retnet(q, k, v, None, S, True, cu_seqlens, self.backend)
+        return self.out_proj(self.norm(o, gate).flatten(-2)), (S, after)
+
+
+def _positions(x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens of x [B, T, ...], [B, T] or [1, T], and the number seen after them, [N]."""
+    steps = torch.arange(x.shape[1], device=x.device)[None]
+    start = seen if seen is not None else torch.zeros(sequences, dtype=torch.int64, device=x.device)
+    if cu_seqlens is None:
+        return steps if seen is None else steps + start[:, None], start + x.shape[1]
+    sequence = sequence_of(cu_seqlens, x.shape[1])
+    return steps - cu_seqlens[sequence] + start[sequence], start + cu_seqlens.diff()

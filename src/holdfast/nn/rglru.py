@@ -1,0 +1,71 @@
+"""The mixer of Griffin: a real-gated linear recurrent unit beside a GeLU branch."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.ops import rglru
+
+from .check import check_input, check_positive, check_state, head_width, wide
+from .lru_gates import HeadLinear, initial_rate, input_scale, log_magnitude
+
+State = tuple[Tensor]
+
+
+class RGLRU(nn.Module):
+    """Griffin's recurrent block, without its short convolution:
+
+        u, z = W x;  r, i = sigmoid(W_a u + b_a), sigmoid(W_x u + b_x);  log a = -decay_strength softplus(Lambda) r
+        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) i_t u_t;  y = W_o (h gelu(z))
+
+    Source: De et al. 2024, Griffin (arXiv:2402.19427), section 2.4. Lambda starts such that a at r = 1 is uniform
+    between 0.9 and 0.999.
+
+    Args:
+        d_model: width of inputs and outputs.
+        num_heads: divides expand * d_model; W_a and W_x act within each head.
+        expand: width of the recurrence, in d_model.
+        decay_strength: c of the paper.
+        backend: forces a backend of `holdfast.rglru`.
+
+    State: (h [N, expand * d_model],), float32 (float64 for float64 inputs).
+
+    Raises:
+        ValueError: for sizes that are not positive or do not divide, named in the message.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int = 1,
+        expand: float = 1.0,
+        decay_strength: float = 8.0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = check_positive("d_model", d_model)
+        check_positive("num_heads", num_heads)
+        head = head_width("expand", expand, "d_model", d_model, num_heads)
+        if not decay_strength > 0:
+            raise ValueError(f"decay_strength: expected a positive number; got {decay_strength}")
+        self.decay_strength = decay_strength
+        self.backend = backend
+        self.width = num_heads * head
+        self.in_proj = nn.Linear(d_model, 2 * self.width, bias=False)
+        self.gates = HeadLinear(num_heads, head, 2 * head)
+        self.rate = nn.Parameter(initial_rate(self.width, decay_strength))
+        self.out_proj = nn.Linear(self.width, d_model, bias=False)
+
+    def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+        """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
+
+        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
+        TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
+        """
+        sequences = check_input(x, self.d_model, cu_seqlens)
+        (h,) = check_state(state, [("h", (sequences, self.width), wide(x.dtype))])
+        u, z = self.in_proj(x).chunk(2, -1)
+        r, i = (gate.flatten(-2).to(wide(x.dtype)) for gate in self.gates(u).chunk(2, -1))
+        log_a = log_magnitude(r, self.rate, self.decay_strength)
+        write = (input_scale(log_a) * i.sigmoid() * u).to(u.dtype)
+        o, h = rglru(log_a.exp(), write, h, True, cu_seqlens, self.backend)
+        return self.out_proj(o * F.gelu(z)), (h,)

@@ -1,0 +1,168 @@
+"""inter_chunk_scan: the recurrence of states between the chunks of a chunkwise kernel."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.backend import choose, describe
+from holdfast.kernels.diagonal.chunked_inter_chunk_scan import ChunkedInterChunkScan
+from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
+from holdfast.planner import Plan, Problem
+from holdfast.recurrences.definition import Argument
+
+from .check import check_arguments, needs_grad
+
+BACKENDS = (ChunkedInterChunkScan(),)
+
+ARGUMENTS = {
+    "states": Argument("what each chunk adds to the state", "B chunks H K V"),
+    "decay": Argument("natural-log decay over each chunk, at most 0", ("B chunks H", "B chunks H K"), "float"),
+    "W": Argument("left factor of what each chunk erases", "B chunks H K r", required=False),
+    "Y": Argument("right factor of what each chunk erases", "B chunks H K r", required=False),
+    "initial_state": Argument("state before the first chunk", "sequences H K V", "state", required=False),
+}
+
+
+def inter_chunk_scan(
+    states: Tensor,
+    decay: Tensor,
+    W: Tensor | None = None,
+    Y: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The state after each chunk: h_g = exp(decay_g) (h_{g-1} - W_g Y_g^T h_{g-1}) + states_g.
+
+    Without W and Y, h_g = exp(decay_g) h_{g-1} + states_g. It is the half of a chunkwise kernel that runs along time;
+    `intra_chunk` is the other. The low rank serves delta rules, whose chunks erase r = chunk size directions.
+
+    Source: Dao, Gu 2024, Transformers are SSMs (arXiv:2405.21060), section 6; the low-rank transition: Yang et al.
+    2024, Parallelizing Linear Transformers with the Delta Rule (arXiv:2406.06484).
+
+    Args:
+        states: what each of G chunks adds, [B, G, H, K, V].
+        decay: natural-log decay over each chunk, at most 0, [B, G, H] or a row of the state [B, G, H, K], any floating
+            dtype.
+        W, Y: [B, G, H, K, r] of states' dtype, both or neither.
+        initial_state: float32 [N, H, K, V] (float64 for float64 states); zeros by default. N is B, or the number of
+            sequences with cu_seqlens.
+        output_final_state: whether to return the state after the last chunk in float32.
+        cu_seqlens: int32 or int64 [N + 1], offsets, counted in chunks, of sequences packed along G, with B = 1.
+        backend: forces a backend by name; by default the first that can serve the call.
+
+    Returns:
+        h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V] or None.
+
+    Raises:
+        ValueError, TypeError: for an argument of the wrong shape, dtype or device, named in the message; for W without
+            Y; for a backend that is unknown or cannot serve the call.
+    """
+    given = {"states": states, "decay": decay, "W": W, "Y": Y, "initial_state": initial_state}
+    call = InterChunkCall(**check_arguments(ARGUMENTS, cu_seqlens, given))
+    if (W is None) != (Y is None):
+        missing, other = ("W", "Y") if W is None else ("Y", "W")
+        raise ValueError(f"{missing}: expected a tensor [B, G, H, K, r] beside {other}; got None")
+    h, final_state = inter_chunk_forward(*call, cu_seqlens, needs_grad(*call), backend or "")
+    return h, final_state if output_final_state else None
+
+
+def problem(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
+    """What planning needs to know of a call."""
+    sizes = tuple(zip("BGHKV", call.states.shape, strict=True))
+    if call.W is not None:
+        sizes += (("r", call.W.shape[4]),)
+    traits = {
+        "decay=scalar": call.decay.dim() == 3,
+        "decay=vector": call.decay.dim() == 4,
+        "low_rank": call.W is not None,
+        "varlen": cu_seqlens is not None,
+        "needs_grad": grad,
+    }
+    name = str(call.states.dtype).removeprefix("torch.")
+    present = frozenset(trait for trait, is_present in traits.items() if is_present)
+    return Problem("inter_chunk_scan", "diagonal", name, sizes, present)
+
+
+def _select(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> tuple[Any, Plan]:
+    what, device = problem(call, cu_seqlens, grad), describe(call.states.device)
+    chosen = choose(BACKENDS, what, device, backend)
+    return chosen, chosen.plan(what, device)
+
+
+@torch.library.custom_op("holdfast::inter_chunk_forward", mutates_args=())
+def inter_chunk_forward(
+    states: Tensor,
+    decay: Tensor,
+    W: Tensor | None,
+    Y: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    grad: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """InterChunkCall -> (h [B, G, H, K, V] in states' dtype, final state [N, H, K, V] in float32 or wider)."""
+    call = InterChunkCall(states, decay, W, Y, initial_state)
+    chosen, plan = _select(call, cu_seqlens, grad, backend)
+    with torch.autocast(states.device.type, enabled=False):
+        return chosen.forward(plan, call, cu_seqlens)
+
+
+@inter_chunk_forward.register_fake
+def _(states, decay, W, Y, initial_state, cu_seqlens, grad, backend):
+    sequences = states.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    final = states.new_empty(sequences, *states.shape[2:], dtype=torch.promote_types(states.dtype, torch.float32))
+    return torch.empty_like(states, memory_format=torch.contiguous_format), final
+
+
+@torch.library.custom_op("holdfast::inter_chunk_backward", mutates_args=())
+def inter_chunk_backward(
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+    history: Tensor | None,
+    states: Tensor,
+    decay: Tensor,
+    W: Tensor | None,
+    Y: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of states, decay, W, Y and initial_state; an empty tensor for one that was not given.
+
+    history: the forward's output where rounding has lost nothing of it, otherwise None.
+    """
+    call = InterChunkCall(states, decay, W, Y, initial_state)
+    chosen, plan = _select(call, cu_seqlens, True, backend)
+    with torch.autocast(states.device.type, enabled=False):
+        *grads, grad_state = chosen.backward(plan, call, cu_seqlens, history, grad_o, grad_final)
+    grads = [*grads, None if initial_state is None else grad_state]
+    return tuple(states.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
+
+
+@inter_chunk_backward.register_fake
+def _(grad_o, grad_final, history, states, decay, W, Y, initial_state, cu_seqlens, backend):
+    empty = [
+        states.new_empty(0) if given is None else torch.empty_like(given, memory_format=torch.contiguous_format)
+        for given in (states, decay, W, Y, initial_state)
+    ]
+    return tuple(empty)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, cu_seqlens, _, backend = inputs
+    ctx.set_materialize_grads(False)
+    history = output[0] if torch.finfo(tensors[0].dtype).bits >= 32 else None
+    ctx.save_for_backward(history, *tensors, cu_seqlens)
+    ctx.backend = backend
+
+
+def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tuple[Any, ...]:
+    history, *tensors, cu_seqlens = ctx.saved_tensors
+    grads = inter_chunk_backward(grad_o, grad_final, history, *tensors, cu_seqlens, ctx.backend)
+    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 3
+
+
+inter_chunk_forward.register_autograd(_backward, setup_context=_setup)
