@@ -35,9 +35,7 @@ def test_a_named_backend_never_falls_back():
 
 def test_every_reason_is_given_when_none_can_run():
     backends = [Stub("hopper", "needs compute capability 9.0"), Stub("triton", "needs an NVIDIA GPU")]
-    with pytest.raises(
-        ValueError, match=r"no backend can run gla on cpu: hopper: .* triton: needs an NVIDIA GPU"
-    ):
+    with pytest.raises(ValueError, match=r"no backend can run gla on cpu: hopper: .* triton: needs an NVIDIA GPU"):
         choose(backends, PROBLEM, CPU, None)
 
 

@@ -480,9 +480,22 @@ def test_a_cell_of_ones_own_trains():
     assert torch.equal(compiled(x), holdfast.rnn(memory, x, R, b)[0])
 
 
+def test_a_cell_may_look_back_at_a_state_after_the_new_one_is_known():
+    @holdfast.cell(states=("h", "c"), gates=("a",))
+    def difference(s, g):
+        c = s.c * 0.5 + g.a
+        return {"h": torch.tanh(c - s.c), "c": c}
+
+    x, R = torch.randn(2, 9, 1, 2, 3), torch.randn(1, 2, 3, 3)
+    with_history, _ = holdfast.rnn(difference, x.requires_grad_(), R)
+    assert torch.equal(holdfast.rnn(difference, x.detach(), R)[0], with_history)
+    exact, _ = holdfast.rnn(difference, x.detach(), R, backend="reference")
+    torch.testing.assert_close(with_history.detach(), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_a_cell_with_gates_of_its_own_order_matches_the_oracle():
-    # x feeds p, u; R feeds w, p in that order; v-like gates in every place
-    @holdfast.cell(states=("h", "k"), gates=("w", "p", "u"), input=("u", "p"), recurrent=("p", "w"))
+    # one gate of each kind, and every order different
+    @holdfast.cell(states=("h", "k"), gates=("p", "w", "u"), input=("p", "u"), recurrent=("w", "p"))
     def mixed(s, g):
         k = torch.tanh(g.p) * s.k + g.u
         return {"h": torch.tanh(g.w + k), "k": k}

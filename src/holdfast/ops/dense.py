@@ -23,7 +23,8 @@ def problem(op: str, call: DenseCall, cu_seqlens: Tensor | None, grad: bool) -> 
     """What planning needs to know of a call."""
     batch, length, inputs, heads, width = call.x.shape
     cell = call.cell
-    sizes = (("B", batch), ("T", length), ("H", heads), ("D", width), ("S", len(cell.states)), ("G", len(cell.gates)))
+    sizes = {"B": batch, "T": length, "H": heads, "D": width, "S": len(cell.states), "G": len(cell.gates)}
+    sizes |= {"Gi": inputs, "Gr": call.R.shape[0]}
     traits = {
         f"cell={cell.key}": True,
         "reset": call.reset is not None,
@@ -32,9 +33,7 @@ def problem(op: str, call: DenseCall, cu_seqlens: Tensor | None, grad: bool) -> 
         "varlen": cu_seqlens is not None,
         "needs_grad": grad,
     }
-    name = str(call.x.dtype).removeprefix("torch.")
-    sizes += (("Gi", inputs), ("Gr", call.R.shape[0]))
-    return Problem(op, "dense", name, sizes, frozenset(trait for trait, present in traits.items() if present))
+    return Problem.of(op, "dense", call.x.dtype, sizes, traits)
 
 
 def run(

@@ -18,10 +18,9 @@ BACKENDS = (Chunked(), Reference())
 
 def problem(op: str, call: DiagonalCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
     """What planning needs to know of a call."""
-    sizes = tuple(zip("BTD", call.x.shape, strict=True))
+    sizes = dict(zip("BTD", call.x.shape, strict=True))
     traits = {"complex": call.theta is not None, "varlen": cu_seqlens is not None, "needs_grad": grad}
-    name = str(call.x.dtype).removeprefix("torch.")
-    return Problem(op, "diagonal", name, sizes, frozenset(trait for trait, present in traits.items() if present))
+    return Problem.of(op, "diagonal", call.x.dtype, sizes, traits)
 
 
 def run(

@@ -71,9 +71,9 @@ def inter_chunk_scan(
 
 def problem(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
     """What planning needs to know of a call."""
-    sizes = tuple(zip("BGHKV", call.states.shape, strict=True))
+    sizes = dict(zip("BGHKV", call.states.shape, strict=True))
     if call.W is not None:
-        sizes += (("r", call.W.shape[4]),)
+        sizes["r"] = call.W.shape[4]
     traits = {
         "decay=scalar": call.decay.dim() == 3,
         "decay=vector": call.decay.dim() == 4,
@@ -81,9 +81,7 @@ def problem(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool) -> Prob
         "varlen": cu_seqlens is not None,
         "needs_grad": grad,
     }
-    name = str(call.states.dtype).removeprefix("torch.")
-    present = frozenset(trait for trait, is_present in traits.items() if is_present)
-    return Problem("inter_chunk_scan", "diagonal", name, sizes, present)
+    return Problem.of("inter_chunk_scan", "diagonal", call.states.dtype, sizes, traits)
 
 
 def _select(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> tuple[Any, Plan]:

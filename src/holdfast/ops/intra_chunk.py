@@ -82,16 +82,15 @@ def intra_chunk(
 def problem(call: IntraChunkCall, grad: bool) -> Problem:
     """What planning needs to know of a call; size C is the chunk's."""
     batch, length, heads, width = call.v.shape
-    sizes = (("B", batch), ("T", length), ("H", heads), ("Hq", call.q.shape[2]), ("K", call.k.shape[3]), ("V", width))
+    sizes = {"B": batch, "T": length, "H": heads, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": width}
+    sizes["C"] = call.chunk_size
     traits = {
         "decay=scalar": call.g is not None,
         "states": call.states is not None,
         f"gate={call.gate_activation}": call.gate is not None,
         "needs_grad": grad,
     }
-    name = str(call.v.dtype).removeprefix("torch.")
-    present = frozenset(trait for trait, is_present in traits.items() if is_present)
-    return Problem("intra_chunk", "matrix", name, (*sizes, ("C", call.chunk_size)), present)
+    return Problem.of("intra_chunk", "matrix", call.v.dtype, sizes, traits)
 
 
 def _select(call: IntraChunkCall, grad: bool, backend: str) -> tuple[Any, Plan]:

@@ -20,7 +20,7 @@ BACKENDS = (Chunked(), Reference())
 def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
     """What planning needs to know of a call."""
     batch, length, heads, width = call.v.shape
-    sizes = (("B", batch), ("T", length), ("H", heads), ("Hq", call.q.shape[2]), ("K", call.k.shape[3]), ("V", width))
+    sizes = {"B": batch, "T": length, "H": heads, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": width}
     traits = {
         "decay=vector": call.g is not None and call.g.dim() == 4,
         "decay=scalar": call.g is not None and call.g.dim() == 3,
@@ -29,8 +29,7 @@ def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) ->
         "varlen": cu_seqlens is not None,
         "needs_grad": grad,
     }
-    name = str(call.v.dtype).removeprefix("torch.")
-    return Problem(op, "matrix", name, sizes, frozenset(trait for trait, present in traits.items() if present))
+    return Problem.of(op, "matrix", call.v.dtype, sizes, traits)
 
 
 def run(
@@ -82,7 +81,7 @@ def matrix_forward(
 @matrix_forward.register_fake
 def _(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    columns = v.shape[3] + (norm_floor is not None)
+    columns = v.shape[3] + int(norm_floor is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
     return torch.empty_like(v, memory_format=torch.contiguous_format), state
 

@@ -1,4 +1,4 @@
-"""Decides how a call runs: the device, the problem, the plan. Standard library only, so plans need no GPU and no torch."""
+"""Decides how a call runs: device, problem, plan. Standard library only, so plans need no GPU and no torch."""
 
 from .device import Device
 from .plan import Plan

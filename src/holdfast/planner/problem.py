@@ -1,6 +1,7 @@
 """One call of one op, as far as planning it is concerned."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,13 @@ class Problem:
     family: str
     dtype: str
     sizes: tuple[tuple[str, int], ...]
-    traits: frozenset[str] = field(default_factory=frozenset)
+    traits: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(op: str, family: str, dtype: object, sizes: Mapping[str, int], traits: Mapping[str, bool]) -> "Problem":
+        """The problem with the traits that hold. dtype: torch's, or its name."""
+        present = frozenset(trait for trait, holds in traits.items() if holds)
+        return Problem(op, family, str(dtype).removeprefix("torch."), tuple(sizes.items()), present)
 
     def __getitem__(self, name: str) -> int:
         for key, value in self.sizes:

@@ -97,7 +97,6 @@ class Recurrence:
     map: arguments -> (family call, finish); plain differentiable PyTorch. finish turns the family's output and final
     state into the recurrence's, and is None where they are the same.
     example: (Draw, Sizes) -> arguments of the scale that a model has; doctor, tests and benchmarks draw from it.
-    traits: what its calls ask of a backend, so that a call can be planned before there are tensors.
     """
 
     name: str
@@ -108,4 +107,3 @@ class Recurrence:
     arguments: Mapping[str, Argument | tuple[Argument, ...]]
     map: Callable[..., tuple[Any, Finish | None]]
     example: Callable[[Draw, Sizes], dict[str, Any]]
-    traits: frozenset[str] = frozenset()

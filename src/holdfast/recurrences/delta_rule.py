@@ -32,5 +32,4 @@ DELTA_RULE = Recurrence(
     arguments=QKV | BETA | STATE,
     map=_map,
     example=draw_delta,
-    traits=frozenset({"delta"}),
 )

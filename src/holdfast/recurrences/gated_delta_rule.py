@@ -36,5 +36,4 @@ GATED_DELTA_RULE = Recurrence(
     arguments=QKV | {"g": Argument("natural-log decay, at most 0", ("B T H", "H"), "float")} | BETA | STATE,
     map=_map,
     example=_example,
-    traits=frozenset({"delta", "decay=scalar"}),
 )

@@ -26,5 +26,4 @@ GLA = Recurrence(
     arguments=QKV | {"g": Argument("natural-log decay of each key channel, at most 0", "B T H K", "float")} | STATE,
     map=_map,
     example=_example,
-    traits=frozenset({"decay=vector"}),
 )

@@ -3,13 +3,12 @@
 from torch import Tensor
 
 from .definition import MatrixCall, Recurrence
-from .simple_gla import QKV, STATE, draw_qkv, head_log_decay, map_call
+from .simple_gla import QKV, STATE, draw_qkv, head_numbers, map_call
 
 
 def log_decay(v: Tensor, layer: int, num_layers: int) -> Tensor:
     """-(8 h / H) (1 - layer / num_layers) for head h: [H]."""
-    heads = v.shape[2]
-    return head_log_decay([-8 * h / heads * (1 - layer / num_layers) for h in range(heads)], v)
+    return head_numbers(v) * (-8 / v.shape[2] * (1 - layer / num_layers))
 
 
 def _map(
@@ -34,5 +33,4 @@ LIGHTNING = Recurrence(
     arguments=QKV | STATE,
     map=_map,
     example=draw_qkv,
-    traits=frozenset({"decay=scalar"}),
 )

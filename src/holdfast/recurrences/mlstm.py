@@ -117,5 +117,4 @@ MLSTM = Recurrence(
     },
     map=_map,
     example=_example,
-    traits=frozenset({"decay=scalar", "normalizer"}),
 )

@@ -1,16 +1,15 @@
 """Retention: a constant decay a head."""
 
-import math
-
+import torch
 from torch import Tensor
 
 from .definition import MatrixCall, Recurrence
-from .simple_gla import QKV, STATE, draw_qkv, head_log_decay, map_call
+from .simple_gla import QKV, STATE, draw_qkv, head_numbers, map_call
 
 
 def log_decay(v: Tensor) -> Tensor:
     """log(1 - 2^(-5 - h)) for head h: [H]."""
-    return head_log_decay([math.log1p(-(2.0 ** (-5 - h))) for h in range(v.shape[2])], v)
+    return torch.log1p(-torch.exp2(-5 - head_numbers(v)))
 
 
 def _map(
@@ -28,5 +27,4 @@ RETNET = Recurrence(
     arguments=QKV | STATE,
     map=_map,
     example=draw_qkv,
-    traits=frozenset({"decay=scalar"}),
 )

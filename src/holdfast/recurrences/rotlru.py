@@ -37,5 +37,4 @@ ROTLRU = Recurrence(
     | STATE,
     map=_map,
     example=_example,
-    traits=frozenset({"complex"}),
 )

@@ -59,10 +59,9 @@ SIMPLE_GLA = Recurrence(
     arguments=QKV | {"g": Argument("natural-log decay, at most 0", ("B T H", "H"), "float", required=False)} | STATE,
     map=map_call,
     example=lambda draw, sizes: draw_qkv(draw, sizes) | {"g": draw.log_decay(sizes.B, sizes.T, sizes.H)},
-    traits=frozenset({"decay=scalar"}),
 )
 
 
-def head_log_decay(rates: list[float], like: Tensor) -> Tensor:
-    """Constant log decays [H] in float32 (float64 beside float64 values)."""
-    return torch.tensor(rates, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+def head_numbers(v: Tensor) -> Tensor:
+    """0 .. H - 1 [H] in float32 (float64 for float64 values), made on v's device so that CUDA graphs can hold it."""
+    return torch.arange(v.shape[2], dtype=torch.promote_types(v.dtype, torch.float32), device=v.device)

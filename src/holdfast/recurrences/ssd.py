@@ -74,5 +74,4 @@ SSD = Recurrence(
     },
     map=_map,
     example=_example,
-    traits=frozenset({"decay=scalar"}),
 )

@@ -131,7 +131,7 @@ def test_gradients_that_are_one_tensor_are_not_overwritten(heads, backend):
 
     x = torch.randn(2, 5, 2, heads, 3, dtype=torch.float64, requires_grad=True)
     R = (torch.randn(2, heads, 3, 3, dtype=torch.float64) / 4).requires_grad_()
-    h, final = holdfast.rnn(shared, x, R, output_final_state=True, backend=backend)
+    _, final = holdfast.rnn(shared, x, R, output_final_state=True, backend=backend)
     given = torch.randn_like(final)
     kept = given.clone()
     dx, dR = torch.autograd.grad(final, (x, R), given)
