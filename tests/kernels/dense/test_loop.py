@@ -107,16 +107,25 @@ def test_a_backward_pass_without_what_it_needs_says_so():
         dense_backward(h, None, arguments["R"], None, None, None, None, states, pre, 2, 12, None, False, key, "")
 
 
-def test_gradients_do_not_depend_on_the_size_of_blocks():
-    arguments, _, (h, final, states, pre) = saved("gru", True)
-    call = DenseCall(gru, *(arguments[k].double() for k in ("x", "R", "b", "initial_state")))
-    h, final, states, pre = Loop().forward(Plan("loop", (("rows", 1),)), call, None, True)
-    grads = [
-        Loop().backward(Plan("loop", (("rows", rows),)), call, None, states, pre, h.cos(), final)
-        for rows in (1, 7, 999)
-    ]
-    for some in grads[1:]:
-        for x, y in zip(some, grads[0], strict=True):
+@pytest.mark.parametrize("which", [elman, lstm, gru, slstm], ids=lambda c: c.name)
+@pytest.mark.parametrize("lengths", [None, (5, 0, 12, 1, 12)])
+def test_gradients_do_not_depend_on_the_size_of_blocks(which, lengths):
+    batch, length = (2, 12) if lengths is None else (1, sum(lengths))
+    sequences = 2 if lengths is None else len(lengths)
+    bounds = None if lengths is None else torch.tensor((0, *lengths)).cumsum(0)
+    arguments = RECURRENCES[which.name].example(Draw(0, torch.float64), Sizes(B=batch, T=length, H=2, D=4))
+    entry = RECURRENCES[which.name].example(Draw(1, torch.float64), Sizes(B=sequences, T=0, H=2, D=4))
+    arguments |= {"initial_state": entry["initial_state"], "reset": torch.rand(batch, length) < 0.1}
+    call = DenseCall(which, **arguments)
+
+    def gradients(rows):
+        plan = Plan("loop", (("rows", rows),))
+        h, final, states, pre = Loop().forward(plan, call, bounds, True)
+        return Loop().backward(plan, call, bounds, states, pre, h.cos(), final)
+
+    whole = gradients(999)
+    for rows in (1, 3, 8):
+        for x, y in zip(gradients(rows), whole, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 

@@ -7,8 +7,9 @@ segment.
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
+
+from .pullback import pull_back
 
 Inputs = Sequence[Tensor | None]
 Step = Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
@@ -37,15 +38,15 @@ def backward(
     grads = [None if x is None else x.new_empty(x.shape) for x in inputs]
     for n in reversed(range(len(entries))):
         start = n * size
-        # inside a custom op autograd is switched off below the dispatcher; leaving inference mode switches it on again
-        with torch.inference_mode(False), torch.enable_grad():
-            pieces = [None if x is None else x.detach().requires_grad_() for x in _slice(inputs, start, size)]
-            entry = entries.pop().detach().requires_grad_()
-            o, final = step(pieces, entry)
-            grad_o = torch.zeros_like(o) if grad_out is None else grad_out[:, start : start + size].to(o.dtype)
-            leaves = [entry, *(x for x in pieces if x is not None)]
-            cotangents = [grad_o, grad_state.to(final.dtype)]
-            grad_state, *found = torch.autograd.grad([o, final], leaves, cotangents, materialize_grads=True)
+        pieces = _slice(inputs, start, size)
+
+        def run(state: Tensor, *present: Tensor, pieces: Inputs = pieces) -> tuple[Tensor, Tensor]:
+            rest = iter(present)
+            return step([None if x is None else next(rest) for x in pieces], state)
+
+        grad_o = None if grad_out is None else grad_out[:, start : start + size]
+        leaves = [entries.pop(), *(x for x in pieces if x is not None)]
+        grad_state, *found = pull_back(run, leaves, [grad_o, grad_state])
         for grad, piece in zip((x for x in grads if x is not None), found, strict=True):
             grad[:, start : start + size] = piece
     return grads, grad_state

@@ -50,7 +50,7 @@ class Loop:
         finished: list[list[Tensor]] = []
         for t, size in enumerate(time.sizes):
             if size < current[0].shape[0]:
-                finished.append([x[size:].clone() for x in current])
+                finished.append([x[size:] for x in current])
                 current = [x[:size] for x in current]
             if resets is not None and resets[t] is not None:
                 current = [x.masked_fill(resets[t], 0) for x in current]

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.common import varlen
+from holdfast.kernels.common.pullback import pull_back
 from holdfast.planner import Device, Plan, Problem
 from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.oracle_dense import dense_steps
@@ -50,17 +51,14 @@ class Reference:
         if initial is None:
             sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
             initial = x.new_zeros(len(call.cell.states), sequences, *x.shape[3:])
-        # torch.func differentiates inside a custom op, where autograd's own dispatch is switched off
         given = (x, call.R, initial) if call.b is None else (x, call.R, initial, call.b)
 
         def run(x: Tensor, R: Tensor, initial: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor]:
             return _run(call._replace(x=x, R=R, b=b, initial_state=initial), cu_seqlens)
 
-        (h, final), pullback = torch.func.vjp(run, *given)
-        grad_h = torch.zeros_like(h) if grad_h is None else grad_h.to(h.dtype)
-        grad_final = torch.zeros_like(final) if grad_final is None else grad_final.to(final.dtype)
-        dx, dR, grad_initial, *db = pullback((grad_h, grad_final))
-        return dx.to(call.R.dtype), dR, db[0] if db else None, grad_initial
+        dx, dR, grad_initial, *db = pull_back(run, given, [grad_h, grad_final])
+        # a copy: with one step, the gradients of x and of the initial state may be one tensor
+        return dx.to(call.R.dtype), dR, db[0] if db else None, grad_initial.clone()
 
 
 def _run(call: DenseCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

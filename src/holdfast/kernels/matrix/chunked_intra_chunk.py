@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast.kernels.common.pullback import pull_back
 from holdfast.planner import Device, Plan, Problem
 
 from . import decay
@@ -39,12 +40,12 @@ class ChunkedIntraChunk:
             if (x := getattr(call, name)) is not None
         }
         for piece, steps, chunks in _pieces(call, plan["chunks"]):
-            # inside a custom op autograd is switched off; leaving inference mode switches it on again
-            with torch.inference_mode(False), torch.enable_grad():
-                leaves = {name: getattr(piece, name).detach().requires_grad_() for name in grads}
-                o = _run(piece._replace(**leaves))
-                found = torch.autograd.grad(o, list(leaves.values()), grad_o[:, steps].to(o.dtype))
-            for name, grad in zip(leaves, found, strict=True):
+
+            def run(*leaves: Tensor, piece: IntraChunkCall = piece) -> tuple[Tensor]:
+                return (_run(piece._replace(**dict(zip(grads, leaves, strict=True)))),)
+
+            found = pull_back(run, [getattr(piece, name) for name in grads], [grad_o[:, steps]])
+            for name, grad in zip(grads, found, strict=True):
                 grads[name][:, chunks if name == "states" else steps] = grad
         return [grads.get(name) for name in _TENSORS]
 

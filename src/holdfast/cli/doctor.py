@@ -1,0 +1,59 @@
+"""holdfast doctor: what this machine has, and whether every backend that it can run is right."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def doctor(
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; by default cuda where there is one, cpu as well.")
+    ] = None,
+) -> None:
+    """Say what this machine has, and check every backend against the float64 oracle, forward and gradients.
+
+    Exits with status 1 if a backend is wrong.
+    """
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from holdfast.ops.verify import verify
+
+    from .device import choose_device
+
+    console = Console()
+    devices = [choose_device(device or "cpu")]
+    if device is None and torch.cuda.is_available():
+        devices.append(torch.device("cuda"))
+    console.print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}", highlight=False)
+    for package in ("holdfast", "torch", "triton", "cuda-core", "cuda-bindings", "mlx"):
+        console.print(f"  {package:14} {_version(package)}", highlight=False)
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    console.print(f"  GPUs           {', '.join(gpus) or 'none that CUDA sees'}", highlight=False)
+
+    wrong = []
+    for target in devices:
+        table = Table("op", "backend", "result", "error", "seconds", title=f"against the oracle, on {target}")
+        with console.status("checking"):
+            for verdict in verify(target):
+                error = "" if verdict.error is None else f"{verdict.error:.0e}"
+                result = verdict.status + (f": {verdict.detail}" if verdict.detail else "")
+                table.add_row(verdict.op, verdict.backend, result, error, f"{verdict.seconds:.2f}")
+                if verdict.status == "wrong":
+                    wrong.append(f"{verdict.op}, backend {verdict.backend}, on {target}: {verdict.detail}")
+        console.print(table)
+    for line in wrong:
+        typer.echo(f"holdfast: wrong: {line}", err=True)
+    if wrong:
+        raise typer.Exit(1)
+    console.print("All backends that this machine can run are right.")

@@ -1,0 +1,100 @@
+"""A byte-level language model around any Holdfast mixer."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import MIXERS
+from .errors import UserError
+
+BYTES = 256
+
+
+class TorchLikeMixer(nn.Module):
+    """Gives one layer of holdfast.nn.LSTM, GRU or RNN the form of a mixer: forward(x, state) -> (y, state)."""
+
+    def __init__(self, layer: type[nn.Module], width: int, heads: int) -> None:
+        super().__init__()
+        self.layer = layer(width, width, num_heads=heads, batch_first=True)
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        return self.layer(x, state)
+
+
+def make_mixer(name: str, width: int, heads: int) -> nn.Module:
+    from holdfast import nn as holdfast_nn
+
+    layer = getattr(holdfast_nn, MIXERS[name])
+    try:
+        if name in ("lstm", "gru", "elman"):
+            return TorchLikeMixer(layer, width, heads)
+        if name in ("rglru", "rotlru"):
+            return layer(width)
+        return layer(width, num_heads=heads)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--mixer {name} --width {width} --heads {heads}: {error}") from error
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = -(-8 * width // 3 // 16) * 16
+        self.enter = nn.Linear(width, 2 * hidden, bias=False)
+        self.leave = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.enter(x).chunk(2, dim=-1)
+        return self.leave(F.silu(gate) * value)
+
+
+class Block(nn.Module):
+    """A mixer over time, then a SwiGLU over channels, each behind a norm and added to what came in."""
+
+    def __init__(self, mixer: str, width: int, heads: int) -> None:
+        super().__init__()
+        self.mixer_norm = nn.RMSNorm(width, eps=1e-6)
+        self.mixer = make_mixer(mixer, width, heads)
+        self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
+        self.mlp = SwiGLU(width)
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        y, state = self.mixer(self.mixer_norm(x), state)
+        x = x + y
+        return x + self.mlp(self.mlp_norm(x)), state
+
+
+class LanguageModel(nn.Module):
+    """Bytes in, logits of the next byte out. The head shares the embedding's weights."""
+
+    def __init__(self, mixer: str, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(BYTES, width)
+        self.blocks = nn.ModuleList(Block(mixer, width, heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+
+    def forward(self, tokens: Tensor, states: list[Any] | None = None) -> tuple[Tensor, list[Any]]:
+        """Logits [B, T, 256] for tokens [B, T], and the state of every block to continue from."""
+        x = self.embedding(tokens)
+        after = []
+        for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
+            x, state = block(x, state)
+            after.append(state)
+        return F.linear(self.norm(x), self.embedding.weight), after
+
+
+def next_byte_loss(model: LanguageModel, windows: Tensor) -> Tensor:
+    """Mean loss in nats a byte over windows [B, T + 1]."""
+    logits, _ = model(windows[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def autocast(device: torch.device, dtype: str) -> torch.autocast:
+    """bfloat16 where asked for; otherwise a context that does nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")

@@ -1,0 +1,221 @@
+"""The training loop of `holdfast train lm`."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from . import checkpoint
+from .config import FREE_ON_RESUME, LanguageModelConfig
+from .device import choose_device, explained_memory_errors
+from .errors import UserError
+from .generate import generate, printable
+from .interrupt import Interrupt
+from .language_model import LanguageModel, autocast, count_parameters, next_byte_loss
+from .report import Report, sparkline
+from .schedule import learning_rate, make_optimizer, update
+from .text import Text, check_long_enough, read_text, training_batch, validation_windows
+
+PROMPT_BYTES = 48
+SAMPLE_BYTES = 400
+LONGEST_WARMUP = 200
+
+
+class Training:
+    """A model under training: everything that a checkpoint has to hold."""
+
+    def __init__(self, config: LanguageModelConfig, text: Text, device: torch.device) -> None:
+        self.config = config
+        self.text = text
+        self.device = device
+        torch.manual_seed(config.seed)
+        self.model = LanguageModel(config.mixer, config.layers, config.width, config.heads).to(device)
+        self.optimizer = make_optimizer(self.model, config.lr)
+        self.step = 0
+        self.losses: list[float] = []
+        self.validations: list[tuple[int, float]] = []
+        self._windows = torch.from_numpy(validation_windows(text, config.length))
+
+    def _on_device(self, windows: torch.Tensor) -> torch.Tensor:
+        return windows.to(self.device, torch.long)
+
+    def train_step(self) -> float:
+        """Takes one step; returns its loss in bits a byte."""
+        config = self.config
+        windows = training_batch(self.text, config.seed, self.step, config.batch, config.length)
+        with autocast(self.device, config.dtype):
+            loss = next_byte_loss(self.model, self._on_device(torch.from_numpy(windows)))
+        loss.backward()
+        warmup = min(LONGEST_WARMUP, max(1, config.steps // 10))
+        update(self.model, self.optimizer, learning_rate(self.step, config.steps, config.lr, warmup))
+        self.step += 1
+        self.losses.append(loss.item() / math.log(2))
+        return self.losses[-1]
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Bits a byte over the fixed validation windows."""
+        nats = 0.0
+        for windows in self._windows.split(self.config.batch):
+            with autocast(self.device, self.config.dtype):
+                nats += next_byte_loss(self.model, self._on_device(windows)).item() * len(windows)
+        self.validations.append((self.step, nats / len(self._windows) / math.log(2)))
+        return self.validations[-1][1]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "text": self.text.fingerprint,
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "validations": torch.tensor(self.validations, dtype=torch.float64).reshape(-1, 2),
+        }
+
+    def restore(self, saved: Mapping[str, Any], path: Path) -> None:
+        try:
+            checkpoint.check_fits(path, saved["model"], self.model)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            torch.set_rng_state(saved["rng"])
+            if self.device.type == "cuda" and saved["cuda_rng"] is not None:
+                torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
+            self.step = saved["step"]
+            self.losses = saved["losses"].tolist()
+            self.validations = [(int(step), value) for step, value in saved["validations"].tolist()]
+        except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} does not hold a whole training state: {error}") from error
+
+
+def resumed_config(saved: Mapping[str, Any], path: Path, given: Mapping[str, Any]) -> LanguageModelConfig:
+    """The checkpoint's settings; an option given now may only repeat them, but for those that change no result."""
+    try:
+        config = LanguageModelConfig.from_dict(saved["config"])
+    except (UserError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: {error}") from error
+    for name, value in given.items():
+        there = getattr(config, name)
+        if value is not None and value != there and name not in FREE_ON_RESUME:
+            option = name.replace("_", "-")
+            raise UserError(f"{path} was made with --{option} {there}, not {value}: leave --{option} out to resume")
+    return config.changed({name: given.get(name) for name in FREE_ON_RESUME})
+
+
+def start(
+    given: Mapping[str, Any], preset: Mapping[str, Any], device: torch.device, out: Path | None, resume: Path | None
+) -> Training:
+    """A fresh training, or the one that a checkpoint holds."""
+    if out is not None and out != resume and (out / checkpoint.NAME).exists():
+        raise UserError(f"{out} already holds a checkpoint: go on with --resume {out}, or choose another --out")
+    if resume is None:
+        config = LanguageModelConfig().changed(preset).changed(given)
+        config = config.changed({"threads": config.threads or torch.get_num_threads()})
+    else:
+        path = resume / checkpoint.NAME
+        saved = checkpoint.load(resume)
+        config = resumed_config(saved, path, given)
+    torch.set_num_threads(config.threads)
+    text = read_text(config.text, config.glob)
+    check_long_enough(text, config.length)
+    training = Training(config, text, device)
+    if resume is not None:
+        if saved.get("text") != text.fingerprint:
+            raise UserError(f"{path} was made on other text than {text.name} has now: name the same one with --text")
+        training.restore(saved, path)
+    return training
+
+
+def run_training(training: Training, report: Report, out: Path | None, interrupt: Interrupt) -> None:
+    """Steps until the end or an interrupt, validating and saving on the way."""
+    config = training.config
+
+    def save() -> None:
+        if out is not None:
+            checkpoint.save(out, training.state())
+
+    if not training.validations:
+        report.line(f"validation before training: {training.validate():.3f} bits a byte")
+        save()
+    spent, first = 0.0, training.step
+    while training.step < config.steps and interrupt.signal is None:
+        began = time.perf_counter()
+        loss = training.train_step()
+        spent += time.perf_counter() - began
+        if not math.isfinite(loss):
+            raise UserError(f"the loss is {loss} at step {training.step}: try a lower --lr than {config.lr}")
+        speed = (training.step - first) * config.batch * config.length / spent
+        report.step(training.step, f"loss {loss:.3f} bits a byte  {speed:,.0f} tokens/s")
+        is_last = training.step == config.steps
+        if training.step % config.validate_every == 0 or is_last:
+            report.line(f"validation after {training.step} steps: {training.validate():.3f} bits a byte")
+        if training.step % config.save_every == 0 or is_last:
+            save()
+    if interrupt.signal is not None and training.step < config.steps:
+        save()
+
+
+def summarise(training: Training, report: Report) -> None:
+    values = [value for _, value in training.validations]
+    rows = []
+    previous = 0
+    for step, value in training.validations:
+        trained = training.losses[previous:step]
+        rows.append((str(step), f"{sum(trained) / len(trained):.3f}" if trained else "", f"{value:.3f}"))
+        previous = step
+    report.table(("step", "training, mean", "validation"), rows, title="Bits a byte")
+    report.line(f"validation {values[0]:.3f} {sparkline(values)} {values[-1]:.3f}")
+
+
+def show_sample(training: Training, report: Report, prompt: str | None) -> None:
+    first = bytes(training.text.validation[:PROMPT_BYTES]) if prompt is None else prompt.encode()
+    with autocast(training.device, training.config.dtype):
+        made = generate(training.model, first, SAMPLE_BYTES, training.config.seed)
+    report.sample(printable(first), printable(made))
+
+
+def train_language_model(
+    given: Mapping[str, Any],
+    preset: Mapping[str, Any],
+    device_name: str = "auto",
+    out: Path | None = None,
+    resume: Path | None = None,
+    prompt: str | None = None,
+) -> int:
+    """Runs `holdfast train lm` and returns the exit status. None in `given` is an option that was not given."""
+    if prompt == "":
+        raise UserError("--prompt: expected at least one character")
+    console = Console()
+    device = choose_device(device_name)
+    with Interrupt() as interrupt, explained_memory_errors("try a smaller --batch, --length or --width"):
+        training = start(given, preset, device, out, resume)
+        config, text = training.config, training.text
+        out = out or resume
+        report = Report(console, config.steps)
+        report.line(
+            f"{config.mixer}, {config.layers} layers of width {config.width}, "
+            f"{count_parameters(training.model):,} parameters, {config.dtype} on {device}"
+        )
+        report.line(
+            f"{text.name}: {len(text.train):,} bytes to train on ({text.train_files} files), "
+            f"{len(text.validation):,} to validate on ({text.validation_files} files)"
+        )
+        if resume is not None:
+            report.line(f"resuming {resume} at step {training.step} of {config.steps}")
+        with report:
+            run_training(training, report, out, interrupt)
+        if interrupt.signal is not None:
+            how = f"go on with: holdfast train lm --resume {out}" if out else "nothing is saved without --out"
+            report.line(f"stopped at step {training.step} of {config.steps}; {how}")
+            return interrupt.exit_code
+        summarise(training, report)
+        show_sample(training, report, prompt)
+        if out is not None:
+            report.line(f"saved in {out / checkpoint.NAME}")
+    return 0

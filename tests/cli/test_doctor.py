@@ -1,0 +1,80 @@
+"""doctor passes where all is right, and names what is wrong where it is not."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from holdfast.cli.app import app
+from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.ops import matrix
+from holdfast.ops.verify import verify
+from holdfast.recurrences import RECURRENCES
+
+
+class Wrong(Chunked):
+    """chunked with one thing broken."""
+
+    name = "wrong"
+
+    def __init__(self, spoil: Callable, backward: bool = False) -> None:
+        self.spoil, self.in_backward = spoil, backward
+
+    def forward(self, plan, call, cu_seqlens):
+        o, state = super().forward(plan, call, cu_seqlens)
+        return (o, state) if self.in_backward else (self.spoil(o), state)
+
+    def backward(self, plan, call, cu_seqlens, grad_o, grad_final):
+        grads, grad_state = super().backward(plan, call, cu_seqlens, grad_o, grad_final)
+        if self.in_backward:
+            grads[0] = self.spoil(grads[0])
+        return grads, grad_state
+
+
+def fail(_):
+    raise RuntimeError("compiler crashed")
+
+
+def test_every_backend_is_right_here():
+    verdicts = list(verify(torch.device("cpu")))
+    assert {v.op for v in verdicts} == set(RECURRENCES)
+    assert [v for v in verdicts if v.status != "right"] == []
+    result = CliRunner().invoke(app, ["doctor", "--device", "cpu"])
+    assert result.exit_code == 0
+    assert "All backends that this machine can run are right." in result.output
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (Wrong(lambda x: x * 1.001), "relative error 1.0e-03 of output or gradient 0"),
+        (Wrong(lambda x: x * torch.nan), "relative error nan"),
+        (Wrong(lambda x: x * 1.001, backward=True), "relative error 1.0e-03 of output or gradient 2"),
+        (Wrong(fail), "RuntimeError: compiler crashed"),
+    ],
+)
+def test_a_wrong_backend_fails_by_name(monkeypatch, backend, said):
+    monkeypatch.setattr(matrix, "BACKENDS", (*matrix.BACKENDS, backend))
+    result = CliRunner().invoke(app, ["doctor", "--device", "cpu"])
+    assert result.exit_code == 1
+    assert f"wrong: simple_gla, backend wrong, on cpu: {said}" in result.output
+
+
+def test_a_backend_that_cannot_run_here_is_skipped_with_its_reason(monkeypatch):
+    class Elsewhere(Chunked):
+        name = "elsewhere"
+
+        def reject(self, problem, device):
+            return "needs an NVIDIA GPU"
+
+    monkeypatch.setattr(matrix, "BACKENDS", (*matrix.BACKENDS, Elsewhere()))
+    skipped = [v for v in verify(torch.device("cpu")) if v.status == "skipped"]
+    assert {v.detail for v in skipped} == {"needs an NVIDIA GPU"}
+
+
+def test_explain_prints_the_plan():
+    result = CliRunner().invoke(app, ["explain", "gla", "--shape", "B=4,T=4096,H=32,K=128,V=128", "--device", "h200"])
+    assert result.exit_code == 0
+    assert "runs     chunked chunk=64" in result.output
+    assert "not      reference: chunked comes first" in result.output

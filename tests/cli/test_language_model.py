@@ -1,0 +1,74 @@
+"""The model, its optimizer and its sample."""
+
+import pytest
+import torch
+
+from holdfast.cli.config import MIXERS
+from holdfast.cli.errors import UserError
+from holdfast.cli.generate import generate, printable
+from holdfast.cli.language_model import LanguageModel, next_byte_loss
+from holdfast.cli.schedule import learning_rate, make_optimizer
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_one_byte_at_a_time_equals_the_whole(mixer):
+    model = LanguageModel(mixer, layers=2, width=32, heads=2).double()
+    tokens = torch.randint(256, (2, 70))
+    with torch.no_grad():
+        whole, _ = model(tokens)
+        logits, states = model(tokens[:, :60])
+        pieces = [logits]
+        for t in range(60, 70):
+            logits, states = model(tokens[:, t : t + 1], states)
+            pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_weight_learns(mixer):
+    model = LanguageModel(mixer, layers=1, width=16, heads=2)
+    next_byte_loss(model, torch.randint(256, (2, 20))).backward()
+    assert [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()] == []
+
+
+def test_the_likeliest_bytes_are_those_of_the_whole_forward():
+    model = LanguageModel("gla", layers=2, width=32, heads=2)
+    made = generate(model, b"def ", 20, temperature=0)
+    with torch.no_grad():
+        logits, _ = model(torch.tensor([list(b"def " + made)]))
+    assert bytes(logits[0, 3:-1].argmax(-1).tolist()) == made
+
+
+def test_a_sample_repeats_with_its_seed_and_leaves_the_global_one_alone():
+    model = LanguageModel("gla", layers=1, width=16, heads=2)
+    before = torch.get_rng_state()
+    first = generate(model, b"a", 30, seed=5)
+    assert generate(model, b"a", 30, seed=5) == first
+    assert generate(model, b"a", 30, seed=6) != first
+    assert torch.get_rng_state().equal(before)
+
+
+def test_a_sample_cannot_steer_the_terminal():
+    assert printable(b"a\x1b[2J\tb\r\n\xff\x00") == "a\ufffd[2J b\ufffd\n\ufffd\ufffd"
+
+
+def test_sizes_that_a_mixer_refuses_are_options():
+    with pytest.raises(UserError, match="--mixer lstm --width 10 --heads 4: "):
+        LanguageModel("lstm", layers=1, width=10, heads=4)
+
+
+def test_only_matrices_decay():
+    model = LanguageModel("gla", layers=1, width=16, heads=2)
+    decayed, free = make_optimizer(model, 1e-3).param_groups
+    assert {p.ndim for p in free["params"]} == {1}
+    assert all(p.ndim >= 2 for p in decayed["params"])
+    assert (decayed["weight_decay"] > 0, free["weight_decay"]) == (True, 0)
+    assert len(decayed["params"]) + len(free["params"]) == len(list(model.parameters()))
+
+
+def test_the_learning_rate_rises_and_falls_to_a_tenth():
+    rates = [learning_rate(step, 100, 1.0, 10) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == 1
+    assert rates[100] == pytest.approx(0.1)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
