@@ -14,7 +14,7 @@ def pull_back(
     with torch.inference_mode(False), torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]
         outputs = run(*leaves)
-        # copies, because a gradient that passes through unchanged is the very tensor, and ops must not return their inputs
+        # copies, because a gradient that passes through unchanged is the very tensor, which an op must not return
         copies = [None if g is None else g.to(o.dtype, copy=True) for o, g in zip(outputs, grads, strict=True)]
         pairs = [(o, g) for o, g in zip(outputs, copies, strict=True) if g is not None and o.requires_grad]
         if not pairs:

@@ -52,6 +52,7 @@ class Reference:
         for rows, steps in _pieces(cu_seqlens, call.x):
             found, grad_state[rows] = segments.backward(
                 _step,
+                lambda pieces, state: _step(pieces, state)[1],
                 [None if x is None else x[:, steps] for x in inputs],
                 state[rows],
                 steps.stop - steps.start,

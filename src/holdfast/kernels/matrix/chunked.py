@@ -6,6 +6,9 @@ The delta rule replaces beta v by U - W S, the WY form: (I + L) [U | W] = beta [
 L = strictly lower(beta (k k^T) * decay) (Yang et al. 2024, arXiv:2406.06484, with the decay of arXiv:2412.06464).
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +17,7 @@ from holdfast.planner import Device, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import compute_dtype, normalize
 
-from . import decay, runner
+from . import chunks, decay, runner
 
 
 class Chunked:
@@ -40,50 +43,74 @@ class Chunked:
         return runner.backward(_step(plan["chunk"]), plan["segment"], call, cu_seqlens, grad_o, grad_final)
 
 
+@dataclass(frozen=True)
+class ChunkedCall:
+    """A call cut into chunks, in the compute dtype: q, k [B, H, n, C, K], v [B, H, n, C, V (+ 1)].
+
+    rows: log decay of each row of the state, [B, H, n, C, K or 1]. beta: [B, H, n, C, 1].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rows: Tensor
+    beta: Tensor | None
+    state: Tensor
+    delta: bool
+
+    @staticmethod
+    def of(call: MatrixCall, chunk: int) -> "ChunkedCall":
+        dtype, heads = compute_dtype(call.v.dtype), call.v.shape[2]
+
+        q, k = (chunks.cut_heads(x.to(dtype), heads, chunk) for x in (call.q, call.k))
+        v = chunks.cut(call.v.to(dtype), chunk)
+        if call.norm_floor is not None:
+            v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+        if call.g is None:
+            rows = v.new_zeros(1, 1, *v.shape[2:4], 1)
+        else:
+            g = decay.clamp_log(chunks.cut(call.g.to(dtype), chunk))
+            rows = g if g.dim() == 5 else g[..., None]
+        beta = None if call.beta is None else chunks.cut(call.beta.to(dtype), chunk)[..., None]
+        return ChunkedCall(q, k, v, rows, beta, call.initial_state.to(dtype), call.delta)
+
+    @cached_property
+    def within(self) -> Tensor:
+        """A scalar decay from each token to each later one, [B, H, n, C, C]."""
+        return decay.between(self.rows[..., 0])
+
+    def states(self) -> tuple[Tensor, Tensor]:
+        """S_0 .. S_n [B, H, n + 1, K, V], and what each token writes beside its key [B, H, n, C, V]."""
+        k_out = (self.k * decay.to_end(self.rows)).mT
+        total = self.rows.sum(-2)
+        if not self.delta:
+            write = self.v if self.beta is None else self.beta * self.v
+            return _additive_states(self.state, k_out @ write, total), write
+        u, w = _wy(self.k, self.v, self.within, decay.to_here(self.rows), self.beta)
+        states = _delta_states(self.state, k_out @ w, k_out @ u, total)
+        return states, u - w @ states[:, :, :-1]
+
+    def scores(self) -> Tensor:
+        """Causal q . k with the decay from key to query, [B, H, n, C, C]."""
+        if self.rows.shape[-1] > 1:
+            return decay.scores(self.q, self.k, self.rows)
+        return (self.q @ self.k.mT) * self.within
+
+
 def _step(chunk: int) -> runner.Step:
-    return lambda call: _run(call, chunk)
-
-
-def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """[B, T, H, ...] -> [B, H, n, C, ...], the tail filled with zeros, which leave the state as it is."""
-    pad = -x.shape[1] % chunk
-    if pad:
-        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, pad))
-    return x.unflatten(1, (-1, chunk)).movedim(3, 1)
+    return runner.Step(
+        run=lambda call: _run(call, chunk), advance=lambda call: ChunkedCall.of(call, chunk).states()[0][:, :, -1]
+    )
 
 
 def _run(call: MatrixCall, chunk: int) -> tuple[Tensor, Tensor]:
-    dtype = compute_dtype(call.v.dtype)
-    length, heads = call.v.shape[1:3]
-    v = _chunks(call.v.to(dtype), chunk)
-    q, k = (_chunks(x.to(dtype).repeat_interleave(heads // x.shape[2], 2), chunk) for x in (call.q, call.k))
+    cut = ChunkedCall.of(call, chunk)
+    states, write = cut.states()
+    entering = (cut.q * decay.to_here(cut.rows)) @ states[:, :, :-1]
+    o = torch.baddbmm(entering.flatten(0, 2), cut.scores().flatten(0, 2), write.flatten(0, 2))
+    o = chunks.join(call.scale * o.view_as(write), call.v.shape[1])
     if call.norm_floor is not None:
-        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    if call.g is None:
-        g = v.new_zeros(1, 1, *v.shape[2:4])
-    else:
-        g = decay.clamp_log(_chunks(call.g.to(dtype), chunk))
-    beta = None if call.beta is None else _chunks(call.beta.to(dtype), chunk)[..., None]
-    state = call.initial_state.to(dtype)
-
-    rows = g if g.dim() == 5 else g[..., None]  # [B, H, n, C, K or 1]
-    q_in = q * decay.to_here(rows, -2)
-    k_out = k * decay.to_end(rows, -2)
-    total = rows.sum(-2)  # log decay of each chunk, [B, H, n, K or 1]
-    if call.delta:
-        within = decay.between(g)
-        u, w = _wy(k, v, within, decay.to_here(rows, -2), beta)
-        states = _delta_states(state, k_out.mT @ w, k_out.mT @ u, total)
-        write = u - w @ states[:, :, :-1]
-        p = (q @ k.mT) * within
-    else:
-        write = v if beta is None else beta * v
-        states = _additive_states(state, k_out.mT @ write, total)
-        p = decay.scores(q, k, g) if g.dim() == 5 else (q @ k.mT) * decay.between(g)
-    o = call.scale * (p @ write + q_in @ states[:, :, :-1])
-    o = o.movedim(1, 3).flatten(1, 2)[:, :length]
-    if call.norm_floor is not None:
-        o = normalize(o, call.norm_floor.to(dtype), call.eps)
+        o = normalize(o, call.norm_floor.to(o.dtype), call.eps)
     return o, states[:, :, -1]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from holdfast.kernels.common.pullback import pull_back
 from holdfast.planner import Device, Plan, Problem
 
-from . import decay
+from . import chunks, decay
 from .intra_chunk import IntraChunkCall
 
 _TOKENWISE = ("q", "k", "v", "g", "gate")
@@ -39,23 +39,23 @@ class ChunkedIntraChunk:
             for name in _TENSORS
             if (x := getattr(call, name)) is not None
         }
-        for piece, steps, chunks in _pieces(call, plan["chunks"]):
+        for piece, steps, group in _pieces(call, plan["chunks"]):
 
             def run(*leaves: Tensor, piece: IntraChunkCall = piece) -> tuple[Tensor]:
                 return (_run(piece._replace(**dict(zip(grads, leaves, strict=True)))),)
 
             found = pull_back(run, [getattr(piece, name) for name in grads], [grad_o[:, steps]])
             for name, grad in zip(grads, found, strict=True):
-                grads[name][:, chunks if name == "states" else steps] = grad
+                grads[name][:, group if name == "states" else steps] = grad
         return [grads.get(name) for name in _TENSORS]
 
 
-def _pieces(call: IntraChunkCall, chunks: int) -> list[tuple[IntraChunkCall, slice, slice]]:
+def _pieces(call: IntraChunkCall, count: int) -> list[tuple[IntraChunkCall, slice, slice]]:
     """The call cut into some chunks each, with its steps and chunks."""
     length, pieces = call.v.shape[1], []
-    for start in range(0, length, chunks * call.chunk_size):
-        steps = slice(start, min(start + chunks * call.chunk_size, length))
-        group = slice(start // call.chunk_size, start // call.chunk_size + chunks)
+    for start in range(0, length, count * call.chunk_size):
+        steps = slice(start, min(start + count * call.chunk_size, length))
+        group = slice(start // call.chunk_size, start // call.chunk_size + count)
         cut = {name: x[:, steps] for name in _TOKENWISE if (x := getattr(call, name)) is not None}
         if call.states is not None:
             cut["states"] = call.states[:, group]
@@ -63,25 +63,19 @@ def _pieces(call: IntraChunkCall, chunks: int) -> list[tuple[IntraChunkCall, sli
     return pieces
 
 
-def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """[B, T, H, ...] -> [B, H, n, C, ...], the tail filled with zeros."""
-    pad = -x.shape[1] % chunk
-    return F.pad(x, (0, 0) * (x.dim() - 2) + (0, pad)).unflatten(1, (-1, chunk)).movedim(3, 1)
-
-
 def _run(call: IntraChunkCall) -> Tensor:
-    dtype = torch.promote_types(call.v.dtype, torch.float32)
+    dtype, size = torch.promote_types(call.v.dtype, torch.float32), call.chunk_size
     length, heads = call.v.shape[1:3]
-    q, k = (_chunks(x.to(dtype).repeat_interleave(heads // x.shape[2], 2), call.chunk_size) for x in (call.q, call.k))
-    v = _chunks(call.v.to(dtype), call.chunk_size)
+    q, k = (chunks.cut_heads(x.to(dtype), heads, size) for x in (call.q, call.k))
+    v = chunks.cut(call.v.to(dtype), size)
     if call.g is None:
         g = v.new_zeros(1, 1, *v.shape[2:4])
     else:
-        g = decay.clamp_log(_chunks(call.g.to(dtype), call.chunk_size))
+        g = decay.clamp_log(chunks.cut(call.g.to(dtype), size))
     o = ((q @ k.mT) * decay.between(g)) @ v
     if call.states is not None:
-        o = o + (q * decay.to_here(g, -1)[..., None]) @ call.states.to(dtype).movedim(1, 2)
-    o = call.scale * o.movedim(1, 3).flatten(1, 2)[:, :length]
+        o = o + (q * decay.to_here(g[..., None])) @ call.states.to(dtype).movedim(1, 2)
+    o = chunks.join(call.scale * o, length)
     if call.gate is not None:
         gate = call.gate.to(dtype)
         o = o * (F.silu(gate) if call.gate_activation == "silu" else gate.sigmoid())

@@ -14,16 +14,15 @@ def clamp_log(g: Tensor) -> Tensor:
     return g.clamp_min(_FLOOR)
 
 
-def to_here(g: Tensor, dim: int) -> Tensor:
-    """exp(g_1 + ... + g_t): the decay from the start of the axis to each position, that position's own included."""
-    return g.cumsum(dim).exp()
+def to_here(g: Tensor) -> Tensor:
+    """[..., C, K] -> exp(g_1 + ... + g_t): the decay from the start to each position, that position's own included."""
+    return g.cumsum(-2).exp()
 
 
-def to_end(g: Tensor, dim: int) -> Tensor:
-    """exp(g_{t+1} + ... + g_C): the decay from each position to the end of the axis."""
-    # the sum runs from the end, so that small late decays are not lost in a large early one
-    after = torch.cat([g.narrow(dim, 1, g.shape[dim] - 1), torch.zeros_like(g.narrow(dim, 0, 1))], dim)
-    return after.flip(dim).cumsum(dim).flip(dim).exp()
+def to_end(g: Tensor) -> Tensor:
+    """[..., C, K] -> exp(g_{t+1} + ... + g_C): the decay from each position to the end."""
+    # a product sums each row afresh: no large early decay is taken away from a small late one
+    return (g.new_ones(g.shape[-2], g.shape[-2]).triu(1) @ g).exp()
 
 
 def between(g: Tensor) -> Tensor:
@@ -31,10 +30,10 @@ def between(g: Tensor) -> Tensor:
     # sums over any window come from a difference: float64 keeps it exact to float32 beside decays of -1e4 a step
     total = g.double().cumsum(-1)
     window = (total[..., :, None] - total[..., None, :]).to(g.dtype)
-    past = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril(-1)
+    future = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).triu()
     # the diagonal is 1 whatever g: kept apart, its large terms do not cancel in the gradient and drown small ones
     diagonal = torch.eye(g.shape[-1], dtype=g.dtype, device=g.device)
-    return window.masked_fill(~past, -torch.inf).exp() + diagonal
+    return window.masked_fill_(future, -torch.inf).exp_() + diagonal
 
 
 def scores(q: Tensor, k: Tensor, g: Tensor) -> Tensor:
@@ -49,7 +48,10 @@ def scores(q: Tensor, k: Tensor, g: Tensor) -> Tensor:
         return (q * k).sum(-1, keepdim=True)
     half = size // 2
     left, right = (slice(0, half), slice(half, None))
-    corner = (q[..., right, :] * to_here(g[..., right, :], -2)) @ (k[..., left, :] * to_end(g[..., left, :], -2)).mT
+    # one product forms both sums: from each key to the end of its half, from the start of its half to each query
+    ones = g.new_ones(half, half)
+    factor = (torch.block_diag(ones.triu(1), ones.tril()) @ g).exp()
+    corner = (q[..., right, :] * factor[..., right, :]) @ (k[..., left, :] * factor[..., left, :]).mT
 
     def halves(x: Tensor) -> Tensor:
         return x.reshape(*lead, 2, half, width)

@@ -8,6 +8,8 @@ from holdfast.recurrences.oracle_matrix import matrix_steps
 
 from . import runner
 
+_STEP = runner.Step(run=matrix_steps, advance=lambda call: matrix_steps(call)[1])
+
 
 class Reference:
     """Runs the family's oracle. Its backward keeps the intermediates of one segment of steps at a time."""
@@ -21,9 +23,9 @@ class Reference:
         return Plan(self.name, (("segment", 64),))
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        return runner.forward(matrix_steps, plan["segment"], call, cu_seqlens)
+        return runner.forward(_STEP, plan["segment"], call, cu_seqlens)
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor]:
-        return runner.backward(matrix_steps, plan["segment"], call, cu_seqlens, grad_o, grad_final)
+        return runner.backward(_STEP, plan["segment"], call, cu_seqlens, grad_o, grad_final)

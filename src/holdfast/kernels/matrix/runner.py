@@ -1,6 +1,8 @@
 """What the PyTorch backends of the matrix family share: precision, packing and recomputation around one step."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,8 +11,18 @@ from holdfast.kernels.common import segments, varlen
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import compute_dtype
 
-# a differentiable (call of equal-length sequences) -> (o, final state), both in the compute dtype
-Step = Callable[[MatrixCall], tuple[Tensor, Tensor]]
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a backend does with a call of equal-length sequences, in the compute dtype.
+
+    run: -> (o, final state), differentiable. advance: -> the final state alone.
+    """
+
+    run: Callable[[MatrixCall], tuple[Tensor, Tensor]]
+    advance: Callable[[MatrixCall], Tensor]
+
+
 _TOKENWISE = ("q", "k", "v", "g", "beta", "norm_floor")
 
 
@@ -21,17 +33,16 @@ def _initial_state(call: MatrixCall, sequences: int) -> Tensor:
     return call.v.new_zeros(sequences, heads, call.k.shape[3], columns, dtype=compute_dtype(call.v.dtype))
 
 
-def _segment_step(step: Step, call: MatrixCall) -> segments.Step:
-    def run(inputs: segments.Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        return step(call._replace(**dict(zip(_TOKENWISE, inputs, strict=True)), initial_state=state))
-
-    return run
+def _on_segments(function: Callable[[MatrixCall], Any], call: MatrixCall) -> Callable[[segments.Inputs, Tensor], Any]:
+    return lambda inputs, state: function(
+        call._replace(**dict(zip(_TOKENWISE, inputs, strict=True)), initial_state=state)
+    )
 
 
 def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """o [B, T, H, V] in v's dtype and the final state [N, H, K, V (+ 1)]."""
     batch, length = call.v.shape[:2]
-    run = _segment_step(step, call)
+    run = _on_segments(step.run, call)
     out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     inputs = [getattr(call, name) for name in _TOKENWISE]
     if cu_seqlens is None:
@@ -60,7 +71,7 @@ def backward(
 ) -> tuple[list[Tensor | None], Tensor]:
     """Gradients of forward: of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state."""
     batch, length = call.v.shape[:2]
-    run = _segment_step(step, call)
+    run, advance = _on_segments(step.run, call), _on_segments(step.advance, call)
     inputs = [getattr(call, name) for name in _TOKENWISE]
     bounds = None if cu_seqlens is None else varlen.sequence_bounds(cu_seqlens, length)
     state = _initial_state(call, batch if bounds is None else len(bounds) - 1)
@@ -68,13 +79,14 @@ def backward(
     if length == 0:
         return [None if x is None else torch.zeros_like(x) for x in inputs], grad_state.clone()
     if bounds is None:
-        return segments.backward(run, inputs, state, length, segment, grad_o, grad_state)
+        return segments.backward(run, advance, inputs, state, length, segment, grad_o, grad_state)
     grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     grad_state = grad_state.clone()
     for bucket in varlen.buckets(bounds, state.device):
         padded = [None if x is None else bucket.gather(x) for x in inputs]
         found, grad_state[bucket.sequences] = segments.backward(
             run,
+            advance,
             padded,
             state[bucket.sequences],
             bucket.index.shape[1],
