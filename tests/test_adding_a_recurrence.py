@@ -28,19 +28,22 @@ def follow(page: str, root: Path) -> None:
     """Creates the files that the page names and inserts the lines that it says to add."""
     step = re.compile(
         r"Create `(?P<new>[^`]+)`:|(?:In `(?P<file>[^`]+)`, |and )after the line `(?P<line>[^`]+)`, add:"
-        r"|```python\n(?P<code>.*?)```",
+        r"|```(?:python)?\n(?P<code>.*?)```",
         re.S,
     )
     path = line = None
+    is_asked_for = False
     for found in step.finditer(page):
         if found["new"]:
-            path, line = root / found["new"], None
+            path, line, is_asked_for = root / found["new"], None, True
         elif found["line"]:
-            path, line = root / found["file"] if found["file"] else path, found["line"]
-        elif line is None:
-            assert not path.exists(), f"{path} is there already"
-            path.write_text(found["code"])
-        else:
+            path, line, is_asked_for = root / found["file"] if found["file"] else path, found["line"], True
+        elif is_asked_for:
+            is_asked_for = False
+            if line is None:
+                assert not path.exists(), f"{path} is there already"
+                path.write_text(found["code"])
+                continue
             lines = path.read_text().splitlines()
             assert lines.count(line) == 1, f"{line!r} stands {lines.count(line)} times in {path}"
             lines[lines.index(line) + 1 : lines.index(line) + 1] = found["code"].splitlines()
