@@ -14,7 +14,7 @@ every_op = pytest.mark.parametrize("name", RECURRENCES)
 
 def test_every_backend_is_right():
     verdicts = list(verify(torch.device("cuda")))
-    assert {v.op for v in verdicts} == set(RECURRENCES)
+    assert {v.op for v in verdicts} >= set(RECURRENCES)
     assert [v for v in verdicts if v.status == "wrong"] == []
 
 

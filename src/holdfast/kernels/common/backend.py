@@ -27,17 +27,25 @@ class Backend(Protocol):
     def backward(self, plan: Plan, *args: Any) -> Any: ...
 
 
+class Rejected(ValueError):
+    """A backend that was asked for by name cannot serve the call; reason says why."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 def choose(backends: Sequence[Backend], problem: Problem, device: Device, name: str | None) -> Backend:
     """The first backend without a rejection, or the named one.
 
-    Raises ValueError for an unknown name, for a named backend that cannot serve the problem, and, with every reason,
-    when none can.
+    Raises ValueError for an unknown name and, with every reason, when no backend can serve the problem; Rejected, a
+    ValueError, for a named backend that cannot.
     """
     if name:
         for backend in backends:
             if backend.name == name:
                 if reason := backend.reject(problem, device):
-                    raise ValueError(f"backend: {name!r} cannot run {problem.op} here: {reason}")
+                    raise Rejected(f"backend: {name!r} cannot run {problem.op} here: {reason}", reason)
                 return backend
         known = ", ".join(repr(backend.name) for backend in backends)
         raise ValueError(f"backend: expected one of {known} for {problem.op}; got {name!r}")
