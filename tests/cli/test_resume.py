@@ -52,7 +52,7 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path, text_file, command,
     assert killed.wait() == -signal.SIGKILL
     reached = checkpoint.load(tmp_path / "killed")["step"]
     assert 50 < reached < 120
-    resumed = holdfast("train", "lm", "--resume", tmp_path / "killed")
+    resumed = holdfast("train", "lm", "--device", "cpu", "--resume", tmp_path / "killed")
     assert resumed.returncode == 0, resumed.stderr
     assert f"at step {reached} of 120" in resumed.stdout
     assert same(checkpoint.load(tmp_path / "whole"), checkpoint.load(tmp_path / "killed"))

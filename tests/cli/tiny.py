@@ -4,7 +4,22 @@ import random
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-TINY = ("--mixer", "gla", "--layers", "1", "--width", "16", "--heads", "2", "--length", "16", "--batch", "2")
+TINY = (
+    "--mixer",
+    "gla",
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--length",
+    "16",
+    "--batch",
+    "2",
+    "--device",
+    "cpu",
+)
 WORDS = ["state", "gate", "decay", "head", "chunk", "write", "read", "carry", "scan", "fold", "cell", "norm"]
 
 

@@ -48,6 +48,14 @@ def test_sizes_and_plan_values_are_read_by_name():
         Plan("chunked")["stages"]
 
 
+def test_a_driver_name_is_recognised():
+    assert Device.recognised("NVIDIA H200") == Device.named("h200")
+    assert Device.recognised("NVIDIA GeForce RTX 4090").name == "rtx4090"
+    assert Device.recognised("NVIDIA A100-SXM4-80GB").name == "a100"
+    assert Device.recognised("NVIDIA A40").name == "a40"
+    assert Device.recognised("NVIDIA GeForce GTX 1080") is None
+
+
 def test_an_unknown_device_name_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"device: expected one of .*h200.*; got 'h900'"):
         Device.named("h900")

@@ -1,10 +1,14 @@
 """The PyTorch backends on an NVIDIA GPU: the same answers, under CUDA graphs and autocast too."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import holdfast
+from holdfast.kernels.common.backend import describe
 from holdfast.ops.verify import verify
+from holdfast.planner import Device
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parity import leaves
 
@@ -16,6 +20,16 @@ def test_every_backend_is_right():
     verdicts = list(verify(torch.device("cuda")))
     assert {v.op for v in verdicts} >= set(RECURRENCES)
     assert [v for v in verdicts if v.status == "wrong"] == []
+
+
+def test_the_card_is_described_by_its_driver():
+    card, here = torch.cuda.get_device_properties(0), describe(torch.device("cuda", 0))
+    assert (here.kind, here.name, here.capability) == ("cuda", card.name, (card.major, card.minor))
+    assert here.sms == card.multi_processor_count
+    known = Device.recognised(card.name)
+    if known is not None:
+        # the table has to be right about the cards that it names
+        assert replace(here, name=known.name) == known
 
 
 @every_op

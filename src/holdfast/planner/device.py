@@ -2,18 +2,43 @@
 
 from dataclasses import dataclass
 
+KIB = 1024
+MIB = 1024 * KIB
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A processor, described by plain numbers.
+    """A processor, described by plain numbers; a number that is not known is None.
 
     kind is torch's device type ("cpu", "cuda", "mps", ...); name is what people call the processor.
     capability is CUDA's compute capability, (9, 0) on Hopper, and None off CUDA.
+    sms: streaming multiprocessors.
+    registers_per_sm, registers_per_block, registers_per_thread: of 32 bits.
+    shared_per_sm, shared_per_block: bytes of shared memory; a block's is what it can opt into.
+    threads_per_block, threads_per_sm: at most so many.
+    l2_bytes: bytes of the last cache before memory.
+    bandwidth: bytes a second of device memory, as the vendor states it.
+    tensor_rate: bf16 operations a second of the tensor cores, dense, accumulated in float32; a multiply-add is two.
+    fp32_rate: float32 operations a second outside of them.
+    max_cluster: blocks that can share a cluster, 1 where there are none; more than 8 are not portable.
     """
 
     kind: str
     name: str
     capability: tuple[int, int] | None = None
+    sms: int | None = None
+    registers_per_sm: int | None = None
+    registers_per_block: int | None = None
+    registers_per_thread: int | None = None
+    shared_per_sm: int | None = None
+    shared_per_block: int | None = None
+    threads_per_block: int | None = None
+    threads_per_sm: int | None = None
+    l2_bytes: int | None = None
+    bandwidth: float | None = None
+    tensor_rate: float | None = None
+    fp32_rate: float | None = None
+    max_cluster: int | None = None
 
     @staticmethod
     def named(name: str) -> "Device":
@@ -26,13 +51,56 @@ class Device:
         except KeyError:
             raise ValueError(f"device: expected one of {', '.join(sorted(_NAMED))}; got {name!r}") from None
 
+    @staticmethod
+    def recognised(name: str) -> "Device | None":
+        """The known device that a driver's name such as "NVIDIA H200" speaks of, or None."""
+        plain = name.lower().replace(" ", "")
+        return next((device for key, device in _NAMED.items() if device.kind == "cuda" and key in plain), None)
 
+
+def _gpu(
+    name: str,
+    capability: tuple[int, int],
+    sms: int,
+    shared_per_sm: int,
+    threads_per_sm: int,
+    l2_bytes: int,
+    bandwidth: float,
+    tensor_rate: float,
+    fp32_rate: float,
+) -> Device:
+    """What differs between NVIDIA's GPUs; the rest has been the same since compute capability 8.0."""
+    return Device(
+        kind="cuda",
+        name=name,
+        capability=capability,
+        sms=sms,
+        registers_per_sm=65536,
+        registers_per_block=65536,
+        registers_per_thread=255,
+        shared_per_sm=shared_per_sm,
+        # CUDA keeps 1 KiB a block for itself.
+        shared_per_block=shared_per_sm - KIB,
+        threads_per_block=1024,
+        threads_per_sm=threads_per_sm,
+        l2_bytes=l2_bytes,
+        bandwidth=bandwidth,
+        tensor_rate=tensor_rate,
+        fp32_rate=fp32_rate,
+        max_cluster=16 if capability >= (9, 0) else 1,
+    )
+
+
+# Limits: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Rates, SMs and caches:
+# NVIDIA's data sheets of H200, H100 and A100 (SXM, 80 GB) and A40, and the architecture white papers of Hopper (H100),
+# Ampere (A100; GA102 for the RTX 3090 and A40) and Ada (RTX 4090). Rates are dense, at boost clock. The H200's cache
+# is what its driver reports.
 _NAMED = {
     "cpu": Device("cpu", "cpu"),
-    "h200": Device("cuda", "h200", (9, 0)),
-    "h100": Device("cuda", "h100", (9, 0)),
-    "a100": Device("cuda", "a100", (8, 0)),
-    "a40": Device("cuda", "a40", (8, 6)),
-    "rtx4090": Device("cuda", "rtx4090", (8, 9)),
-    "rtx3090": Device("cuda", "rtx3090", (8, 6)),
+    "h200": _gpu("h200", (9, 0), 132, 228 * KIB, 2048, 60 * MIB, 4.8e12, 989e12, 67e12),
+    "h100": _gpu("h100", (9, 0), 132, 228 * KIB, 2048, 50 * MIB, 3.35e12, 989e12, 67e12),
+    "a100": _gpu("a100", (8, 0), 108, 164 * KIB, 2048, 40 * MIB, 2.039e12, 312e12, 19.5e12),
+    "a40": _gpu("a40", (8, 6), 84, 100 * KIB, 1536, 6 * MIB, 696e9, 149.7e12, 37.4e12),
+    "rtx4090": _gpu("rtx4090", (8, 9), 128, 100 * KIB, 1536, 72 * MIB, 1008e9, 165.2e12, 82.6e12),
+    "rtx3090": _gpu("rtx3090", (8, 6), 82, 100 * KIB, 1536, 6 * MIB, 936e9, 71e12, 35.6e12),
 }

@@ -1,6 +1,7 @@
 """What a backend is, and how one is chosen."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -60,8 +61,19 @@ def choose(backends: Sequence[Backend], problem: Problem, device: Device, name: 
 
 @lru_cache(maxsize=64)
 def describe(device: torch.device) -> Device:
-    """The planner's description of a torch device."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        return Device("cuda", name, torch.cuda.get_device_capability(device))
-    return Device(device.type, device.type)
+    """The planner's description of a torch device: what the driver says, rates from the table of known devices."""
+    if device.type != "cuda":
+        return Device(device.type, device.type)
+    card = torch.cuda.get_device_properties(device)
+    known = Device.recognised(card.name) or Device("cuda", card.name)
+    return replace(
+        known,
+        name=card.name,
+        capability=(card.major, card.minor),
+        sms=card.multi_processor_count,
+        registers_per_sm=card.regs_per_multiprocessor,
+        shared_per_sm=card.shared_memory_per_multiprocessor,
+        shared_per_block=card.shared_memory_per_block_optin,
+        threads_per_sm=card.max_threads_per_multi_processor,
+        l2_bytes=card.L2_cache_size,
+    )

@@ -1,0 +1,69 @@
+"""Constraints as they are written: `rows * cols * 2 <= smem`, `divides(16, rows)`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from .expression import Expression, Variable
+
+HOLDS: dict[str, Callable[[int, int], bool]] = {
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+class Constraint:
+    """A relation between two expressions, to be handed to Model.add."""
+
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: Expression, right: Expression) -> None:
+        self.left = left
+        self.right = right
+
+    def holds(self, values: Mapping[Variable, int]) -> bool:
+        raise NotImplementedError
+
+    def variables(self) -> list[Variable]:
+        """Each variable once, in the order of writing."""
+        return list(dict.fromkeys([*self.left.variables(), *self.right.variables()]))
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"the constraint {self} is neither true nor false before the model is solved; "
+            "a chain such as a < b < c is two constraints: model.add(a < b) and model.add(b < c)"
+        )
+
+
+class Comparison(Constraint):
+    __slots__ = ("sign",)
+
+    def __init__(self, left: Expression, sign: str, right: Expression) -> None:
+        super().__init__(left, right)
+        self.sign = sign
+
+    def holds(self, values: Mapping[Variable, int]) -> bool:
+        return HOLDS[self.sign](self.left.value(values), self.right.value(values))
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.sign} {self.right}"
+
+
+class Divisibility(Constraint):
+    """left divides right; 0 divides 0 alone."""
+
+    __slots__ = ()
+
+    def holds(self, values: Mapping[Variable, int]) -> bool:
+        divisor, multiple = self.left.value(values), self.right.value(values)
+        return multiple % divisor == 0 if divisor else multiple == 0
+
+    def __str__(self) -> str:
+        return f"divides({self.left}, {self.right})"

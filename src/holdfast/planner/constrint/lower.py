@@ -1,0 +1,177 @@
+"""Turns expressions and constraints, as written, into numbers and the rules between them.
+
+Sums become one linear form per constraint; each product, power, division and extreme becomes one number of its own,
+shared by all that mention it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from .constraint import Comparison, Constraint, Divisibility
+from .domain import Domain, interval
+from .expression import Constant, Expression, Extreme, Power, Product, Quotient, Sum, Variable
+from .nonlinear import Divide, Divides, Largest, Multiply, Raise
+from .propagate import AtMostZero, IsNotZero, IsZero, Linear, Network, Rule
+
+# sum(coefficient * node) + constant
+Form = tuple[dict[int, int], int]
+
+
+class Lowering:
+    """domains: those of the variables first, then one a number that stands for an expression."""
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        self.domains: list[Domain] = [variable.domain for variable in variables]
+        self.rules: list[Rule] = []
+        self.known: dict[tuple, int] = {}
+        self.is_impossible = False
+
+    def network(self) -> Network:
+        return Network(self.rules, len(self.domains))
+
+    def add(self, constraint: Constraint) -> None:
+        if isinstance(constraint, Divisibility):
+            divisor, multiple = self.node(constraint.left), self.node(constraint.right)
+            self.rules.append(Divides(divisor, multiple))
+        elif isinstance(constraint, Comparison):
+            self.compare(constraint)
+        else:
+            raise TypeError(f"model.add: expected a constraint; got {constraint!r}")
+
+    def compare(self, constraint: Comparison) -> None:
+        """left - right + constant is zero, not zero, or at most zero."""
+        sign = constraint.sign
+        left, right = self.form(constraint.left), self.form(constraint.right)
+        if sign in (">=", ">"):
+            left, right = right, left
+        terms, constant = combine([(1, left), (-1, right)])
+        if sign in ("<", ">"):
+            constant += 1
+        kind: type[Linear] = {"==": IsZero, "!=": IsNotZero}.get(sign, AtMostZero)
+        if terms:
+            self.rules.append(kind(terms.items(), constant))
+        elif not (constant == 0 if kind is IsZero else constant != 0 if kind is IsNotZero else constant <= 0):
+            self.is_impossible = True
+
+    def node(self, expression: Expression) -> int:
+        """The index of the number that the expression is."""
+        return self.node_of(self.form(expression))
+
+    def node_of(self, form: Form) -> int:
+        terms, constant = form
+        if constant == 0 and len(terms) == 1:
+            ((node, coefficient),) = terms.items()
+            if coefficient == 1:
+                return node
+        key = ("linear", constant, *sorted(terms.items()))
+        if key not in self.known:
+            low = high = constant
+            for node, coefficient in terms.items():
+                ends = (coefficient * self.domains[node][0], coefficient * self.domains[node][-1])
+                low, high = low + min(ends), high + max(ends)
+            made = self.number(key, low, high)
+            if terms:
+                self.rules.append(IsZero([*terms.items(), (made, -1)], constant))
+        return self.known[key]
+
+    def number(self, key: tuple, low: int, high: int) -> int:
+        self.domains.append(interval(low, high))
+        self.known[key] = len(self.domains) - 1
+        return self.known[key]
+
+    def form(self, expression: Expression) -> Form:
+        if isinstance(expression, Variable):
+            domain = self.domains[expression.index]
+            return ({}, domain[0]) if domain[0] == domain[-1] else ({expression.index: 1}, 0)
+        if isinstance(expression, Constant):
+            return {}, expression.number
+        if isinstance(expression, Sum):
+            return combine([(sign, self.form(term)) for sign, term in expression.terms])
+        if isinstance(expression, Product):
+            return self.product([self.form(factor) for factor in expression.factors])
+        if isinstance(expression, Power):
+            return self.product([self.form(expression.base)] * expression.exponent)
+        if isinstance(expression, Quotient):
+            return self.quotient(expression)
+        if isinstance(expression, Extreme):
+            return self.extreme(expression)
+        raise TypeError(f"expected an integer expression; got {expression!r}")
+
+    def product(self, forms: Iterable[Form]) -> Form:
+        scale = 1
+        powers: dict[int, int] = {}
+        for terms, constant in forms:
+            if not terms:
+                scale *= constant
+                continue
+            if len(terms) == 1 and constant == 0:
+                ((node, coefficient),) = terms.items()
+                scale *= coefficient
+            else:
+                node = self.node_of((terms, constant))
+            powers[node] = powers.get(node, 0) + 1
+        if scale == 0 or not powers:
+            return {}, scale
+        factors = [self.power(node, exponent) for node, exponent in sorted(powers.items())]
+        return {self.multiply(tuple(factors)): scale}, 0
+
+    def power(self, base: int, exponent: int) -> int:
+        if exponent == 1:
+            return base
+        key = ("power", base, exponent)
+        if key not in self.known:
+            rule = Raise(len(self.domains), base, exponent)
+            self.number(key, *rule.span(self.domains[base][0], self.domains[base][-1]))
+            self.rules.append(rule)
+        return self.known[key]
+
+    def multiply(self, factors: tuple[int, ...]) -> int:
+        if len(factors) == 1:
+            return factors[0]
+        key = ("product", *factors)
+        if key not in self.known:
+            low, high = 1, 1
+            for node in factors:
+                ends = [end * own for end in (low, high) for own in (self.domains[node][0], self.domains[node][-1])]
+                low, high = min(ends), max(ends)
+            self.rules.append(Multiply(self.number(key, low, high), factors))
+        return self.known[key]
+
+    def quotient(self, expression: Quotient) -> Form:
+        divisor = self.node(expression.divisor)
+        small, large = self.domains[divisor][0], self.domains[divisor][-1]
+        if small < 1:
+            raise ValueError(
+                f"division: expected a positive divisor; {expression.divisor} can be {small}: {expression}"
+            )
+        terms, constant = self.form(expression.dividend)
+        if expression.rounds_up:
+            terms, constant = combine([(-1, (terms, constant))])
+        dividend = self.node_of((terms, constant))
+        key = ("quotient", dividend, divisor)
+        if key not in self.known:
+            ends = [
+                end // by for end in (self.domains[dividend][0], self.domains[dividend][-1]) for by in (small, large)
+            ]
+            self.rules.append(Divide(self.number(key, min(ends), max(ends)), dividend, divisor))
+        return {self.known[key]: -1 if expression.rounds_up else 1}, 0
+
+    def extreme(self, expression: Extreme) -> Form:
+        options = tuple(sorted({self.node(option) for option in expression.options}))
+        key = ("extreme", expression.is_maximum, *options)
+        if key not in self.known:
+            pick = max if expression.is_maximum else min
+            low = pick(self.domains[node][0] for node in options)
+            high = pick(self.domains[node][-1] for node in options)
+            self.rules.append(Largest(self.number(key, low, high), options, expression.is_maximum))
+        return {self.known[key]: 1}, 0
+
+
+def combine(parts: Iterable[tuple[int, Form]]) -> Form:
+    """The sum of forms, each times its factor."""
+    total: dict[int, int] = {}
+    constant = 0
+    for factor, (terms, own) in parts:
+        constant += factor * own
+        for node, coefficient in terms.items():
+            total[node] = total.get(node, 0) + factor * coefficient
+    return {node: coefficient for node, coefficient in total.items() if coefficient}, constant
