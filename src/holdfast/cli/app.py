@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .bench_command import bench
 from .doctor import doctor
 from .errors import UserError, one_line
 from .explain import explain
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(doctor)
 app.command()(explain)
 app.add_typer(train, name="train")
+app.add_typer(bench, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

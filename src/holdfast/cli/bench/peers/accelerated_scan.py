@@ -1,0 +1,28 @@
+"""accelerated-scan: first-order scans over [B, C, T], in CUDA (warp) and Triton (scalar)."""
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ..case import Case
+from ..subject import Refused, Subject
+
+
+def prepare(case: Case, device: torch.device, variant: str) -> Subject:
+    """variant: "warp" or "scalar". Time is the last axis; the decay is given, not its logarithm."""
+    length = dict(case.sizes)["T"]
+    if variant == "warp" and (length & (length - 1) or not 32 <= length <= 65536):
+        raise Refused("needs T a power of two, 32 to 65536")
+    given = case.arguments(device)
+    decay = given["a"] if "a" in given else given["g"].exp().to(given["x"].dtype)
+    inputs = {"gates": decay.transpose(1, 2).contiguous(), "tokens": given["x"].transpose(1, 2).contiguous()}
+    scan = import_module(f"accelerated_scan.{variant}").scan
+
+    def exact(a: dict[str, Any]) -> torch.Tensor:
+        from ..workload import workload
+
+        return workload("rglru").exact({"a": a["gates"].transpose(1, 2), "x": a["tokens"].transpose(1, 2)}, {}).mT
+
+    note = "takes the decay in the inputs' dtype, not its logarithm in float32" if "g" in given else ""
+    return Subject(inputs, lambda a: scan(a["gates"], a["tokens"]), exact, note)

@@ -1,0 +1,58 @@
+"""How figures are written, in the terminal and on the page."""
+
+from .result import Result
+
+COLUMNS = ("runner", "ms", "quartiles", "x floor", "first s", "host ms", "memory", "error", "what")
+
+
+def milliseconds(value: float | None) -> str:
+    """Three significant digits, without exponent."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def mebibytes(value: int | None) -> str:
+    """MiB, one digit below ten."""
+    if value is None:
+        return ""
+    size = value / 2**20
+    return f"{size:.1f} MiB" if size < 10 else f"{size:.0f} MiB"
+
+
+def ratio(value: float | None) -> str:
+    """Three significant digits, never an exponent."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def said(result: Result) -> str:
+    """Why there is no time, or what to know about the one there is."""
+    if result.status != "ok":
+        return f"{result.status}: {result.detail}"
+    words = [result.note] if result.note else []
+    if result.checked_at and result.checked_at != result.sizes:
+        words.append("checked at " + " ".join(f"{axis}{size}" for axis, size in result.checked_at.items()))
+    if result.low_ms and result.high_ms and result.high_ms > 1.5 * result.low_ms:
+        words.append("unsteady: was something else running?")
+    # replays leave the host out already
+    if result.host_ms and result.median_ms and result.host_ms > 0.8 * result.median_ms and "graph" not in result.method:
+        words.append("bound by the host: --graph takes it out")
+    return "; ".join(words)
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """One row, a string for each of COLUMNS."""
+    spread = "" if result.low_ms is None else f"{milliseconds(result.low_ms)} - {milliseconds(result.high_ms)}"
+    return (
+        result.runner,
+        milliseconds(result.median_ms),
+        spread,
+        ratio(result.floor_ratio),
+        "" if result.first_call_s is None else f"{result.first_call_s:.2f}",
+        milliseconds(result.host_ms),
+        mebibytes(result.memory_bytes),
+        "" if result.error is None else f"{result.error:.0e}",
+        said(result),
+    )

@@ -1,0 +1,138 @@
+"""An op as the bench sees it: random arguments, the exact result, how to call it, and which backends it has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.backend import Backend
+from holdfast.ops.families import backends_of, op_of, problem_of
+from holdfast.planner import Problem
+from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
+
+from . import halves
+
+# Left out of every call, so that all runners do the same work: most peers lack some of them.
+LEFT_OUT = ("initial_state", "D", "z", "dt_bias")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One op.
+
+    example: (sizes, dtype, device, seed) -> tensor arguments. exact: (arguments, options) -> output, step by step in
+    the arguments' dtype. call: (arguments, options, backend) -> output. output: arguments -> a tensor of the output's
+    shape and dtype, uninitialised. state_steps: sizes -> elements of state times steps, which is what the oracle costs.
+    """
+
+    name: str
+    family: str
+    axes: tuple[str, ...]
+    required: tuple[str, ...]
+    example: Callable[[Mapping[str, int], torch.dtype, torch.device | str, int], dict[str, Any]]
+    exact: Callable[[dict[str, Any], dict[str, Any]], Tensor]
+    call: Callable[[dict[str, Any], dict[str, Any], str], Tensor]
+    backends: Callable[[], tuple[Backend, ...]]
+    problem: Callable[[dict[str, Any], dict[str, Any], bool], Problem]
+    output: Callable[[dict[str, Any]], Tensor]
+    state_steps: Callable[[Mapping[str, int]], int]
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raises ValueError for an axis that the op lacks, one that is missing, or a size below 1."""
+        for axis, size in sizes.items():
+            if axis not in self.axes:
+                raise ValueError(f"sizes: {self.name} has axes {', '.join(self.axes)}; got {axis!r}")
+            if size < 1:
+                raise ValueError(f"sizes: expected {axis} >= 1; got {size}")
+        if missing := [axis for axis in self.required if axis not in sizes]:
+            raise ValueError(f"sizes: {self.name} needs {', '.join(self.required)}; missing {', '.join(missing)}")
+
+
+_REQUIRED = {"matrix": ("B", "T", "H", "K", "V"), "diagonal": ("B", "T", "D"), "dense": ("B", "T", "H", "D")}
+
+
+def _state_steps(family: str) -> Callable[[Mapping[str, int]], int]:
+    def count(sizes: Mapping[str, int]) -> int:
+        total = 1
+        for axis in _REQUIRED[family]:
+            total *= sizes[axis]
+        # gates and states of a cell
+        return total * 8 if family == "dense" else total
+
+    return count
+
+
+def _output(arguments: dict[str, Any]) -> Tensor:
+    """Of v's, or x's shape; the gates of a dense recurrence's x are not in it."""
+    like = arguments["v"] if "v" in arguments else arguments["x"]
+    return torch.empty_like(like[:, :, 0] if "R" in arguments else like)
+
+
+def _of_recurrence(recurrence: Recurrence) -> Workload:
+    def example(sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device | str, seed: int) -> dict[str, Any]:
+        known = {field.name for field in fields(Sizes)}
+        drawn = recurrence.example(Draw(seed, dtype, device), Sizes(**{k: v for k, v in sizes.items() if k in known}))
+        return {name: x for name, x in drawn.items() if name not in LEFT_OUT}
+
+    required = _REQUIRED[recurrence.family]
+    return Workload(
+        name=recurrence.name,
+        family=recurrence.family,
+        axes=(*required, "Hq") if recurrence.family == "matrix" else required,
+        required=required,
+        example=example,
+        exact=lambda arguments, options: oracle(recurrence, arguments | options)[0],
+        call=lambda arguments, options, backend: op_of(recurrence)(**arguments, **options, backend=backend)[0],
+        backends=lambda: backends_of(recurrence),
+        problem=lambda arguments, options, grad: problem_of(recurrence, arguments | options, None, grad),
+        output=_output,
+        state_steps=_state_steps(recurrence.family),
+    )
+
+
+def _halves() -> dict[str, Workload]:
+    return {
+        "inter_chunk_scan": Workload(
+            name="inter_chunk_scan",
+            family="diagonal",
+            axes=("B", "G", "H", "K", "V"),
+            required=("B", "G", "H", "K", "V"),
+            example=halves.inter_chunk_example,
+            exact=halves.inter_chunk_exact,
+            call=halves.inter_chunk_call,
+            backends=halves.inter_chunk_backends,
+            problem=halves.inter_chunk_problem,
+            output=lambda arguments: torch.empty_like(arguments["states"]),
+            state_steps=lambda s: s["B"] * s["G"] * s["H"] * s["K"] * s["V"],
+        ),
+        "intra_chunk": Workload(
+            name="intra_chunk",
+            family="matrix",
+            axes=("B", "T", "H", "K", "V", "C"),
+            required=("B", "T", "H", "K", "V", "C"),
+            example=halves.intra_chunk_example,
+            exact=halves.intra_chunk_exact,
+            call=halves.intra_chunk_call,
+            backends=halves.intra_chunk_backends,
+            problem=halves.intra_chunk_problem,
+            output=lambda arguments: torch.empty_like(arguments["v"]),
+            state_steps=lambda s: s["B"] * s["T"] * s["H"] * max(s["C"], s["K"]),
+        ),
+    }
+
+
+@lru_cache(maxsize=1)
+def workloads() -> dict[str, Workload]:
+    """Every op that can be measured, by name."""
+    return {name: _of_recurrence(recurrence) for name, recurrence in RECURRENCES.items()} | _halves()
+
+
+def workload(name: str) -> Workload:
+    """The op of that name; ValueError with the known ones otherwise."""
+    try:
+        return workloads()[name]
+    except KeyError:
+        raise ValueError(f"op: expected one of {', '.join(workloads())}; got {name!r}") from None
