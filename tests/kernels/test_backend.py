@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.kernels.common.backend import choose
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Plan, Problem
 
 
 class Stub:
@@ -13,8 +13,8 @@ class Stub:
     def reject(self, problem, device):
         return self.reason
 
-    def plan(self, problem, device):
-        return Plan(self.name)
+    def candidates(self, problem, device, direction):
+        return (Candidate(Plan(self.name)),)
 
 
 PROBLEM = Problem("gla", "matrix", "float32", (("B", 1), ("T", 8)))

@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import choose, describe
+from holdfast.kernels.common.backend import describe
+from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.dense.loop import Loop
 from holdfast.kernels.dense.reference import Reference
-from holdfast.planner import Plan, Problem
+from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences import dense as shapes
 from holdfast.recurrences.cell import Cell, lookup
 from holdfast.recurrences.definition import DenseCall, Recurrence
@@ -69,10 +70,11 @@ def run(
     return h, final_state if output_final_state else None
 
 
-def _select(call: DenseCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> tuple[Any, Plan]:
+def _select(
+    call: DenseCall, cu_seqlens: Tensor | None, grad: bool, direction: Direction, backend: str
+) -> tuple[Any, Plan]:
     what, device = problem(call.cell.name, call, cu_seqlens, grad), describe(call.x.device)
-    chosen = choose(BACKENDS, what, device, backend)
-    return chosen, chosen.plan(what, device)
+    return resolve(BACKENDS, what, device, backend, direction)
 
 
 @torch.library.custom_op("holdfast::dense_forward", mutates_args=())
@@ -95,7 +97,7 @@ def dense_forward(
     backend alone knows, and empty without grad.
     """
     call = DenseCall(lookup(cell), x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
-    chosen, plan = _select(call, cu_seqlens, grad, backend)
+    chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
     with torch.autocast(x.device.type, enabled=False):
         return chosen.forward(plan, call, cu_seqlens, grad)
 
@@ -138,7 +140,7 @@ def dense_backward(
     if gates.numel() == 0 and x.numel() > 0:
         raise RuntimeError("dense_backward: expected what dense_forward saves with grad=True; it ran with grad=False")
     call = DenseCall(which, x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
-    chosen, plan = _select(call, cu_seqlens, True, backend)
+    chosen, plan = _select(call, cu_seqlens, True, "backward", backend)
     with torch.autocast(R.device.type, enabled=False):
         dx, dR, db, grad_initial = chosen.backward(plan, call, cu_seqlens, states, gates, grad_h, grad_final)
     grads = (dx, dR, db, None if initial_state is None else grad_initial)

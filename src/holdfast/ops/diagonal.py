@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import choose, describe
+from holdfast.kernels.common.backend import describe
+from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.diagonal.chunked import Chunked
 from holdfast.kernels.diagonal.reference import Reference
-from holdfast.planner import Plan, Problem
+from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall, Recurrence
 
 from .check import needs_grad
@@ -38,10 +39,11 @@ def run(
     return o, final_state if output_final_state else None
 
 
-def _select(call: DiagonalCall, cu_seqlens: Tensor | None, op: str, grad: bool, backend: str) -> tuple[Any, Plan]:
+def _select(
+    call: DiagonalCall, cu_seqlens: Tensor | None, op: str, grad: bool, direction: Direction, backend: str
+) -> tuple[Any, Plan]:
     what, device = problem(op, call, cu_seqlens, grad), describe(call.x.device)
-    chosen = choose(BACKENDS, what, device, backend)
-    return chosen, chosen.plan(what, device)
+    return resolve(BACKENDS, what, device, backend, direction)
 
 
 @torch.library.custom_op("holdfast::diagonal_forward", mutates_args=())
@@ -57,7 +59,7 @@ def diagonal_forward(
 ) -> tuple[Tensor, Tensor]:
     """DiagonalCall -> (h [B, T, D] in x's dtype, final state [N, D] in float32 or wider)."""
     call = DiagonalCall(a, x, theta, initial_state)
-    chosen, plan = _select(call, cu_seqlens, op, grad, backend)
+    chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     with torch.autocast(x.device.type, enabled=False):
         return chosen.forward(plan, call, cu_seqlens)
 
@@ -87,7 +89,7 @@ def diagonal_backward(
     states: the forward's output where rounding has lost nothing of it, otherwise None.
     """
     call = DiagonalCall(a, x, theta, initial_state)
-    chosen, plan = _select(call, cu_seqlens, op, True, backend)
+    chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
     with torch.autocast(x.device.type, enabled=False):
         *grads, grad_state = chosen.backward(plan, call, cu_seqlens, states, grad_o, grad_final)
     grads = [*grads, None if initial_state is None else grad_state]

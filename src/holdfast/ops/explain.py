@@ -79,4 +79,4 @@ def explain(
         for other in backends
         if other is not chosen
     }
-    return Explanation(problem, target, chosen.plan(problem, target), passed_over)
+    return Explanation(problem, target, chosen.candidates(problem, target, "forward")[0].plan, passed_over)

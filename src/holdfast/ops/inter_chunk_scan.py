@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import choose, describe
+from holdfast.kernels.common.backend import describe
+from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.diagonal.chunked_inter_chunk_scan import ChunkedInterChunkScan
 from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
-from holdfast.planner import Plan, Problem
+from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
@@ -84,10 +85,11 @@ def problem(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool) -> Prob
     return Problem.of("inter_chunk_scan", "diagonal", call.states.dtype, sizes, traits)
 
 
-def _select(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> tuple[Any, Plan]:
+def _select(
+    call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool, direction: Direction, backend: str
+) -> tuple[Any, Plan]:
     what, device = problem(call, cu_seqlens, grad), describe(call.states.device)
-    chosen = choose(BACKENDS, what, device, backend)
-    return chosen, chosen.plan(what, device)
+    return resolve(BACKENDS, what, device, backend, direction)
 
 
 @torch.library.custom_op("holdfast::inter_chunk_forward", mutates_args=())
@@ -103,7 +105,7 @@ def inter_chunk_forward(
 ) -> tuple[Tensor, Tensor]:
     """InterChunkCall -> (h [B, G, H, K, V] in states' dtype, final state [N, H, K, V] in float32 or wider)."""
     call = InterChunkCall(states, decay, W, Y, initial_state)
-    chosen, plan = _select(call, cu_seqlens, grad, backend)
+    chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
     with torch.autocast(states.device.type, enabled=False):
         return chosen.forward(plan, call, cu_seqlens)
 
@@ -133,7 +135,7 @@ def inter_chunk_backward(
     history: the forward's output where rounding has lost nothing of it, otherwise None.
     """
     call = InterChunkCall(states, decay, W, Y, initial_state)
-    chosen, plan = _select(call, cu_seqlens, True, backend)
+    chosen, plan = _select(call, cu_seqlens, True, "backward", backend)
     with torch.autocast(states.device.type, enabled=False):
         *grads, grad_state = chosen.backward(plan, call, cu_seqlens, history, grad_o, grad_final)
     grads = [*grads, None if initial_state is None else grad_state]

@@ -5,10 +5,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import choose, describe
+from holdfast.kernels.common.backend import describe
+from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.matrix.chunked_intra_chunk import ChunkedIntraChunk
 from holdfast.kernels.matrix.intra_chunk import Activation, IntraChunkCall
-from holdfast.planner import Plan, Problem
+from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
@@ -93,10 +94,9 @@ def problem(call: IntraChunkCall, grad: bool) -> Problem:
     return Problem.of("intra_chunk", "matrix", call.v.dtype, sizes, traits)
 
 
-def _select(call: IntraChunkCall, grad: bool, backend: str) -> tuple[Any, Plan]:
+def _select(call: IntraChunkCall, grad: bool, direction: Direction, backend: str) -> tuple[Any, Plan]:
     what, device = problem(call, grad), describe(call.v.device)
-    chosen = choose(BACKENDS, what, device, backend)
-    return chosen, chosen.plan(what, device)
+    return resolve(BACKENDS, what, device, backend, direction)
 
 
 @torch.library.custom_op("holdfast::intra_chunk_forward", mutates_args=())
@@ -115,7 +115,7 @@ def intra_chunk_forward(
 ) -> Tensor:
     """IntraChunkCall -> o [B, T, H, V] in v's dtype."""
     call = IntraChunkCall(q, k, v, g, states, gate, scale, chunk_size, gate_activation)
-    chosen, plan = _select(call, grad, backend)
+    chosen, plan = _select(call, grad, "forward", backend)
     with torch.autocast(v.device.type, enabled=False):
         return chosen.forward(plan, call)
 
@@ -141,7 +141,7 @@ def intra_chunk_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g, states and gate; an empty tensor for one that was not given."""
     call = IntraChunkCall(q, k, v, g, states, gate, scale, chunk_size, gate_activation)
-    chosen, plan = _select(call, True, backend)
+    chosen, plan = _select(call, True, "backward", backend)
     with torch.autocast(v.device.type, enabled=False):
         grads = chosen.backward(plan, call, grad_o)
     return tuple(v.new_empty(0) if grad is None else grad for grad in grads)

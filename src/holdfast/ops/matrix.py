@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import choose, describe
+from holdfast.kernels.common.backend import describe
+from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.matrix.chunked import Chunked
 from holdfast.kernels.matrix.reference import Reference
-from holdfast.planner import Plan, Problem
+from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 
@@ -48,10 +49,11 @@ def run(
     return o, final_state if output_final_state else None
 
 
-def _select(call: MatrixCall, cu_seqlens: Tensor | None, op: str, grad: bool, backend: str) -> tuple[Any, Plan]:
+def _select(
+    call: MatrixCall, cu_seqlens: Tensor | None, op: str, grad: bool, direction: Direction, backend: str
+) -> tuple[Any, Plan]:
     what, device = problem(op, call, cu_seqlens, grad), describe(call.v.device)
-    chosen = choose(BACKENDS, what, device, backend)
-    return chosen, chosen.plan(what, device)
+    return resolve(BACKENDS, what, device, backend, direction)
 
 
 @torch.library.custom_op("holdfast::matrix_forward", mutates_args=())
@@ -73,7 +75,7 @@ def matrix_forward(
 ) -> tuple[Tensor, Tensor]:
     """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider)."""
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
-    chosen, plan = _select(call, cu_seqlens, op, grad, backend)
+    chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     with torch.autocast(v.device.type, enabled=False):
         return chosen.forward(plan, call, cu_seqlens)
 
@@ -106,7 +108,7 @@ def matrix_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g, beta, norm_floor and initial_state; an empty tensor for one that was not given."""
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
-    chosen, plan = _select(call, cu_seqlens, op, True, backend)
+    chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
     with torch.autocast(v.device.type, enabled=False):
         grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final)
     grads = [*grads, None if initial_state is None else grad_state]

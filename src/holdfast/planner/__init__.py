@@ -1,7 +1,8 @@
 """Decides how a call runs: device, problem, plan. Standard library only, so plans need no GPU and no torch."""
 
+from .candidate import Candidate
 from .device import Device
-from .plan import Plan
+from .plan import Direction, Plan
 from .problem import Problem
 
-__all__ = ["Device", "Plan", "Problem"]
+__all__ = ["Candidate", "Device", "Direction", "Plan", "Problem"]

@@ -1,6 +1,10 @@
 """How a call runs: which backend, and the integers that its kernel takes."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+# A pass of an op; each is planned apart.
+Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,21 @@ from typing import Any, Protocol
 
 import torch
 
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 
 
 class Backend(Protocol):
     """One way to run a family's calls on some devices.
 
-    reject says in words why the backend cannot serve a problem on a device, or None if it can. plan picks the
-    integers of the kernel. forward and backward run it; their arguments beyond the plan are the family's.
+    reject says in words why the backend cannot serve a problem on a device, or None if it can. candidates lists the
+    plans that fit, the best first. forward and backward run one; their arguments beyond the plan are the family's.
     """
 
     name: str
 
     def reject(self, problem: Problem, device: Device) -> str | None: ...
 
-    def plan(self, problem: Problem, device: Device) -> Plan: ...
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]: ...
 
     def forward(self, plan: Plan, *args: Any) -> Any: ...
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.cell import Cell
 from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.oracle_matrix import compute_dtype
@@ -30,10 +30,10 @@ class Loop:
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         # enough rows for an efficient product, few enough for their intermediates to stay in cache
         rows = max(256, 65536 // max(problem["H"] * problem["D"], 1))
-        return Plan(self.name, (("rows", rows),))
+        return (Candidate(Plan(self.name, (("rows", rows),))),)
 
     def forward(
         self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from holdfast.kernels.common import varlen
 from holdfast.kernels.common.pullback import pull_back
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.oracle_dense import dense_steps
 
@@ -18,8 +18,8 @@ class Reference:
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
-        return Plan(self.name)
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return (Candidate(Plan(self.name)),)
 
     def forward(
         self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool

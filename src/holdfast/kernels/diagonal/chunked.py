@@ -7,7 +7,7 @@ Packed sequences share one scan: at the first step of each, the gate is 0 and a_
 import torch
 from torch import Tensor
 
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall
 
 from . import pairs
@@ -26,8 +26,8 @@ class Chunked:
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
-        return Plan(self.name, (("chunk", chunk_size(problem["T"])),))
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return (Candidate(Plan(self.name, (("chunk", chunk_size(problem["T"])),))),)
 
     def forward(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         """h [B, T, D] in x's dtype, and the final state [N, D]."""

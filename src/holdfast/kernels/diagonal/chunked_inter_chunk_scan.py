@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.common.varlen import sequence_bounds
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 
 from .inter_chunk import InterChunkCall
 
@@ -24,8 +24,8 @@ class ChunkedInterChunkScan:
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
-        return Plan(self.name)
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return (Candidate(Plan(self.name)),)
 
     def forward(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V]."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from holdfast.kernels.common import segments
 from holdfast.kernels.common.varlen import sequence_bounds
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall
 from holdfast.recurrences.oracle_diagonal import diagonal_steps
 
@@ -20,8 +20,8 @@ class Reference:
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
-        return Plan(self.name, (("segment", 64),))
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return (Candidate(Plan(self.name, (("segment", 64),))),)
 
     def forward(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         """h [B, T, D] in x's dtype, and the final state [N, D]."""

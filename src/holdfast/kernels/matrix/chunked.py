@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import compute_dtype, normalize
 
@@ -30,9 +30,9 @@ class Chunked:
             return "the delta rule with a vector decay has no chunkwise form here"
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         chunk = min(64, 1 << max(problem["T"] - 1, 0).bit_length())
-        return Plan(self.name, (("chunk", chunk), ("segment", 16 * chunk)))
+        return (Candidate(Plan(self.name, (("chunk", chunk), ("segment", 16 * chunk)))),)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         return runner.forward(_step(plan["chunk"]), plan["segment"], call, cu_seqlens)

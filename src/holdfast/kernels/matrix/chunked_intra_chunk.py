@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.kernels.common.pullback import pull_back
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 
 from . import chunks, decay
 from .intra_chunk import IntraChunkCall
@@ -22,8 +22,8 @@ class ChunkedIntraChunk:
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
-        return Plan(self.name, (("chunks", max(1, 1024 // problem["C"])),))
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return (Candidate(Plan(self.name, (("chunks", max(1, 1024 // problem["C"])),))),)
 
     def forward(self, plan: Plan, call: IntraChunkCall) -> Tensor:
         """o [B, T, H, V] in v's dtype."""

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import matrix_steps
 
@@ -19,8 +19,8 @@ class Reference:
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
 
-    def plan(self, problem: Problem, device: Device) -> Plan:
-        return Plan(self.name, (("segment", 64),))
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return (Candidate(Plan(self.name, (("segment", 64),))),)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         return runner.forward(_STEP, plan["segment"], call, cu_seqlens)
