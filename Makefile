@@ -71,4 +71,6 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$$python" -m venv $$clear $(VENV); \
 	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
 	fi; \
+	$(BIN)/python -m pip install --quiet -e '.[mlx]' \
+	  || echo "mlx does not install here: the tests of holdfast.mlx will say that they are skipped." >&2; \
 	echo "$$asked" > $@

@@ -11,7 +11,7 @@ from holdfast.recurrences import RECURRENCES
 
 ROOT = Path(__file__).parents[1]
 # pages that are followed by tests of their own
-FOLLOWED = {"adding-a-recurrence.md", "adding-a-cell.md"}
+FOLLOWED = {"adding-a-recurrence.md", "adding-a-cell.md", "adding-an-mlx-scan.md"}
 EXAMPLES = [
     pytest.param(code, id=f"{path.name}-{n}")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,6 +47,8 @@ def test_every_recurrence_has_a_page(name):
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_examples_run_as_pasted(code, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    if "import mlx" in code:
+        pytest.importorskip("mlx.core", reason="needs mlx, which pip install 'holdfast[mlx]' brings")
     assert code.strip()
     exec(compile(code, "example", "exec"), {"__name__": "example"})
 

@@ -1,0 +1,146 @@
+"""What every scan shares: the choice of path, the custom gradient, and the plain loop that the others are held to.
+
+A recurrence brings one step in plain mlx and a pair of launches of Metal kernels, forward and backward. From the step
+come its reference and the path for machines without Metal, which keeps the state between segments and runs each segment
+again in the backward pass, as the kernels do.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import mlx.core as mx
+
+from .check import check_backend, check_count
+
+DEFAULT_SEG = 32
+Arrays = Sequence[mx.array]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A recurrence over axis 1 of its inputs, with a float32 state.
+
+    Attributes:
+        name: of the public function, for messages.
+        step: `step(*inputs at one token, state) -> (y at that token, state)`, plain differentiable mlx in float32.
+        forward: `forward(inputs, state, seg) -> (y, final state)`, by Metal kernels.
+        backward: `backward(inputs, state, y, grad_y, grad_final, seg) -> [gradient of each input, of the state]`, by
+            Metal kernels; gradients in any dtype.
+        value: which input gives y its dtype.
+        constants: how many of the last inputs have no time axis.
+    """
+
+    name: str
+    step: Callable[..., tuple[mx.array, mx.array]]
+    forward: Callable[[Arrays, mx.array, int], tuple[mx.array, mx.array]]
+    backward: Callable[[Arrays, mx.array, mx.array, mx.array, mx.array, int], list[mx.array]]
+    value: int
+    constants: int = 0
+
+    def run(
+        self, inputs: Arrays, state: mx.array, y_shape: Sequence[int], seg: int, backend: str | None
+    ) -> tuple[mx.array, mx.array]:
+        """y and the final state on the path that this machine has, or on the one named, with gradients through both.
+
+        Raises ValueError for a seg that is not positive, and for a backend that is unknown or cannot run here.
+        """
+        check_count("seg", seg)
+        path = choose_path(backend)
+        if 0 in y_shape:
+            return mx.zeros(y_shape, inputs[self.value].dtype), state
+        y, final = _differentiable(self, path, seg)(*inputs, state)
+        return y, final
+
+    def loop(self, inputs: Arrays, state: mx.array) -> tuple[mx.array, mx.array]:
+        """Token by token in plain mlx, differentiable by mlx itself; y in the value's dtype.
+
+        In float32, or in float64 (which mlx has on CPUs) for a float64 state.
+        """
+        wide = [x.astype(state.dtype) for x in inputs]
+        moving, fixed = self._moving(wide), self._fixed(wide)
+        # split rather than index: the gradient of a split is one concatenation
+        columns = [[token.squeeze(1) for token in mx.split(x, x.shape[1], axis=1)] for x in moving]
+        ys = []
+        for tokens in zip(*columns, strict=True):
+            y, state = self.step(*tokens, *fixed, state)
+            ys.append(y)
+        return mx.stack(ys, axis=1).astype(inputs[self.value].dtype), state
+
+    def reference(self, inputs: Arrays, state: mx.array, y_shape: Sequence[int]) -> mx.array:
+        """y of `loop`, empty sequences included."""
+        return mx.zeros(y_shape, inputs[self.value].dtype) if 0 in y_shape else self.loop(inputs, state)[0]
+
+    def one(self, inputs: Arrays, state: mx.array) -> tuple[mx.array, mx.array]:
+        """One token: the inputs without their time axis."""
+        y, state = self.step(*[x.astype(mx.float32) for x in inputs], state)
+        return y.astype(inputs[self.value].dtype), state
+
+    def _moving(self, inputs: Arrays) -> Arrays:
+        return inputs[: len(inputs) - self.constants]
+
+    def _fixed(self, inputs: Arrays) -> Arrays:
+        return inputs[len(inputs) - self.constants :]
+
+    def _loop_backward(
+        self, inputs: Arrays, state: mx.array, grad_y: mx.array, grad_final: mx.array, seg: int
+    ) -> list[mx.array]:
+        """The gradient of `loop`, a segment at a time from the last, from the states between segments."""
+        fixed, cuts = self._fixed(inputs), range(seg, grad_y.shape[1], seg)
+        segments = list(zip(*(mx.split(x, list(cuts), axis=1) for x in self._moving(inputs)), strict=True))
+        states = [state]
+        for part in segments[:-1]:
+            states.append(self.loop([*part, *fixed], states[-1])[1])
+        grads, fixed_grads, grad = [], [], grad_final
+        parts = zip(segments, states, mx.split(grad_y, list(cuts), axis=1), strict=True)
+        for part, entering, grad_part in reversed(list(parts)):
+            given = [*part, *fixed, entering]
+            _, found = mx.vjp(lambda *xs: self.loop(xs[:-1], xs[-1]), given, [grad_part, grad])
+            grads.append(found[: len(part)])
+            fixed_grads.append([g.astype(mx.float32) for g in found[len(part) : -1]])
+            grad = found[-1]
+        moving = [mx.concatenate(xs[::-1], axis=1) for xs in zip(*grads, strict=True)]
+        return [*moving, *(sum(xs) for xs in zip(*fixed_grads, strict=True)), grad]
+
+
+def metal_missing() -> str | None:
+    """Why Metal kernels cannot run here, or None."""
+    if not mx.metal.is_available():
+        return "mlx has no Metal device here"
+    if mx.default_device().type != mx.DeviceType.gpu:
+        return "mlx's default device is the CPU; mx.set_default_device(mx.gpu) selects Metal"
+    return None
+
+
+def choose_path(backend: str | None = None) -> str:
+    """'metal' where Metal runs, else 'mlx', the plain path; or the one named.
+
+    Raises ValueError for an unknown name, and for 'metal' where it cannot run, with the reason.
+    """
+    check_backend(backend)
+    reason = None if backend == "mlx" else metal_missing()
+    if backend == "metal" and reason:
+        raise ValueError(f"backend: 'metal' cannot run: {reason}")
+    return "mlx" if backend == "mlx" or reason else "metal"
+
+
+@cache
+def _differentiable(scan: Scan, path: str, seg: int):
+    """The scan as a function of (*inputs, state) with its own gradient, which mlx asks for only where it is wanted."""
+
+    @mx.custom_function
+    def function(*given):
+        if path == "metal":
+            return tuple(scan.forward(given[:-1], given[-1], seg))
+        return scan.loop(given[:-1], given[-1])
+
+    @function.vjp
+    def function_vjp(given, grads, outputs):
+        inputs, state = given[:-1], given[-1]
+        if path == "metal":
+            found = scan.backward(inputs, state, outputs[0], *grads, seg)
+        else:
+            found = scan._loop_backward(inputs, state, *grads, seg)
+        return tuple(g.astype(x.dtype) for g, x in zip(found, given, strict=True))
+
+    return function

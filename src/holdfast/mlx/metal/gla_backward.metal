@@ -1,0 +1,89 @@
+// The adjoint of gla_forward. dS = q dy^T + diag(gate') dS', with gate' and dS' of the next token; dq = S dy,
+// dk = dS v, dv = dS^T k, dgate = rows of dS * (S before the token). The states come from checkpoints that this kernel
+// writes first. Sums over columns run over the simdgroups of a threadgroup. A head is blocks of SG simdgroups, shared by
+// as many threadgroups as the grid has (parts): each takes some one after another and adds them up in its own dq, dk
+// [parts, B, L, H, K] and dgates [parts, B, L, H, GK]. dv is like v, dS0 like S0.
+const int L = q_shape[1], H = q_shape[2], K = q_shape[3], V = v_shape[3];
+const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.z;
+const int part = threadgroup_position_in_grid.x, parts = threadgroups_per_grid.x;
+const long B = threadgroups_per_grid.z;
+const int own = simdgroup_index_in_threadgroup, thread_index = own * 32 + int(thread_index_in_simdgroup);
+const int block_columns = SG * (32 / R) * CPL;
+
+const int segments = (L + SEG - 1) / SEG;
+const long place = ((b * H + h) * parts + part) * SG + own;
+const long share = checkpoint_slots<SEG, SUB>(segments) * (32 * RPL * CPL);
+const Checkpoints<SEG, SUB, RPL, CPL> states = {kept + place * share + thread_index % 32, segments};
+
+// Two buffers, so that one barrier a token is enough: a buffer is written again only after the next barrier.
+threadgroup float shared[2][SG][3][R * RPL];
+for (int block = part; block * block_columns < V; block += parts) {
+  const Lane<R, RPL, CPL> lane = {thread_index % 32, K, V, block * block_columns + own * (32 / R) * CPL};
+  const GlaInput<decltype(k), decltype(v), decltype(gates), GK, R, RPL, CPL> input = {
+      k, v, gates, b * L * H + h, H, lane};
+  const bool is_first = block == part;
+
+  float S[RPL][CPL], dS[RPL][CPL];
+  load_state(S, S0 + (b * H + h) * K * V, V, 1, lane);
+  load_state(dS, dlast + (b * H + h) * K * V, V, 1, lane);
+  sweep<SEG>(S, 0, L, input, states);
+
+  for (int start = (segments - 1) * SEG; start >= 0; start -= SEG) {
+    const int end = min(start + SEG, L);
+    states.load(S, start);
+    sweep<SUB>(S, start, end, input, states);
+    for (int from = start + (end - start - 1) / SUB * SUB; from >= start; from -= SUB) {
+      const int to = min(from + SUB, end);
+      states.load(S, from);
+      sweep<1>(S, from, to, input, states);
+      for (int t = to - 1; t >= from; --t) {
+        Token<RPL, CPL> token;
+        float query[RPL], grad[CPL], before[RPL][CPL];
+        input.load(token, t);
+        load_rows(query, q, input.row(t) * K, lane);
+        load_columns(grad, dy, input.row(t) * V, lane);
+        states.load(before, t);
+
+        float rows[3][RPL] = {}, columns[CPL] = {};  // dq, dk, dgates; dv
+        for (int i = 0; i < RPL; ++i)
+          for (int j = 0; j < CPL; ++j) {
+            dS[i][j] = fma(query[i], grad[j], dS[i][j]);
+            rows[0][i] = fma(S[i][j], grad[j], rows[0][i]);
+            rows[1][i] = fma(dS[i][j], token.v[j], rows[1][i]);
+            rows[2][i] = fma(dS[i][j], before[i][j], rows[2][i]);
+            columns[j] = fma(dS[i][j], token.k[i], columns[j]);
+            dS[i][j] *= token.decay[i];
+            S[i][j] = before[i][j];
+          }
+
+        for (int j = 0; j < CPL; ++j) columns[j] = sum_lanes<1, R>(columns[j]);
+        store_columns(columns, dv, input.row(t) * V, lane);
+        for (int n = 0; n < 3; ++n)
+          for (int i = 0; i < RPL; ++i) {
+            const float sum = sum_lanes<R, 32>(rows[n][i]);
+            if (lane.index < R) shared[t % 2][own][n][lane.row(i)] = sum;
+          }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const long at = part * B * L * H + input.row(t);
+        for (int r = thread_index; r < K; r += 32 * SG) {
+          float sums[3] = {};
+          for (int g = 0; g < SG; ++g)
+            for (int n = 0; n < 3; ++n) sums[n] += shared[t % 2][g][n][r];
+          put(dq, at * K + r, sums[0], is_first);
+          put(dk, at * K + r, sums[1], is_first);
+          if (GK > 1) put(dgates, at * K + r, sums[2], is_first);
+        }
+        if (GK == 1 && own == 0) {
+          float all_rows = 0.0f;
+          for (int r = lane.index; r < K; r += 32)
+            for (int g = 0; g < SG; ++g) all_rows += shared[t % 2][g][2][r];
+          all_rows = simd_sum(all_rows);
+          if (lane.index == 0) put(dgates, at, all_rows, is_first);
+        }
+      }
+    }
+  }
+  store_state(dS, dS0 + (b * H + h) * K * V, V, 1, lane);
+  // the buffers may still be read
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
