@@ -2,8 +2,9 @@
 
     PYTHONPATH=src:tests python benchmarks/solver_times.py [--problems 200]
 
-Times are of this process alone, in milliseconds, and include writing the model. A row whose largest time passes the
-limit says so.
+Times are of this process alone, in milliseconds, the smallest of three, and include writing the model. A row whose
+largest time passes the limit says so. Naming a smallest clash takes as many solves as there are constraints; it is done
+only when an error's message is read.
 """
 
 import argparse
@@ -22,9 +23,12 @@ LIMIT_MS = 20.0
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return (time.process_time() - started) * 1e3
+    taken = []
+    for _ in range(3):
+        started = time.process_time()
+        work()
+        taken.append(time.process_time() - started)
+    return min(taken) * 1e3
 
 
 def first(model) -> None:

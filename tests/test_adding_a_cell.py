@@ -19,7 +19,7 @@ def follow(upto):
 
 
 def test_the_page_runs_as_pasted():
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
     follow(len(BLOCKS))
 
 

@@ -12,7 +12,8 @@ TRIAL = """
 import torch, holdfast
 from holdfast.ops.verify import verify
 verdicts = [v for v in verify(torch.device("cpu")) if v.op == "hgrn2"]
-assert len(verdicts) >= 2 and all(v.status == "right" for v in verdicts), verdicts
+assert {v.backend for v in verdicts if v.status == "right"} == {"chunked", "reference"}, verdicts
+assert not any(v.status == "wrong" for v in verdicts), verdicts
 q, v, g = torch.randn(1, 5, 2, 3), torch.randn(1, 5, 2, 4), -torch.rand(1, 5, 2, 3)
 o, _ = holdfast.hgrn2(q, v, g)
 S = torch.zeros(2, 3, 4)

@@ -1,13 +1,16 @@
-"""The docs cannot go stale: the table is the registry's, every recurrence has a page, every example runs."""
+"""The docs cannot go stale: the table is what the backends say, every recurrence has a page, every example runs."""
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import holdfast
-from holdfast.ops.families import backends_of
-from holdfast.recurrences import RECURRENCES
+from holdfast.ops.families import backends_of, problem_of
+from holdfast.planner import Device
+from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 ROOT = Path(__file__).parents[1]
 # pages that are followed by tests of their own
@@ -20,11 +23,21 @@ EXAMPLES = [
 ]
 
 
+def serves(backend, recurrence) -> bool:
+    """Whether the backend takes any ordinary call of the recurrence on any of three devices."""
+    for dtype, length, grad in itertools.product((torch.bfloat16, torch.float32), (64, 1), (False, True)):
+        arguments = recurrence.example(Draw(0, dtype, "meta"), Sizes(B=2, T=length, H=4, Hq=4, K=64, V=64, D=64))
+        problem = problem_of(recurrence, arguments, None, grad)
+        if any(backend.reject(problem, Device.named(name)) is None for name in ("cpu", "a100", "h200")):
+            return True
+    return False
+
+
 def table() -> str:
     """The README's table of recurrences and backends."""
     lines = ["| recurrence | op | family | backends |", "| --- | --- | --- | --- |"]
     for name, recurrence in RECURRENCES.items():
-        backends = ", ".join(f"`{backend.name}`" for backend in backends_of(recurrence))
+        backends = ", ".join(f"`{backend.name}`" for backend in backends_of(recurrence) if serves(backend, recurrence))
         link = f"[`{name}`](docs/recurrences/{name}.md)"
         lines.append(f"| {recurrence.title} | {link} | {recurrence.family} | {backends} |")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import nn, ops
     from .ops import *  # noqa: F403
-    from .ops import explain
+    from .ops import explain, step
     from .recurrences import RECURRENCES, Cell, cell
 
 __version__ = "0.1.0"
@@ -35,12 +35,12 @@ _OPS = (
     "slstm",
     "ssd",
 )
-_HOME = dict.fromkeys(_OPS, "ops") | {"explain": "ops"} | dict.fromkeys(("RECURRENCES", "Cell", "cell"), "recurrences")
-__all__ = ["RECURRENCES", "Cell", "__version__", "cell", "explain", "nn", "ops", *_OPS]
+_HOME = dict.fromkeys((*_OPS, "explain", "step"), "ops") | dict.fromkeys(("RECURRENCES", "Cell", "cell"), "recurrences")
+__all__ = ["RECURRENCES", "Cell", "__version__", "cell", "explain", "nn", "ops", "step", *_OPS]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("nn", "ops", "planner", "recurrences"):
+    if name in ("mlx", "nn", "ops", "planner", "recurrences"):
         return import_module(f"{__name__}.{name}")
     if name in _HOME:
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

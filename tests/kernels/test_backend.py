@@ -1,9 +1,10 @@
-"""How a backend is chosen, and what is said when none can be."""
+"""Which backends can serve a call, and what is said of those that cannot."""
 
 import pytest
+import torch
 
-from holdfast.kernels.common.backend import choose
-from holdfast.planner import Candidate, Device, Plan, Problem
+from holdfast.kernels.common.backend import Rejected, describe, unserved, usable
+from holdfast.planner import Device, Plan, Problem
 
 
 class Stub:
@@ -13,30 +14,37 @@ class Stub:
     def reject(self, problem, device):
         return self.reason
 
-    def candidates(self, problem, device, direction):
-        return (Candidate(Plan(self.name)),)
-
 
 PROBLEM = Problem("gla", "matrix", "float32", (("B", 1), ("T", 8)))
 CPU = Device.named("cpu")
+BACKENDS = [Stub("hopper", "needs compute capability 9.0"), Stub("triton"), Stub("chunked")]
 
 
-def test_the_first_without_a_rejection_runs():
-    backends = [Stub("hopper", "needs compute capability 9.0"), Stub("triton"), Stub("chunked")]
-    assert choose(backends, PROBLEM, CPU, None).name == "triton"
+def test_those_without_a_rejection_in_order():
+    serving, reasons = usable(BACKENDS, PROBLEM, CPU, None)
+    assert [backend.name for backend in serving] == ["triton", "chunked"]
+    assert reasons == {"hopper": "needs compute capability 9.0"}
 
 
 def test_a_named_backend_never_falls_back():
-    backends = [Stub("hopper", "needs compute capability 9.0"), Stub("chunked")]
-    with pytest.raises(ValueError, match=r"backend: 'hopper' cannot run gla here: needs compute capability 9.0"):
-        choose(backends, PROBLEM, CPU, "hopper")
-    assert choose(backends, PROBLEM, CPU, "chunked").name == "chunked"
+    with pytest.raises(
+        Rejected, match=r"backend: 'hopper' cannot run gla here: needs compute capability 9.0"
+    ) as caught:
+        usable(BACKENDS, PROBLEM, CPU, "hopper")
+    assert caught.value.reason == "needs compute capability 9.0"
+    assert [backend.name for backend in usable(BACKENDS, PROBLEM, CPU, "chunked")[0]] == ["chunked"]
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"expected one of 'hopper', 'triton', 'chunked' for gla; got 'fast'"):
+        usable(BACKENDS, PROBLEM, CPU, "fast")
 
 
 def test_every_reason_is_given_when_none_can_run():
-    backends = [Stub("hopper", "needs compute capability 9.0"), Stub("triton", "needs an NVIDIA GPU")]
-    with pytest.raises(ValueError, match=r"no backend can run gla on cpu: hopper: .* triton: needs an NVIDIA GPU"):
-        choose(backends, PROBLEM, CPU, None)
+    error = unserved(PROBLEM, CPU, {"hopper": "needs compute capability 9.0", "triton": "needs an NVIDIA GPU"})
+    assert str(error) == (
+        "no backend can run gla on cpu: hopper: needs compute capability 9.0; triton: needs an NVIDIA GPU"
+    )
 
 
 def test_sizes_and_plan_values_are_read_by_name():
@@ -59,3 +67,10 @@ def test_a_driver_name_is_recognised():
 def test_an_unknown_device_name_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"device: expected one of .*h200.*; got 'h900'"):
         Device.named("h900")
+
+
+@pytest.mark.gpu
+def test_the_present_gpu_has_every_number_that_plans_need():
+    device = describe(torch.device("cuda"))
+    assert device.name == torch.cuda.get_device_name()
+    assert None not in [getattr(device, field) for field in device.__slots__]

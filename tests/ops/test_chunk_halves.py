@@ -344,7 +344,11 @@ def test_autocast_casts_inputs_and_keeps_decays_and_states_wide():
         ({"initial_state": torch.zeros(1, H, K, V)}, ValueError, r"initial_state: expected shape \[sequences=2"),
         ({"initial_state": torch.zeros(B, H, K, V).half()}, TypeError, "initial_state: expected torch.float32; got"),
         ({"cu_seqlens": torch.tensor([0, 7])}, ValueError, "cu_seqlens: .* B = 1; got B = 2"),
-        ({"backend": "magic"}, ValueError, "backend: expected one of 'chunked' for inter_chunk_scan; got 'magic'"),
+        (
+            {"backend": "magic"},
+            ValueError,
+            "backend: expected one of 'triton', 'chunked' for inter_chunk_scan; got 'magic'",
+        ),
     ],
 )
 def test_a_mistake_in_the_scan_is_named(wrong, error, message):
@@ -374,7 +378,7 @@ def test_chunk_offsets_that_cannot_be(bounds):
         ({"chunk_size": 0}, ValueError, "chunk_size: expected at least 1; got 0"),
         ({"chunk_size": 16.0}, TypeError, "chunk_size: expected an integer; got float"),
         ({"gate_activation": "relu"}, ValueError, "gate_activation: expected 'silu' or 'sigmoid'; got 'relu'"),
-        ({"backend": "magic"}, ValueError, "backend: expected one of 'chunked' for intra_chunk; got 'magic'"),
+        ({"backend": "magic"}, ValueError, "backend: expected one of 'triton', 'chunked' for intra_chunk; got 'magic'"),
     ],
 )
 def test_a_mistake_in_intra_chunk_is_named(wrong, error, message):

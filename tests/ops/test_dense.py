@@ -414,7 +414,7 @@ def test_opcheck(cu_seqlens, grad):
                 x, R, b, initial, reset, cu_seqlens, 0.5, False, slstm.key, True, ""
             )
             x, R, b, initial = (t.detach() for t in (x, R, b, initial))
-            rest = (reset, cu_seqlens, states, gates, batch, 5, 0.5, False, slstm.key, "")
+            rest = (reset, cu_seqlens, None, states, gates, batch, 5, 0.5, False, slstm.key, "")
             torch.library.opcheck(dense_backward, (h, None, R, b, initial, *rest))
             torch.library.opcheck(dense_backward, (None, final, R, None, None, *rest))
 

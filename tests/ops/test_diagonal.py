@@ -331,12 +331,12 @@ def test_opcheck(name, packed, dtype):
     if packed:
         arguments["initial_state"] = Draw(3).state(3, 4)
     call, _ = RECURRENCES[name].map(**arguments)
-    detached = [None if x is None else x.detach() for x in call]
-    leaf = [None if x is None else x.clone().requires_grad_() for x in detached]
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in call]
+    leaf = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in detached]
     torch.library.opcheck(torch.ops.holdfast.diagonal_forward.default, (*leaf, cu_seqlens, name, True, ""))
-    h, state = torch.ops.holdfast.diagonal_forward(*detached, cu_seqlens, name, True, "")
+    h, state, _ = torch.ops.holdfast.diagonal_forward(*detached, cu_seqlens, name, True, "")
     states = h if dtype == torch.float32 else None
-    given_grads = (torch.ones_like(h), torch.ones_like(state), states)
+    given_grads = (torch.ones_like(h), torch.ones_like(state), states, None)
     torch.library.opcheck(torch.ops.holdfast.diagonal_backward.default, (*given_grads, *detached, cu_seqlens, name, ""))
 
 

@@ -44,7 +44,11 @@ SHARED = {
         TypeError,
         "cu_seqlens: expected torch.int32 or torch.int64; got torch.float32",
     ),
-    "unknown backend": ({"backend": "magic"}, ValueError, "backend: expected one of 'chunked', 'reference' for"),
+    "unknown backend": (
+        {"backend": "magic"},
+        ValueError,
+        "backend: expected one of 'triton', 'chunked', 'reference' for",
+    ),
 }
 GATE = {
     "gate of the wrong length": (lambda g: g[:, 1:], ValueError, r"{key}: expected shape .*T=5.*; got \[2, 4, "),

@@ -71,6 +71,42 @@ def model(source: random.Random, reach: int = 8, count: int = 4) -> Model:
     return made
 
 
+def entangled(source: random.Random, reach: int = 12) -> Model:
+    """Equalities that name the same numbers again and again, and divisions that leave no remainder."""
+    made = Model()
+    variables = [
+        made.variable(f"v{place}", domain(source, reach), order=source.choice(("smallest", "largest")))
+        for place in range(source.randint(2, 4))
+    ]
+    positive = [variable for variable in variables if variable.domain[0] > 0]
+    for _ in range(source.randint(1, 5)):
+        a, b, c = (source.choice(variables) for _ in range(3))
+        made.add(
+            source.choice(
+                (
+                    lambda a, b, c: a == b * c,
+                    lambda a, b, c: a == b * b * c,
+                    lambda a, b, c: a == b**2,
+                    lambda a, b, c: a == maximum(b, c),
+                    lambda a, b, c: a == ceil_div(b, source.randint(1, 4)),
+                    lambda a, b, c: a == b // (c**2 + 1),
+                    lambda a, b, c: ceil_div(b, c**2 + 1) == a,
+                    lambda a, b, c: a * b * c == source.choice((12, 24, -12, 0, 36)),
+                    lambda a, b, c: a * b <= source.randint(-5, 30),
+                    lambda a, b, c: a == source.randint(-3, 9),
+                    lambda a, b, c: b - a <= source.randint(-3, 3),
+                    lambda a, b, c: a != b * c,
+                    lambda a, b, c: divides(a, b),
+                )
+            )(a, b, c)
+        )
+        if positive and source.random() < 0.3:
+            size, tile = source.choice((12, 24, 96)), source.choice(positive) * source.choice(positive)
+            made.add(divides(tile, size))
+            made.add(source.choice(variables) == source.choice((ceil_div(size, tile), size // tile)))
+    return made
+
+
 def objective(source: random.Random, made: Model) -> Expression:
     return expression(source, made.variables, 2)
 

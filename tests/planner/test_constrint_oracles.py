@@ -46,6 +46,26 @@ def test_optimum_by_enumeration(source: random.Random) -> None:
                 model.best(goal, minimize=minimize)
 
 
+def test_entangled_equalities_by_enumeration() -> None:
+    """Numbers that are equal become one, and exact divisions products: neither may lose or add a solution."""
+    with_solutions = 0
+    for seed in range(1500):
+        source = random.Random(seed)
+        model = random_models.entangled(source)
+        expected = enumerate_all(model)
+        found = [tuple(solution.values()) for solution in model.solutions()]
+        assert len(found) == len(set(found))
+        assert set(found) == expected, seed
+        with_solutions += bool(expected)
+        if not expected:
+            continue
+        goal = random_models.objective(source, model)
+        value = {values: goal.value(dict(zip(model.variables, values, strict=True))) for values in found}
+        # the first of the best, in the order in which solutions come
+        assert tuple(model.best(goal).values()) == min(found, key=value.__getitem__), seed
+    assert with_solutions > 250
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_propagation_keeps_every_solution(source: random.Random) -> None:
@@ -68,6 +88,25 @@ def test_all_solutions_by_cp_sat() -> None:
         assert len(found) == len(set(found))
         assert set(found) == cpsat.all_solutions(model), seed
         with_solutions += bool(found)
+    assert 100 < with_solutions < 280
+
+
+def test_optimum_by_cp_sat() -> None:
+    pytest.importorskip("ortools", reason=REASON)
+    from planner import cpsat
+
+    with_solutions = 0
+    for seed in range(300):
+        source = random.Random(1000 + seed)
+        model = random_models.model(source, reach=30)
+        goal = random_models.objective(source, model)
+        minimize = seed % 2 == 0
+        try:
+            found = model.best(goal, minimize=minimize)[goal]
+        except Infeasible:
+            found = None
+        assert found == cpsat.optimum(model, goal, minimize), seed
+        with_solutions += found is not None
     assert 100 < with_solutions < 280
 
 

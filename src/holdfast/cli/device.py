@@ -1,4 +1,4 @@
-"""Which device a training command runs on, and what its memory errors mean."""
+"""Which device a command runs on, and what its memory errors mean."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"--device {name}: not usable here: {str(error).splitlines()[0]}") from error
     if device.type == "meta":
-        raise UserError("--device meta: holds no data to train on")
+        raise UserError("--device meta: holds no data to work on")
     return device
 
 

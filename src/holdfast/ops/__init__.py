@@ -20,6 +20,7 @@ from .rotlru import rotlru
 from .simple_gla import simple_gla
 from .slstm import slstm
 from .ssd import ssd
+from .step import step
 
 __all__ = [
     "delta_rule",
@@ -42,4 +43,5 @@ __all__ = [
     "simple_gla",
     "slstm",
     "ssd",
+    "step",
 ]

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.dense import kept
+from holdfast.kernels.dense.fused import Fused
 from holdfast.kernels.dense.loop import Loop
 from holdfast.kernels.dense.reference import Reference
 from holdfast.planner import Direction, Plan, Problem
@@ -17,7 +19,7 @@ from holdfast.recurrences.oracle_matrix import compute_dtype
 
 from .check import needs_grad, prepare
 
-BACKENDS = (Loop(), Reference())
+BACKENDS = (Fused(), Loop(), Reference())
 
 
 def problem(op: str, call: DenseCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
@@ -94,12 +96,15 @@ def dense_forward(
     """DenseCall -> (h [B, T, H, D] in x's dtype, final state [S, N, H, D], what the backward pass needs).
 
     The latter are states [S, B * T, H, D] and gates [B * T, H, G, D] in the final state's dtype, in an order that the
-    backend alone knows, and empty without grad.
+    backend alone knows; for 16-bit inputs on a GPU the form in kernels/dense/kept.py; and empty without grad.
     """
     call = DenseCall(lookup(cell), x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
     chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
     with torch.autocast(x.device.type, enabled=False):
-        return chosen.forward(plan, call, cu_seqlens, grad)
+        h, final_state, states, gates = chosen.forward(plan, call, cu_seqlens, grad)
+        if grad and kept.compact(x) and not chosen.compact:
+            states, gates = kept.pack(call, cu_seqlens, states, gates)
+        return h, final_state, states, gates
 
 
 @dense_forward.register_fake
@@ -109,7 +114,11 @@ def _(x, R, b, initial_state, reset, cu_seqlens, recurrent_grad_clip, cut_recurr
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     final_state = x.new_empty(len(which.states), sequences, heads, width, dtype=dtype)
     states, gates = x.new_empty(0, dtype=dtype), x.new_empty(0, dtype=dtype)
-    if grad:
+    if grad and kept.compact(x):
+        state_shape, gate_shape = kept.shapes(which, batch, length, heads, width)
+        states = x.new_empty(state_shape, dtype=dtype)
+        gates = x.new_empty(gate_shape, dtype=kept.gates_dtype(which, x.dtype))
+    elif grad:
         states = x.new_empty(len(which.states), batch * length, heads, width, dtype=dtype)
         gates = x.new_empty(batch * length, heads, len(which.gates), width, dtype=dtype)
     return x.new_empty(batch, length, heads, width), final_state, states, gates
@@ -124,6 +133,7 @@ def dense_backward(
     initial_state: Tensor | None,
     reset: Tensor | None,
     cu_seqlens: Tensor | None,
+    h: Tensor | None,
     states: Tensor,
     gates: Tensor,
     batch: int,
@@ -133,7 +143,10 @@ def dense_backward(
     cell: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, R, b and initial_state; an empty tensor for one that was not given."""
+    """Gradients of x, R, b and initial_state; an empty tensor for one that was not given.
+
+    h: the output of the forward pass where what it kept has the form of kernels/dense/kept.py, else None.
+    """
     which = lookup(cell)
     # x's shape without its memory: what is saved stands for its values
     x = R.new_zeros(()).expand(batch, length, len(which.input), *R.shape[1:3])
@@ -142,14 +155,32 @@ def dense_backward(
     call = DenseCall(which, x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
     chosen, plan = _select(call, cu_seqlens, True, "backward", backend)
     with torch.autocast(R.device.type, enabled=False):
-        dx, dR, db, grad_initial = chosen.backward(plan, call, cu_seqlens, states, gates, grad_h, grad_final)
+        saved = (states, gates) if h is None else (h, states, gates)
+        if h is not None and not chosen.compact:
+            saved = kept.unpack(call, cu_seqlens, *saved)
+        dx, dR, db, grad_initial = chosen.backward(plan, call, cu_seqlens, *saved, grad_h, grad_final)
     grads = (dx, dR, db, None if initial_state is None else grad_initial)
     return tuple(R.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
 @dense_backward.register_fake
 def _(
-    grad_h, grad_final, R, b, initial_state, reset, cu_seqlens, states, gates, batch, length, clip, cut, cell, backend
+    grad_h,
+    grad_final,
+    R,
+    b,
+    initial_state,
+    reset,
+    cu_seqlens,
+    h,
+    states,
+    gates,
+    batch,
+    length,
+    recurrent_grad_clip,
+    cut_recurrent_grad,
+    cell,
+    backend,
 ):
     dx = R.new_empty(batch, length, len(lookup(cell).input), *R.shape[1:3])
     rest = [
@@ -162,8 +193,8 @@ def _(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     x, *tensors = inputs[:6]
-    _, _, states, gates = output
-    ctx.save_for_backward(*tensors, states, gates)
+    h, _, states, gates = output
+    ctx.save_for_backward(*tensors, h if kept.compact(x) else None, states, gates)
     ctx.rest = x.shape[0], x.shape[1], *inputs[6:9], inputs[10]
 
 

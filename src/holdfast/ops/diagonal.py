@@ -9,18 +9,27 @@ from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.diagonal.chunked import Chunked
 from holdfast.kernels.diagonal.reference import Reference
+from holdfast.kernels.diagonal.triton_scan import TritonScan
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall, Recurrence
 
 from .check import needs_grad
 
-BACKENDS = (Chunked(), Reference())
+BACKENDS = (TritonScan(), Chunked(), Reference())
+
+# Steps between two states that a backend may keep for its backward pass; plans may keep fewer.
+ENTRY_STEPS = 128
 
 
 def problem(op: str, call: DiagonalCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
     """What planning needs to know of a call."""
     sizes = dict(zip("BTD", call.x.shape, strict=True))
-    traits = {"complex": call.theta is not None, "varlen": cu_seqlens is not None, "needs_grad": grad}
+    traits = {
+        "complex": call.theta is not None,
+        "wide_gate": any(x.element_size() > call.x.element_size() for x in (call.a, call.theta) if x is not None),
+        "varlen": cu_seqlens is not None,
+        "needs_grad": grad,
+    }
     return Problem.of(op, "diagonal", call.x.dtype, sizes, traits)
 
 
@@ -33,7 +42,8 @@ def run(
 ) -> tuple[Tensor, Any]:
     """Runs a mapped call through the custom op and finishes it into the recurrence's output and final state."""
     call, finish = mapped
-    o, final_state = diagonal_forward(*call, cu_seqlens, recurrence.name, needs_grad(*call), backend or "")
+    grad = needs_grad(*call[:4])
+    o, final_state, _ = diagonal_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
     if finish is not None:
         o, final_state = finish(o, final_state)
     return o, final_state if output_final_state else None
@@ -52,23 +62,37 @@ def diagonal_forward(
     x: Tensor,
     theta: Tensor | None,
     initial_state: Tensor | None,
+    log: bool,
     cu_seqlens: Tensor | None,
     op: str,
     grad: bool,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    """DiagonalCall -> (h [B, T, D] in x's dtype, final state [N, D] in float32 or wider)."""
-    call = DiagonalCall(a, x, theta, initial_state)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """DiagonalCall -> (h [B, T, D] in x's dtype, final state [N, D] in float32 or wider, entries).
+
+    entries: float32 states that enter stretches of time, for the backward pass of the backend that left them; empty
+    where the output itself serves, where no gradient follows and off CUDA.
+    """
+    call = DiagonalCall(a, x, theta, initial_state, log)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
+    entries = _entries(x, cu_seqlens, grad)
     with torch.autocast(x.device.type, enabled=False):
-        return chosen.forward(plan, call, cu_seqlens)
+        o, final = chosen.forward(plan, call, cu_seqlens, entries if entries.numel() else None)
+    return o, final, entries
+
+
+def _entries(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
+    kept = grad and x.is_cuda and torch.finfo(x.dtype).bits < 32
+    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    rows = x.shape[0] * x.shape[1] // ENTRY_STEPS + sequences if kept else 0
+    return x.new_empty(rows, x.shape[2], dtype=torch.float32)
 
 
 @diagonal_forward.register_fake
-def _(a, x, theta, initial_state, cu_seqlens, op, grad, backend):
+def _(a, x, theta, initial_state, log, cu_seqlens, op, grad, backend):
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = x.new_empty(sequences, x.shape[2], dtype=torch.promote_types(x.dtype, torch.float32))
-    return torch.empty_like(x, memory_format=torch.contiguous_format), state
+    return torch.empty_like(x, memory_format=torch.contiguous_format), state, _entries(x, cu_seqlens, grad)
 
 
 @torch.library.custom_op("holdfast::diagonal_backward", mutates_args=())
@@ -76,28 +100,32 @@ def diagonal_backward(
     grad_o: Tensor | None,
     grad_final: Tensor | None,
     states: Tensor | None,
+    entries: Tensor | None,
     a: Tensor,
     x: Tensor,
     theta: Tensor | None,
     initial_state: Tensor | None,
+    log: bool,
     cu_seqlens: Tensor | None,
     op: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of a, x, theta and initial_state; an empty tensor for one that was not given.
 
-    states: the forward's output where rounding has lost nothing of it, otherwise None.
+    states: the forward's output where rounding has lost nothing of it, otherwise None. entries: the forward's, or None
+    where it left none.
     """
-    call = DiagonalCall(a, x, theta, initial_state)
+    call = DiagonalCall(a, x, theta, initial_state, log)
+    entries = None if entries is None or not entries.numel() else entries
     chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
     with torch.autocast(x.device.type, enabled=False):
-        *grads, grad_state = chosen.backward(plan, call, cu_seqlens, states, grad_o, grad_final)
+        *grads, grad_state = chosen.backward(plan, call, cu_seqlens, states, grad_o, grad_final, entries)
     grads = [*grads, None if initial_state is None else grad_state]
     return tuple(x.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
 
 @diagonal_backward.register_fake
-def _(grad_o, grad_final, states, a, x, theta, initial_state, cu_seqlens, op, backend):
+def _(grad_o, grad_final, states, entries, a, x, theta, initial_state, log, cu_seqlens, op, backend):
     empty = [
         x.new_empty(0) if given is None else torch.empty_like(given, memory_format=torch.contiguous_format)
         for given in (a, x, theta, initial_state)
@@ -106,17 +134,21 @@ def _(grad_o, grad_final, states, a, x, theta, initial_state, cu_seqlens, op, ba
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, x, theta, initial_state, cu_seqlens, op, _, backend = inputs
+    a, x, theta, initial_state, log, cu_seqlens, op, _, backend = inputs
     ctx.set_materialize_grads(False)
-    states = output[0] if torch.finfo(x.dtype).bits >= 32 else None
-    ctx.save_for_backward(states, a, x, theta, initial_state, cu_seqlens)
-    ctx.rest = op, backend
+    o, _, entries = output
+    ctx.mark_non_differentiable(entries)
+    exact = torch.finfo(x.dtype).bits >= 32
+    states, entries = (o, None) if exact else (None, entries if x.is_cuda else None)
+    ctx.save_for_backward(states, entries, a, x, theta, initial_state, cu_seqlens)
+    ctx.rest = log, op, backend
 
 
-def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tuple[Any, ...]:
-    states, *tensors, cu_seqlens = ctx.saved_tensors
-    grads = diagonal_backward(grad_o, grad_final, states, *tensors, cu_seqlens, *ctx.rest)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 4
+def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Any, ...]:
+    states, entries, *tensors, cu_seqlens = ctx.saved_tensors
+    log, *rest = ctx.rest
+    grads = diagonal_backward(grad_o, grad_final, states, entries, *tensors, log, cu_seqlens, *rest)
+    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
 diagonal_forward.register_autograd(_backward, setup_context=_setup)

@@ -9,12 +9,13 @@ from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.diagonal.chunked_inter_chunk_scan import ChunkedInterChunkScan
 from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
+from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
 
-BACKENDS = (ChunkedInterChunkScan(),)
+BACKENDS = (TritonInterChunkScan(), ChunkedInterChunkScan())
 
 ARGUMENTS = {
     "states": Argument("what each chunk adds to the state", "B chunks H K V"),

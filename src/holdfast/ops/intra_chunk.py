@@ -9,12 +9,13 @@ from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.matrix.chunked_intra_chunk import ChunkedIntraChunk
 from holdfast.kernels.matrix.intra_chunk import Activation, IntraChunkCall
+from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
 
-BACKENDS = (ChunkedIntraChunk(),)
+BACKENDS = (TritonIntraChunk(), ChunkedIntraChunk())
 
 ARGUMENTS = {
     "q": Argument("queries", "B T Hq K"),

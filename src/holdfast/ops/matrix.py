@@ -8,14 +8,17 @@ from torch import Tensor
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.matrix.hopper_backend import Hopper
 from holdfast.kernels.matrix.reference import Reference
+from holdfast.kernels.matrix.triton_decode import TritonDecode
+from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 
 from .check import needs_grad
 
-BACKENDS = (Chunked(), Reference())
+BACKENDS = (Hopper(), TritonDecode(), TritonSinglePass(), Chunked(), Reference())
 
 
 def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
@@ -26,6 +29,7 @@ def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) ->
         "decay=vector": call.g is not None and call.g.dim() == 4,
         "decay=scalar": call.g is not None and call.g.dim() == 3,
         "delta": call.delta,
+        "beta": call.beta is not None,
         "normalizer": call.norm_floor is not None,
         "varlen": cu_seqlens is not None,
         "needs_grad": grad,
@@ -138,3 +142,34 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tup
 
 
 matrix_forward.register_autograd(_backward, setup_context=_setup)
+
+
+@torch.library.custom_op("holdfast::matrix_step", mutates_args=("state",))
+def matrix_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    norm_floor: Tensor | None,
+    state: Tensor,
+    scale: float,
+    eps: float,
+    delta: bool,
+    op: str,
+    backend: str,
+) -> Tensor:
+    """One token of a MatrixCall without a normaliser: o [B, 1, H, V] in v's dtype; state [B, H, K, V] is updated."""
+    call = MatrixCall(q, k, v, g, beta, norm_floor, state, scale, eps, delta)
+    chosen, plan = _select(call, None, op, False, "forward", backend)
+    with torch.autocast(v.device.type, enabled=False):
+        if isinstance(chosen, TritonDecode):
+            return chosen.step(plan, call, state)
+        o, after = chosen.forward(plan, call, None)
+    state.copy_(after)
+    return o
+
+
+@matrix_step.register_fake
+def _(q, k, v, g, beta, norm_floor, state, scale, eps, delta, op, backend):
+    return torch.empty_like(v, memory_format=torch.contiguous_format)

@@ -1,11 +1,13 @@
 """mlstm: the matrix memory of xLSTM."""
 
+import torch
 from torch import Tensor
 
 from holdfast.recurrences.mlstm import MLSTM, Gating, State
 
 from . import matrix
 from .check import prepare
+from .mlstm_gates import can_fuse, fused_gates
 
 
 def mlstm(
@@ -56,5 +58,9 @@ def mlstm(
         raise ValueError("normalize: expected True with gating='exp', whose states are scaled by exp(-m); got False")
     arguments = {"q": q, "k": k, "v": v, "i": i, "f": f, "initial_state": initial_state}
     given = prepare(MLSTM, cu_seqlens, arguments)
-    mapped = MLSTM.map(**given, gating=gating, normalize=normalize, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
+    options = {"gating": gating, "normalize": normalize, "scale": scale, "eps": eps, "cu_seqlens": cu_seqlens}
+    wide = torch.promote_types(given["v"].dtype, torch.float32)
+    if can_fuse(given["i"], given["f"], wide):
+        options["gates_of"] = fused_gates
+    mapped = MLSTM.map(**given, **options)
     return matrix.run(MLSTM, mapped, output_final_state, cu_seqlens, backend)

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -18,12 +18,16 @@ from .inter_chunk_scan import BACKENDS as INTER_CHUNK_BACKENDS
 from .inter_chunk_scan import inter_chunk_scan
 from .intra_chunk import BACKENDS as INTRA_CHUNK_BACKENDS
 from .intra_chunk import intra_chunk
-from .parity import cast, relative_error, values_and_grads
+from .parity import cast, leaves, relative_error, values_and_grads
 
 # relative to the float64 oracle; outputs and gradients in float32
 LIMIT = 2e-5
+# of backends that take half precision alone: eight roundings
+HALF_LIMIT = 8 * 2.0**-8
 # crosses a chunk boundary, with a ragged tail, grouped heads and K != V
 _SIZES = Sizes(B=2, T=70, H=4, Hq=2, K=16, V=8, D=16)
+# what decoding takes
+_TOKEN = replace(_SIZES, T=1)
 _HALVES, _CHUNK = Sizes(B=2, T=64, H=4, K=16, V=8), 16
 
 
@@ -40,27 +44,64 @@ class Verdict:
 
 
 def verify(device: torch.device, seed: int = 0) -> Iterator[Verdict]:
-    """One verdict for every backend of every op, forward and gradients, on random float32 arguments."""
+    """One verdict for every backend of every op, on random arguments: forward and gradients in float32, or else in
+    bfloat16, or else one token forward, whichever the backend takes first."""
     for recurrence in RECURRENCES.values():
-        exact = _exact(recurrence, recurrence.example(Draw(seed), _SIZES))
-        arguments = recurrence.example(Draw(seed, device=device), _SIZES)
+        tries = [
+            _Try.of(recurrence, seed, device, _SIZES),
+            _Try.of(recurrence, seed, device, _SIZES, torch.bfloat16),
+            _Try.of(recurrence, seed, device, _TOKEN, grads=False),
+        ]
         for backend in backends_of(recurrence):
 
             def run(a: dict[str, Any], r: Recurrence = recurrence, name: str = backend.name) -> Any:
                 return op_of(r)(**a, output_final_state=True, backend=name)
 
-            yield _verdict(recurrence.name, backend.name, run, arguments, exact)
+            verdicts = []
+            for attempt in tries:
+                verdicts.append(_verdict(recurrence.name, backend.name, run, attempt))
+                if verdicts[-1].status != "skipped":
+                    break
+            yield verdicts[0] if verdicts[-1].status == "skipped" else verdicts[-1]
     # the two chunk halves compose to simple_gla
-    exact = _exact(SIMPLE_GLA, SIMPLE_GLA.example(Draw(seed), _HALVES))
-    arguments = SIMPLE_GLA.example(Draw(seed, device=device), _HALVES)
+    attempt = _Try.of(SIMPLE_GLA, seed, device, _HALVES)
     for backend in INTER_CHUNK_BACKENDS:
-        yield _verdict("inter_chunk_scan", backend.name, partial(_compose, inter=backend.name), arguments, exact)
+        yield _verdict("inter_chunk_scan", backend.name, partial(_compose, inter=backend.name), attempt)
     for backend in INTRA_CHUNK_BACKENDS:
-        yield _verdict("intra_chunk", backend.name, partial(_compose, intra=backend.name), arguments, exact)
+        yield _verdict("intra_chunk", backend.name, partial(_compose, intra=backend.name), attempt)
 
 
-def _exact(recurrence: Recurrence, arguments: dict[str, Any]) -> list[Tensor]:
-    return values_and_grads(lambda a: oracle(recurrence, a), cast(arguments, torch.float64))
+@dataclass(frozen=True)
+class _Try:
+    """Arguments to run a backend on, and how near its results have to come. grads: whether to check gradients too."""
+
+    recurrence: Recurrence
+    on_cpu: dict[str, Any]
+    arguments: dict[str, Any]
+    limit: float
+    grads: bool
+
+    @staticmethod
+    def of(
+        recurrence: Recurrence,
+        seed: int,
+        device: torch.device,
+        sizes: Sizes,
+        dtype: torch.dtype = torch.float32,
+        grads: bool = True,
+    ) -> "_Try":
+        on_cpu, arguments = (recurrence.example(Draw(seed, dtype, place), sizes) for place in ("cpu", device))
+        return _Try(recurrence, on_cpu, arguments, LIMIT if dtype == torch.float32 else HALF_LIMIT, grads)
+
+    @cached_property
+    def exact(self) -> list[Tensor]:
+        return self.results(lambda a: oracle(self.recurrence, a), cast(self.on_cpu, torch.float64))
+
+    def results(self, run: Callable[[Any], Any], arguments: dict[str, Any]) -> list[Tensor]:
+        if self.grads:
+            return values_and_grads(run, arguments)
+        with torch.no_grad():
+            return [x.double().cpu() for x in leaves(run(arguments))]
 
 
 def _compose(a: dict[str, Tensor], inter: str | None = None, intra: str | None = None) -> tuple[Tensor, Tensor]:
@@ -72,22 +113,20 @@ def _compose(a: dict[str, Tensor], inter: str | None = None, intra: str | None =
     return intra_chunk(a["q"], a["k"], a["v"], a["g"], entering, chunk_size=_CHUNK, backend=intra), final
 
 
-def _verdict(
-    op: str, backend: str, run: Callable[[Any], Any], arguments: dict[str, Any], exact: list[Tensor]
-) -> Verdict:
+def _verdict(op: str, backend: str, run: Callable[[Any], Any], attempt: _Try) -> Verdict:
     start = time.perf_counter()
     try:
-        got = values_and_grads(run, arguments)
+        got = attempt.results(run, attempt.arguments)
     except Rejected as rejection:
         return Verdict(op, backend, "skipped", None, 0.0, rejection.reason)
     except Exception as failure:  # whatever a backend raises is what doctor has to report
         detail = f"{type(failure).__name__}: {failure}".splitlines()[0]
         return Verdict(op, backend, "wrong", None, time.perf_counter() - start, detail)
     seconds = time.perf_counter() - start
-    errors = [relative_error(x, y) for x, y in zip(got, exact, strict=True)]
+    errors = [relative_error(x, y) for x, y in zip(got, attempt.exact, strict=True)]
     # max() may pass over a NaN
     error = next((e for e in errors if e != e), max(errors))
-    if error <= LIMIT:
+    if error <= attempt.limit:
         return Verdict(op, backend, "right", error, seconds)
-    detail = f"relative error {error:.1e} of output or gradient {errors.index(error)}, limit {LIMIT:.0e}"
+    detail = f"relative error {error:.1e} of output or gradient {errors.index(error)}, limit {attempt.limit:.0e}"
     return Verdict(op, backend, "wrong", error, seconds, detail)

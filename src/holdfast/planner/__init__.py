@@ -2,7 +2,9 @@
 
 from .candidate import Candidate
 from .device import Device
+from .floors import Floor, floor
+from .occupancy import Grid
 from .plan import Direction, Plan
 from .problem import Problem
 
-__all__ = ["Candidate", "Device", "Direction", "Plan", "Problem"]
+__all__ = ["Candidate", "Device", "Direction", "Floor", "Grid", "Plan", "Problem", "floor"]

@@ -42,13 +42,15 @@ class MatrixCall(NamedTuple):
 class DiagonalCall(NamedTuple):
     """What every diagonal recurrence asks of its family: h_t = a_t h_{t-1} + x_t, or a_t e^{i theta_t} h_{t-1} + x_t.
 
-    With theta, neighbouring channels (2j, 2j + 1) of x and h are the real and imaginary part of pair j.
+    With theta, neighbouring channels (2j, 2j + 1) of x and h are the real and imaginary part of pair j. With log, a
+    holds the natural logarithms of the gates; never together with theta.
     """
 
     a: Tensor  # [B, T, D], or [B, T, D/2] with theta
     x: Tensor  # [B, T, D]
     theta: Tensor | None = None  # [B, T, D/2], radians
     initial_state: Tensor | None = None  # [N, D]
+    log: bool = False
 
 
 class DenseCall(NamedTuple):

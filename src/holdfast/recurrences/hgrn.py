@@ -1,6 +1,5 @@
 """HGRN's scan: one decay a channel and step, given as a natural logarithm."""
 
-import torch
 from torch import Tensor
 
 from .definition import Argument, DiagonalCall, Recurrence
@@ -9,8 +8,7 @@ from .rglru import STATE, X
 
 
 def _map(x: Tensor, g: Tensor, initial_state: Tensor | None = None) -> tuple[DiagonalCall, None]:
-    a = g.to(torch.promote_types(x.dtype, torch.float32)).exp()
-    return DiagonalCall(a, x, initial_state=initial_state), None
+    return DiagonalCall(g, x, initial_state=initial_state, log=True), None
 
 
 def _example(draw: Draw, sizes: Sizes) -> dict[str, Tensor]:

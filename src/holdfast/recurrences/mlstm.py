@@ -14,6 +14,7 @@ from .simple_gla import QKV, default_scale, draw_qkv
 
 State = tuple[Tensor, Tensor, Tensor]
 Gating = Literal["exp", "sigmoid"]
+Gates = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,6 +49,20 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     return best, before, torch.where(empty, m, best[0, (cu_seqlens[1:] - 1).clamp(0, length - 1)])
 
 
+def gates(i: Tensor, f: Tensor, m: Tensor, cu_seqlens: Tensor | None, exponential: bool) -> Gates:
+    """Pre-activations [B, T, H] and the stabiliser at each start m [N, H] -> log decay g, write strength, floor of the
+    normaliser [B, T, H] and the last m [N, H], in m's dtype."""
+    wide = m.dtype
+    # float64: stabilised decays are differences of numbers that may be large beside them
+    log_f, i = F.logsigmoid(f.double()), i.double()
+    if not exponential:
+        return log_f.to(wide), i.sigmoid().to(wide), torch.ones_like(i, dtype=wide), m
+    here, before, last = stabilizer(log_f, i, m.double(), cu_seqlens)
+    # past the largest exponential of the dtype the quotient is 0 to rounding, and inf would spoil its gradient
+    floor = (-here).clamp_max(math.log(torch.finfo(wide).max) - 1).exp().to(wide)
+    return (log_f + before - here).to(wide), (i - here).exp().to(wide), floor, last.to(wide)
+
+
 def _map(
     q: Tensor,
     k: Tensor,
@@ -60,6 +75,7 @@ def _map(
     scale: float | None = None,
     eps: float = 1e-6,
     cu_seqlens: Tensor | None = None,
+    gates_of: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Gates] = gates,
 ) -> tuple[MatrixCall, Callable[[Tensor, Tensor], tuple[Tensor, State]]]:
     wide = torch.promote_types(v.dtype, torch.float32)
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -69,16 +85,7 @@ def _map(
         n, m = state.new_zeros(state.shape[:3]), state.new_zeros(state.shape[:2])
     else:
         state, n, m = initial_state
-    # float64: stabilised decays are differences of numbers that may be large beside them
-    log_f, i = F.logsigmoid(f.double()), i.double()
-    if gating == "exp":
-        here, before, last = stabilizer(log_f, i, m.double(), cu_seqlens)
-        g, beta = (log_f + before - here).to(wide), (i - here).exp().to(wide)
-        # past the largest exponential of the dtype the quotient is 0 to rounding, and inf would spoil its gradient
-        floor = (-here).clamp_max(math.log(torch.finfo(wide).max) - 1).exp().to(wide)
-        m = last.to(wide)
-    else:
-        g, beta, floor = log_f.to(wide), i.sigmoid().to(wide), torch.ones_like(i, dtype=wide)
+    g, beta, floor, m = gates_of(i, f, m, cu_seqlens, gating == "exp")
     if normalize:
         state = torch.cat([state, n[..., None]], -1)
 

@@ -14,6 +14,8 @@ def diagonal_steps(call: DiagonalCall) -> tuple[Tensor, Tensor]:
     """
     dtype = torch.promote_types(call.x.dtype, torch.float32)
     x, a = call.x.to(dtype), call.a.to(dtype)
+    if call.log:
+        a = a.exp()
     state = x.new_zeros(x.shape[0], x.shape[2]) if call.initial_state is None else call.initial_state.to(dtype)
     if call.theta is not None:
         theta = call.theta.to(dtype)

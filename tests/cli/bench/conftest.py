@@ -1,5 +1,7 @@
 """Short runs, and the roofs of a device that is not measured."""
 
+import gc
+
 import pytest
 import torch
 
@@ -7,6 +9,15 @@ from holdfast.cli.bench import clock
 from holdfast.cli.bench.roofs import Roofs
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_old_to_collect():
+    """Each row collects garbage, which takes longest over what was there before: all the tests of a whole run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -13,23 +13,35 @@ from holdfast.cli.bench import clock, live, page, plot
 from holdfast.cli.bench.case import Case
 from holdfast.cli.bench.groups import groups
 from holdfast.cli.bench.peers import Peer
-from holdfast.cli.bench.record import device_folder, read, write
+from holdfast.cli.bench.record import Record, device_facts, device_folder, now, read, versions, write
 from holdfast.cli.bench.roofs import Roofs, roofs
-from holdfast.cli.bench.session import run
+from holdfast.cli.bench.selection import Selection
+from holdfast.cli.bench.session import Job, run, unfinished
 from holdfast.cli.bench.suites import SMALL, SUITES, scale
 
 CPU = torch.device("cpu")
 CASES = [Case("rglru", (("B", 1), ("T", T), ("D", 8)), "float32", "fwd", "rglru: length") for T in (16, 32)]
 
 
+def empty(roof: Roofs) -> Record:
+    """A record of the cases below with no rows yet."""
+    facts = device_facts(CPU)
+    return Record("some", "Two <lengths>", "holdfast bench", now(), "abc", facts, versions(), roof, (), complete=False)
+
+
+def job(wanted: str) -> Job:
+    return Job(tuple(CASES), CPU, Selection.of(wanted))
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     """Two cases, measured once for all tests."""
-    wanted, out = ["holdfast", "accelerated-scan warp"], tmp_path_factory.mktemp("run") / "a" / "b.json"
+    out = tmp_path_factory.mktemp("run") / "a" / "b.json"
     roof = Roofs(copy_bandwidth=1e9, rates={"float32": 1e12}, copy_bytes=2**20, matrix_size=64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "SECONDS", 0.01)
-        return run("some", "Two <lengths>", "holdfast bench", CASES, CPU, roof, out, wanted)
+        wanted = "holdfast chunked, holdfast reference, accelerated-scan warp"
+        return run(job(wanted), empty(roof), out)
 
 
 def test_results_are_read_as_written(record, tmp_path):
@@ -46,16 +58,81 @@ def test_results_are_read_as_written(record, tmp_path):
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
 
 
-def test_a_run_that_is_cut_short_leaves_what_it_has(roof, tmp_path):
-    def stop(case, runner, result):
-        if case == CASES[1]:
+def stop_at(case, runner):
+    """Interrupts a run where it is about to measure the runner in the case."""
+
+    def each(now_case, now_runner, result):
+        if result is None and (now_case, now_runner.name) == (case, runner):
             raise KeyboardInterrupt
 
+    return each
+
+
+def test_a_run_that_is_cut_short_leaves_every_row_and_no_earlier_file_is_lost(record, roof, tmp_path):
+    out = tmp_path / "a.json"
+    write(record, out)
+    both = job("holdfast chunked, holdfast reference")
     with pytest.raises(KeyboardInterrupt):
-        run("some", "", "", CASES, CPU, roof, tmp_path / "a.json", ["holdfast chunked"], each=stop)
-    left = read(tmp_path / "a.json")
+        run(both, empty(roof), out, stop_at(CASES[1], "holdfast reference"))
+    assert read(out) == record
+    left = read(unfinished(out))
     assert not left.complete
-    assert [row.case for row in left.rows] == [str(CASES[0])]
+    # the case that was cut in the middle keeps what it has too
+    assert [(row.case, row.runner) for row in left.rows] == [
+        (str(CASES[0]), "holdfast chunked"),
+        (str(CASES[0]), "holdfast reference"),
+        (str(CASES[1]), "holdfast chunked"),
+    ]
+
+
+def test_a_run_goes_on_where_it_stopped(roof, tmp_path):
+    out, both = tmp_path / "a.json", job("holdfast chunked, holdfast reference")
+    with pytest.raises(KeyboardInterrupt):
+        run(both, empty(roof), out, stop_at(CASES[1], "holdfast reference"))
+    first, measured = read(unfinished(out)), []
+    record = run(both, first, out, lambda case, runner, result: measured.append(result))
+    assert [row.runner for row in measured if row] == ["holdfast reference"]
+    assert record.rows[:3] == first.rows
+    assert len(record.rows) == 4
+    assert record.complete
+    assert read(out) == record
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def interrupted(monkeypatch, line):
+    """Runs the command and stops it after its first row."""
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "_printer", lambda *arguments: lambda case, runner, result: result and stop())
+        result = CliRunner().invoke(app, line)
+    assert result.exit_code == 130
+    assert "interrupted: what was measured is in" in result.output
+
+
+def test_the_command_takes_up_its_own_unfinished_run_only(monkeypatch, tmp_path, roof):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "roofs", lambda device: roof)
+    line = ["bench", "--op", "rglru", "--shape", "B=1,T=20,D=4", "--dtype", "float32", "--device", "cpu"]
+    line += ["--seconds", "0.01", "--runners", "holdfast chunked,holdfast reference", "--commit", "abc"]
+    interrupted(monkeypatch, line)
+    draft = tmp_path / "benchmarks/results/cpu/rglru.unfinished.json"
+    assert len(read(draft).rows) == 1
+    assert read(draft).commit == "abc"
+    other = CliRunner().invoke(app, [*line, "--pass", "fwd"])
+    assert other.exit_code != 0
+    assert "unfinished run of another command" in str(other.exception)
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    assert "1 row is there from a run that was cut short" in result.output
+    assert not draft.exists()
+    assert len(read(tmp_path / "benchmarks/results/cpu/rglru.json").rows) == 4
+    interrupted(monkeypatch, line)
+    result = CliRunner().invoke(app, [*line, "--pass", "fwd", "--fresh"])
+    assert result.exit_code == 0, result.output
+    assert len(read(tmp_path / "benchmarks/results/cpu/rglru.json").rows) == 2
 
 
 def test_a_failed_write_leaves_the_old_file(record, tmp_path):
@@ -65,6 +142,12 @@ def test_a_failed_write_leaves_the_old_file(record, tmp_path):
         write(replace(record, versions={"torch": object()}), path)
     assert read(path) == record
     assert [p.name for p in path.parent.iterdir()] == ["b.json"]
+
+
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(record, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"file/b\.json'$"):
+        write(record, tmp_path / "file" / "b.json")
 
 
 def test_another_file_is_refused(tmp_path):
@@ -80,7 +163,7 @@ def test_the_page_shows_every_case_and_row(record):
     for case in CASES:
         assert str(case) in text
     assert "Two &lt;lengths&gt;" in text
-    assert '<tr class="wrong"><td>holdfast new</td><td></td>' in text
+    assert '<tr class="wrong ours"><td>holdfast new</td><td></td>' in text
     assert "wrong: off by &lt;much&gt;" in text
     assert text.count("accelerated-scan warp") >= 2
     assert "src=" not in text
@@ -89,7 +172,8 @@ def test_the_page_shows_every_case_and_row(record):
 def test_plots_stand_in_the_page_in_its_own_text_colour(record):
     pytest.importorskip("matplotlib")
     text = page.page([record])
-    assert text.count("<svg") == 1
+    # the roofline, and the one group
+    assert text.count("<svg") == 2
     assert "currentColor" in text
     assert "steps T" in text
 
@@ -100,6 +184,19 @@ def test_the_page_does_without_matplotlib(record, monkeypatch):
     assert "matplotlib is not installed" in text
     assert "<svg" not in text
     assert str(CASES[0]) in text
+
+
+def test_records_of_one_suite_are_told_apart(record):
+    part = replace(record, rows=record.rows[:3], date="2020-01-02T03:04:05+00:00")
+    text = page.page([record, part])
+    name = f"some on {record.device['name']}"
+    assert f"<h2>{name}, rglru, 2020-01-02 03:04</h2>" in text
+    assert text.count("All of it was measured again") == 1
+    assert '<a href="#r0">' in text[text.index("All of it was measured again") :]
+    # the later one has not all that the earlier one has
+    later = replace(part, date="2999-01-01T00:00:00+00:00")
+    assert "measured again" not in page.page([record, later])
+    assert f"<h2>{name}</h2>" in page.page([record])
 
 
 def test_groups_know_their_axis(record):
@@ -115,16 +212,18 @@ def test_bench_then_report(monkeypatch, tmp_path, roof):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(live, "roofs", lambda device: roof)
     monkeypatch.setattr(
-        "holdfast.cli.bench.session.peers_of", lambda op: [Peer("gone", "no_such_file", needs_gpu=False)]
+        "holdfast.cli.bench.selection.peers_of", lambda op: [Peer("gone", "no_such_file", needs_gpu=False)]
     )
     line = ["bench", "--op", "gla", "--shape", "B=1,T=20,H=1,K=4,V=4", "--dtype", "float32", "--device", "cpu"]
+    line += ["--seconds", "0.01"]
     result = CliRunner().invoke(app, line)
     assert result.exit_code == 0, result.output
     assert "holdfast chunked" in result.output
     assert "gone: missing: ModuleNotFoundError" in result.output
     saved = json.loads((tmp_path / "benchmarks/results/cpu/gla.json").read_text())
     assert saved["command"] == "holdfast " + " ".join(line)
-    assert [row["passes"] for row in saved["rows"]] == ["fwd"] * 3 + ["fwd+bwd"] * 3
+    rows = [row["passes"] for row in saved["rows"] if row["runner"] in ("holdfast chunked", "gone")]
+    assert rows == ["fwd"] * 2 + ["fwd+bwd"] * 2
     (tmp_path / "benchmarks/results/cpu/other.json").write_text("{}")
     result = CliRunner().invoke(app, ["bench", "report"])
     assert result.exit_code == 0, result.output
@@ -144,7 +243,14 @@ def test_bench_then_report(monkeypatch, tmp_path, roof):
         (["--suite", "smoke", "--device", "cpu", "--graph"], "--graph: CUDA graphs need an NVIDIA GPU"),
         (["--suite", "smoke", "--op", "gla"], "expected either --suite NAME or --op NAME"),
         (["--suite", "smoke", "--device", "cpu", "--runners", "flaa"], "--runners: expected some of"),
+        (["--suite", "smoke", "--device", "cpu", "--counters", "flaa"], "--counters: expected some of"),
+        (["--suite", "smoke,flashrnn", "--out", "x.json"], "--out: one file holds one suite"),
         (["--suite", "smoke", "--device", "cpu", "--match", "T9"], "--match T9: no case of suite smoke has this text"),
+        (["--suite", "smoke", "--device", "cpu", "--runners", "fla@T9"], "--runners: none of these runs in any"),
+        (["--suite", "smoke", "--dtype", "float16"], "--dtype: has no meaning with --suite"),
+        (["--op", "gla", "--shape", "B=1,B=2"], "--shape: expected each axis once; got B=1 and B=2"),
+        (["--op", "gla", "--scaled"], "--scaled: has no meaning with --op"),
+        (["--op", "gla", "--tune", "--graph"], "--graph: has no meaning with --tune"),
         (["report", "nothing.json"], "nothing.json"),
         (["report"], "no results under"),
     ],
@@ -194,7 +300,8 @@ def test_scaling_keeps_the_op_and_the_pass():
 
 
 def test_a_gpu_has_a_folder_of_its_own():
-    assert device_folder({"kind": "cuda", "name": "NVIDIA H200"}) == "nvidia-h200"
+    assert device_folder({"kind": "cuda", "name": "NVIDIA H200"}) == "h200"
+    assert device_folder({"kind": "cuda", "name": "NVIDIA T4 (small)"}) == "nvidia-t4-small"
     assert device_folder({"kind": "cpu", "name": "Some CPU @ 2 GHz"}) == "cpu"
 
 
@@ -222,5 +329,5 @@ def test_ids_of_plots_are_their_own(record):
     text = page.page([replace(record, rows=(*record.rows, *other))])
     # markers and clips have ids made from what they draw and from the plot's own salt
     ids = re.findall(r'\bid="([^"]+)"', text)
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 3
     assert len(ids) == len(set(ids))

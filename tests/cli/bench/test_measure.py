@@ -44,6 +44,11 @@ def case_of(op: str, passes: str = "fwd+bwd", dtype: str = "float32") -> Case:
 def test_every_backend_of_every_op_is_measured(op, roof):
     for runner in holdfast_runners(case_of(op)):
         row = measure(case_of(op), runner, CPU, roof)
+        if row.status == "rejected":
+            # a GPU's kernel; the two that every op has on a CPU do not get away with this
+            assert "GPU" in row.detail
+            assert runner.name not in ("holdfast chunked", "holdfast loop", "holdfast reference")
+            continue
         assert (row.status, row.detail) == ("ok", "")
         assert row.error < row.limit
         assert row.low_ms <= row.median_ms <= row.high_ms
@@ -53,8 +58,8 @@ def test_every_backend_of_every_op_is_measured(op, roof):
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        (Broken("broken", output=1.001), "relative error 1.0e-03 of the output, limit 1e-04"),
-        (Broken("broken", gradient=1.001), "relative error 1.0e-03 of the gradient 1, limit 1e-04"),
+        (Broken("broken", output=1.001), "relative error 1.0e-03 of the output, limit 1.0e-04"),
+        (Broken("broken", gradient=1.001), "relative error 1.0e-03 of the gradient 1, limit 1.0e-04"),
         (Broken("broken", output=torch.nan), "relative error nan of the output"),
     ],
 )
@@ -81,7 +86,8 @@ def test_what_fails_only_at_full_size_gets_no_time(roof):
             return Subject(inputs, lambda a: case.work.exact(a, {}) * bad, lambda a: case.work.exact(a, {}))
 
     case = Case("rglru", (("B", 2), ("T", 2**13), ("D", 2**10)), "float32", "fwd")
-    assert dict(checked(case, CPU).sizes) == {"B": 2, "T": 4096, "D": 1024}
+    assert dict(checked(case, CPU).sizes) == {"B": 2, "T": 512, "D": 1024}
+    assert dict(checked(replace(case, kind="error"), CPU).sizes) == {"B": 2, "T": 4096, "D": 1024}
     small = Case("rglru", (("B", 2), ("T", 300), ("D", 4)), "float32", "fwd")
     assert checked(small, CPU) == small
     with pytest.MonkeyPatch.context() as patch:
@@ -143,10 +149,10 @@ def test_a_peer_that_runs_on_a_cpu_is_right(name, op, passes, roof):
 
 
 def test_the_compiled_loop_refuses_long_sequences(roof):
-    case = Case("rglru", (("B", 1), ("T", 65), ("D", 4)))
+    case = Case("rglru", (("B", 1), ("T", 9), ("D", 4)))
     row = measure(case, Peer("compiled", "compiled_loop", needs_gpu=False), CPU, roof)
     assert row.status == "rejected"
-    assert "64" in row.detail
+    assert "up to 8 steps" in row.detail
 
 
 def test_torch_nn_has_no_heads(roof):

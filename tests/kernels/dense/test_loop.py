@@ -104,7 +104,7 @@ def test_inference_saves_nothing_and_gives_the_same():
 def test_a_backward_pass_without_what_it_needs_says_so():
     arguments, key, (h, _, states, pre) = saved("lstm", False)
     with pytest.raises(RuntimeError, match="grad=False"):
-        dense_backward(h, None, arguments["R"], None, None, None, None, states, pre, 2, 12, None, False, key, "")
+        dense_backward(h, None, arguments["R"], None, None, None, None, None, states, pre, 2, 12, None, False, key, "")
 
 
 @pytest.mark.parametrize("which", [elman, lstm, gru, slstm], ids=lambda c: c.name)

@@ -13,11 +13,16 @@ from .workload import Workload, workload
 
 Pass = Literal["fwd", "fwd+bwd"]
 PASSES = get_args(Pass)
+# time: how long a run takes. error: how the output's error grows over the steps. host: what a call costs the host.
+Kind = Literal["time", "error", "host"]
+KINDS = get_args(Kind)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 # Elements of state over all steps that the oracle may go through: with the gradients, about ten float64 tensors of
 # this many elements.
 ORACLE_BUDGET = {"cpu": 2**23, "cuda": 2**27}
+# Steps of a case that is timed: the oracle takes them one by one, a dozen launches each. Errors over steps need all.
+ORACLE_STEPS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,8 @@ class Case:
     """One thing to measure.
 
     sizes: (axis, size) pairs, as the op's example names them. options: (name, value) pairs of the op's arguments that
-    are not tensors, such as ("gating", "sigmoid"). label: which series of a plot the case belongs to.
+    are not tensors, such as ("gating", "sigmoid"). label: which series of a plot the case belongs to. kind: what is
+    measured. state: whether an initial state goes in and the final one comes out, as in decoding.
     """
 
     op: str
@@ -34,6 +40,8 @@ class Case:
     passes: Pass = "fwd"
     label: str = ""
     options: tuple[tuple[str, Any], ...] = ()
+    kind: Kind = "time"
+    state: bool = False
 
     def __post_init__(self) -> None:
         workload(self.op).check_sizes(dict(self.sizes))
@@ -41,6 +49,10 @@ class Case:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}; got {self.dtype!r}")
         if self.passes not in PASSES:
             raise ValueError(f"pass: expected one of {', '.join(PASSES)}; got {self.passes!r}")
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(KINDS)}; got {self.kind!r}")
+        if self.state and not self.work.has_state:
+            raise ValueError(f"state: {self.op} takes no initial state here")
 
     @property
     def work(self) -> Workload:
@@ -57,13 +69,15 @@ class Case:
 
     def __str__(self) -> str:
         options = "".join(f" {name}={value}" for name, value in self.options)
-        return f"{self.op}{options} {self.shape} {self.dtype} {self.passes}"
+        state = " with state" if self.state else ""
+        kind = "" if self.kind == "time" else f" {self.kind}"
+        return f"{self.op}{options} {self.shape} {self.dtype} {self.passes}{state}{kind}"
 
     def arguments(self, device: torch.device | str, seed: int = 0) -> dict[str, Any]:
         """Random tensor arguments of the op; on the meta device, their shapes and dtypes alone."""
         if str(device) == "meta":
-            return self.work.example(dict(self.sizes), self.torch_dtype, device, seed)
-        drawn = _draw(self.op, self.sizes, self.torch_dtype, device, seed)
+            return self.work.example(dict(self.sizes), self.torch_dtype, device, seed, self.state)
+        drawn = _draw(self.op, self.sizes, self.torch_dtype, device, seed, self.state)
         for x in leaves(drawn):
             x.requires_grad_(False)
         return dict(drawn)
@@ -77,9 +91,9 @@ class Case:
 # larger sizes.
 @lru_cache(maxsize=2)
 def _draw(
-    op: str, sizes: tuple[tuple[str, int], ...], dtype: torch.dtype, device: torch.device | str, seed: int
+    op: str, sizes: tuple[tuple[str, int], ...], dtype: torch.dtype, device: torch.device | str, seed: int, state: bool
 ) -> dict[str, Any]:
-    return workload(op).example(dict(sizes), dtype, device, seed)
+    return workload(op).example(dict(sizes), dtype, device, seed, state)
 
 
 def checked(case: Case, device: torch.device) -> Case:
@@ -92,6 +106,8 @@ def checked(case: Case, device: torch.device) -> Case:
     sizes = dict(case.sizes)
     # the axis along which chunks or steps follow one another
     time = "G" if case.op == "inter_chunk_scan" else "T"
+    if case.kind != "error":
+        sizes[time] = min(sizes[time], ORACLE_STEPS)
     for axis, least in ((time, 256), ("B", 1), ("H", 1)):
         excess = case.work.state_steps(sizes) / budget
         if excess <= 1 or axis not in sizes:

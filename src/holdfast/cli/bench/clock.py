@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 Method = Literal["events", "graph"]
+# Time for the runs of one row, and how many they are at least and at most; --seconds changes the first.
 SECONDS, LEAST, MOST = 1.0, 5, 100
 
 
@@ -87,6 +88,20 @@ def time_runs(run: Callable[[], object], device: torch.device, method: Method = 
         torch.cuda.synchronize(device)
         said = "CUDA-graph replay, L2 flushed" if method == "graph" else "device events, L2 flushed"
         return _summary([start.elapsed_time(end) for start, end in marks], said)
+
+
+def time_calls(run: Callable[[], object], device: torch.device, calls: int = 20) -> Times:
+    """What a call costs the host when nothing waits for the device: blocks of calls, so few that no queue fills up."""
+    count = max(LEAST, min(MOST, int(SECONDS / max(calls * min(seconds_of(run, device) for _ in range(3)), 1e-9))))
+    times = []
+    for _ in range(count):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        times.append((time.perf_counter() - start) / calls * 1e3)
+    synchronize(device)
+    return _summary(times, f"host clock, blocks of {calls} calls, device not waited for")
 
 
 def host_ms(run: Callable[[], object], device: torch.device, runs: int = 10) -> float | None:

@@ -1,22 +1,28 @@
-"""The fewest bytes that a case must move, whatever runs it."""
+"""The fewest bytes that a case must move, whatever runs it, and the arithmetic that its definition asks for."""
 
-from torch import Tensor
-
-from holdfast.ops.parity import leaves
+from holdfast.planner import Direction, Floor, floor
 
 from .case import Case
 
 
-def _bytes(*tensors: Tensor) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors)
+def _floors(case: Case) -> list[Floor]:
+    """Of the case's passes, as the planner counts them."""
+    problem = case.work.problem(case.arguments("meta"), dict(case.options), case.passes != "fwd")
+    passes: tuple[Direction, ...] = ("forward",) if case.passes == "fwd" else ("forward", "backward")
+    return [floor(problem, each, case.state) for each in passes]
 
 
 def floor_bytes(case: Case) -> int:
-    """Bytes of a pass that reads each input once and writes each output once.
+    """Bytes when each pass reads each of its inputs once and writes each of its outputs once."""
+    return sum(each.moved for each in _floors(case))
 
-    The backward pass is a call of its own: it reads the inputs and the output's gradient, and writes a gradient for
-    every input. So fwd+bwd moves inputs three times and outputs twice.
-    """
-    arguments = case.arguments("meta")
-    inputs, outputs = _bytes(*leaves(arguments)), _bytes(case.work.output(arguments))
-    return inputs + outputs if case.passes == "fwd" else 3 * inputs + 2 * outputs
+
+def operations(case: Case) -> int:
+    """Arithmetic of the step-by-step definition, a multiply-add being two."""
+    return sum(each.operations for each in _floors(case))
+
+
+def history_bytes(case: Case) -> int:
+    """Bytes of the state after every step in float32, which a backward pass that stores its whole history keeps."""
+    sizes = dict(case.sizes)
+    return 4 * case.work.state_size(sizes) * sizes.get("T", sizes.get("G", 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from .result import Result
 
 # which axis a reader looks for first
-_AXES = ("T", "G", "B", "D", "C", "K", "V", "H")
+_AXES = ("T", "G", "B", "D", "C", "K", "V", "H", "Kg", "r")
 _NAMES = {
     "T": "steps T",
     "G": "chunks G",
@@ -16,6 +16,8 @@ _NAMES = {
     "K": "K",
     "V": "V",
     "H": "heads H",
+    "Kg": "decays a head",
+    "r": "rank r",
 }
 
 
@@ -62,5 +64,6 @@ def groups(rows: Iterable[Result]) -> list[Group]:
         options = "".join(f" {name}={value}" for name, value in row.options.items())
         name = row.label or f"{row.op}{options}"
         title = f"{name}, {row.dtype}, {'forward' if row.passes == 'fwd' else 'forward + backward'}"
+        title += " with state" if row.state and not row.label else ""
         found.setdefault((f"{row.op}{options}", title), []).append(row)
     return [Group(title, tuple(members)) for (_, title), members in found.items()]

@@ -11,7 +11,8 @@ from holdfast.kernels.common.backend import Backend
 from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
 from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
 from holdfast.planner import Problem
-from holdfast.recurrences import Draw
+
+from .draw import DeviceDraw
 
 
 def _module(name: str) -> Any:
@@ -22,18 +23,33 @@ def _module(name: str) -> Any:
 
 
 def inter_chunk_example(
-    sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device | str, seed: int
+    sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device | str, seed: int, state: bool
 ) -> dict[str, Any]:
-    """states [B, G, H, K, V] and one natural-log decay a chunk and head [B, G, H], about that of 64 steps."""
-    draw, (B, G, H, K, V) = Draw(seed, dtype, device), (sizes[axis] for axis in "BGHKV")
-    return {"states": draw.normal(B, G, H, K, V), "decay": 8 * draw.log_decay(B, G, H)}
+    """states [B, G, H, K, V] and a natural-log decay a chunk and head [B, G, H], about that of 64 steps.
+
+    With Kg = K, a decay for each row of the state too, [B, G, H, K]. With r, W and Y [B, G, H, K, r], small enough for
+    the state to stay bounded.
+    """
+    draw, (B, G, H, K, V) = DeviceDraw(seed, dtype, device), (sizes[axis] for axis in "BGHKV")
+    rows, r = sizes.get("Kg", 1), sizes.get("r")
+    if rows not in (1, K):
+        raise ValueError(f"sizes: expected Kg, the decays a head, to be 1 or K = {K}; got {rows}")
+    drawn = {"states": draw.normal(B, G, H, K, V), "decay": 8 * draw.log_decay(B, G, H, *([K] if rows > 1 else []))}
+    if r:
+        # unit columns over r in all: |W Y^T| is at most 1
+        drawn |= {name: draw.unit(B, G, H, r, K).mT.contiguous() * r**-0.5 for name in ("W", "Y")}
+    return drawn
 
 
 def inter_chunk_exact(arguments: dict[str, Any], options: dict[str, Any]) -> Tensor:
     """The states after each chunk, one chunk after the other."""
-    states, keep = arguments["states"], arguments["decay"].exp()[..., None, None]
+    states, keep = arguments["states"], arguments["decay"].exp()
+    keep = keep[..., None, None] if keep.dim() == 3 else keep[..., None]
+    W, Y = arguments.get("W"), arguments.get("Y")
     h, out = torch.zeros_like(states[:, 0]), []
     for g in range(states.shape[1]):
+        if W is not None and Y is not None:
+            h = h - W[:, g] @ (Y[:, g].mT @ h)
         h = keep[:, g] * h + states[:, g]
         out.append(h)
     return torch.stack(out, 1)
@@ -55,10 +71,10 @@ def inter_chunk_problem(arguments: dict[str, Any], options: dict[str, Any], grad
 
 
 def intra_chunk_example(
-    sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device | str, seed: int
+    sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device | str, seed: int, state: bool
 ) -> dict[str, Any]:
     """q, k, v, one decay a step and head, the state that enters each chunk, an output gate; chunks of C steps."""
-    draw, (B, T, H, K, V, C) = Draw(seed, dtype, device), (sizes[axis] for axis in "BTHKVC")
+    draw, (B, T, H, K, V, C) = DeviceDraw(seed, dtype, device), (sizes[axis] for axis in "BTHKVC")
     return {
         "q": draw.normal(B, T, H, K),
         "k": draw.normal(B, T, H, K, scale=K**-0.5),

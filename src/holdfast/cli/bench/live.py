@@ -1,31 +1,64 @@
 """Measures in front of a person: progress, a table for each case, where the results went."""
 
-from collections.abc import Collection
+import gc
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import UserError
+from . import clock
 from .case import Case
-from .record import device_facts, device_folder
+from .cold import Firsts, first_calls
+from .record import Record, commit, device_facts, device_folder, now, read, versions
 from .result import Result
-from .roofs import roofs
-from .session import check_runners, run, runners_of
+from .roofs import Roofs, roofs
+from .selection import Selection, runners_of
+from .session import Each, Job, count, run, unfinished
 from .subject import Runner
 from .table import COLUMNS, cells
 
 _STYLES = {"ok": "dim", "wrong": "red", "failed": "red", "rejected": "dim", "missing": "dim"}
 
 
+@dataclass(frozen=True)
+class Named:
+    """Cases under the name that their file and their command line go by."""
+
+    name: str
+    title: str
+    command: str
+    cases: list[Case]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the command line says beside the cases. cold: how many first calls are measured side by side, 0 for none.
+    seconds: for the runs of a row. out: a file, or None for one below results. fresh: whether rows of an unfinished run
+    are dropped."""
+
+    wanted: Selection
+    counters: Selection | None = None
+    graph: bool = False
+    cold: int = 0
+    seconds: float = clock.SECONDS
+    commit: str = ""
+    out: Path | None = None
+    fresh: bool = False
+
+
 def _table(case: Case, rows: list[Result]) -> Group:
     """The timed rows as a table; what is to be said of rows below it, so that a narrow terminal shows all of it."""
     floor = next((row.floor_ms for row in rows if row.floor_ms), None)
-    title = Text(f"{case}" + ("" if floor is None else f"   floor {floor:.3g} ms"), style="bold")
+    method = next((row.method for row in rows if row.method), None)
+    said = [f"floor {floor:.3g} ms"] if floor is not None else []
+    title = Text.assemble((str(case), "bold"), "   ", (", ".join([*said, *([method] if method else [])]), "dim"))
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     shown = [n for n, column in enumerate(COLUMNS[:-1]) if any(cells(row)[n] for row in rows)]
     for n in shown:
@@ -40,41 +73,127 @@ def _table(case: Case, rows: list[Result]) -> Group:
     return Group(title, *([table] if table.row_count else []), *lines, "")
 
 
-def measure_live(
-    name: str,
-    title: str,
-    command: str,
-    cases: list[Case],
-    device: torch.device,
-    wanted: Collection[str] | None,
-    graph: bool,
-    out: Path | None,
-    results: Path,
-) -> None:
-    """Measures, prints and writes to out, or else to results/<device>/<name>.json."""
-    if wanted is not None:
-        check_runners(wanted, cases)
+def _started(record: Record, out: Path, fresh: bool, console: Console) -> Record:
+    """The record with the rows and roofs of an unfinished run of the same command; UserError if another's is there."""
+    draft = unfinished(out)
+    if fresh or not draft.exists():
+        return record
+    found = read(draft)
+    if not record.continues(found):
+        raise UserError(
+            f"{draft} is an unfinished run of another command, commit or device: keep it under another name "
+            "(bench report takes any), or add --fresh to drop it"
+        )
+    rows = "1 row is" if len(found.rows) == 1 else f"{len(found.rows)} rows are"
+    console.print(f"{rows} there from a run that was cut short; --fresh drops them", soft_wrap=True)
+    return replace(record, rows=found.rows, roofs=found.roofs, first_calls=record.first_calls or found.first_calls)
+
+
+def _cold(
+    named: list[Named], done: set[tuple[Case, str]], device: torch.device, choices: Choices, console: Console
+) -> Firsts:
+    if not choices.cold:
+        return {}
+    cases = [case for each in named for case in each.cases]
+    with console.status(f"first calls, {choices.cold} side by side, each in a process of its own"):
+        return first_calls(
+            cases,
+            device,
+            choices.wanted,
+            choices.cold,
+            done,
+            each=lambda line: console.print(f"first call: {line}", highlight=False),
+        )
+
+
+def measure_live(named: list[Named], device: torch.device, choices: Choices, results: Path) -> None:
+    """Measures, prints, and writes each to results/<device>/<name>.json, or to choices.out."""
+    every = [case for each in named for case in each.cases]
+    choices.wanted.check(every, "--runners")
+    if choices.counters is not None:
+        choices.counters.check(every, "--counters")
+    if not any(runners_of(case, choices.wanted) for case in every):
+        raise UserError(f"--runners: none of these runs in any of the {len(every)} cases")
+    # garbage is collected for every row, which need not go through what the imports left each time
+    gc.freeze()
     console = Console()
+    clock.SECONDS = choices.seconds
     facts = device_facts(device)
-    path = out or results / device_folder(facts) / f"{name}.json"
     with console.status("measuring copy bandwidth and matrix rates"):
         roof = roofs(device)
     rates = ", ".join(f"{dtype} {rate / 1e12:.3g} Top/s" for dtype, rate in roof.rates.items())
-    console.print(f"{title}\n{facts['name']}: copy {roof.copy_bandwidth / 1e9:.4g} GB/s, matrix product {rates}\n")
-    total = sum(len(runners_of(case, wanted)) for case in cases)
+    console.print(f"{facts['name']}: copy {roof.copy_bandwidth / 1e9:.4g} GB/s, matrix product {rates}\n")
+    starts = []
+    for each in named:
+        out = choices.out or results / device_folder(facts) / f"{each.name}.json"
+        starts.append((each, out, _started(_empty(each, facts, roof, choices), out, choices.fresh, console)))
+    done = {(row.to_case(), row.runner) for _, _, record in starts for row in record.rows}
+    firsts = _cold(named, done, device, choices, console)
+    finished = []
+    for each, out, record in starts:
+        console.print(f"\n{each.title}", style="bold")
+        job = Job(
+            tuple(each.cases),
+            device,
+            choices.wanted,
+            "graph" if choices.graph else "events",
+            firsts,
+        )
+        try:
+            finished.append((_shown(job, record, out, console), out))
+        except KeyboardInterrupt:
+            said = f"interrupted: what was measured is in {unfinished(out)}, and the same command goes on from there"
+            console.print(said, highlight=False, soft_wrap=True)
+            raise
+        console.print(f"written to {out}", highlight=False, soft_wrap=True)
+    if choices.counters is not None:
+        with console.status("hardware counters"):
+            count(finished, choices.counters, device)
+        console.print("hardware counters written beside their rows")
+
+
+def _empty(named: Named, facts: dict[str, object], roof: Roofs, choices: Choices) -> Record:
+    said = (
+        f"each in a process of its own with empty compile caches, {choices.cold} side by side" if choices.cold else ""
+    )
+    return Record(
+        suite=named.name,
+        title=named.title,
+        command=named.command,
+        date=now(),
+        commit=choices.commit or commit(),
+        device=facts,
+        versions=versions(),
+        roofs=roof,
+        rows=(),
+        complete=False,
+        first_calls=said if choices.cold else "",
+    )
+
+
+def _shown(job: Job, record: Record, out: Path, console: Console) -> Record:
+    total = sum(len(runners_of(case, job.wanted)) for case in job.cases)
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*bars, console=console, transient=True) as progress:
-        task, rows = progress.add_task("", total=total), []
+        task = progress.add_task("", total=total, completed=len(record.rows))
+        return run(job, record, out, _printer(job, record, progress, task, console))
 
-        def each(case: Case, runner: Runner, result: Result | None) -> None:
-            if result is None:
-                progress.update(task, description=escape(f"{case.op} {case.shape} {case.passes}: {runner.name}"))
-                return
-            progress.advance(task)
-            rows.append(result)
-            if len(rows) == len(runners_of(case, wanted)):
-                console.print(_table(case, rows))
-                rows.clear()
 
-        run(name, title, command, cases, device, roof, path, wanted, "graph" if graph else "events", each)
-    console.print(f"written to {path}", highlight=False, soft_wrap=True)
+def _printer(job: Job, record: Record, progress: Progress, task: TaskID, console: Console) -> Each:
+    rows: list[Result] = []
+
+    def all_of(case: Case) -> bool:
+        before = sum(row.to_case() == case for row in record.rows)
+        return before + len(rows) == len(runners_of(case, job.wanted))
+
+    def each(case: Case, runner: Runner, result: Result | None) -> None:
+        if result is None:
+            progress.update(task, description=escape(f"{case.op} {case.shape} {case.passes}: {runner.name}"))
+            return
+        progress.advance(task)
+        rows.append(result)
+        if all_of(case):
+            console.print(_table(case, rows))
+            rows.clear()
+
+    return each

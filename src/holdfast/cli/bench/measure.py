@@ -11,20 +11,21 @@ from torch import Tensor
 from holdfast.ops.parity import cast, leaves, relative_error
 
 from .case import Case, checked
-from .clock import Method, host_ms, seconds_of, time_runs
-from .floor import floor_bytes
+from .clock import Method, host_ms, time_calls, time_runs
+from .floor import floor_bytes, history_bytes, operations
 from .memory import extra_bytes
 from .result import Result, of_case
 from .roofs import Roofs
+from .step_errors import step_errors
 from .subject import Refused, Runner, Subject
 
 # Largest relative error, Frobenius norm, of an output or a gradient against float64 on the same rounded inputs.
 LIMITS = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 1.5e-2, "float16": 5e-3}
 
 
-def _cotangent(like: Tensor, seed: int = 1) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(like.shape, generator=draw, dtype=torch.float32).to(like.device, like.dtype)
+def _cotangents(likes: list[Tensor], seed: int = 1) -> list[Tensor]:
+    draw = torch.Generator(likes[0].device).manual_seed(seed)
+    return [torch.randn(x.shape, generator=draw, dtype=torch.float32, device=x.device).to(x.dtype) for x in likes]
 
 
 def _ready(inputs: Any, grad: bool) -> list[Tensor]:
@@ -35,86 +36,138 @@ def _ready(inputs: Any, grad: bool) -> list[Tensor]:
     return tensors
 
 
-def _one_pass(call: Callable[[Any], Tensor], inputs: Any, grad: bool) -> Callable[[], list[Tensor]]:
-    """A function that runs the pass once and returns the output, then the gradient of each input."""
+def one_pass(call: Callable[[Any], Any], inputs: Any, grad: bool) -> Callable[[], list[Tensor]]:
+    """A function that runs the pass once and returns its outputs, then with grad the gradient of each input."""
     tensors = _ready(inputs, grad)
     if not grad:
 
         def forward() -> list[Tensor]:
             with torch.no_grad():
-                return [call(inputs)]
+                return leaves(call(inputs))
 
         return forward
     given: list[Tensor] = []
 
     def both() -> list[Tensor]:
-        output = call(inputs)
+        outputs = leaves(call(inputs))
         if not given:
-            given.append(_cotangent(output))
-        grads = torch.autograd.grad(output, tensors, given[0], allow_unused=True, materialize_grads=True)
-        return [output.detach(), *grads]
+            given.extend(_cotangents(outputs))
+        grads = torch.autograd.grad(outputs, tensors, given, allow_unused=True, materialize_grads=True)
+        return [*(x.detach() for x in outputs), *grads]
 
     return both
 
 
-def _compare(subject: Subject, got: list[Tensor], grad: bool) -> tuple[float, str]:
-    """The largest relative error, and which tensor has it: "output", or "gradient 2" of the second input."""
+def _exact(subject: Subject, dtypes: list[torch.dtype], grad: bool) -> list[Tensor]:
+    """Outputs in float64, then with grad the gradients for the cotangents that an implementation with outputs of these
+    dtypes gets."""
     inputs = cast(subject.inputs, torch.float64)
     tensors = _ready(inputs, grad)
     with torch.set_grad_enabled(grad):
-        output = subject.exact(inputs)
-    if output.shape != got[0].shape:
-        raise ValueError(f"output: expected {list(output.shape)}; got {list(got[0].shape)}")
-    exact = [output.detach()]
+        outputs = leaves(subject.exact(inputs))
+    exact = [x.detach() for x in outputs]
     if grad:
-        given = _cotangent(got[0]).double()
-        exact += torch.autograd.grad(output, tensors, given, allow_unused=True, materialize_grads=True)
+        likes = [x.to(dtype) for x, dtype in zip(exact, dtypes, strict=False)]
+        given = [x.double() for x in _cotangents(likes)]
+        exact += torch.autograd.grad(outputs, tensors, given, allow_unused=True, materialize_grads=True)
+    return exact
+
+
+# Holdfast's backends, and peers in the same layout, are held against one and the same result; only the last is kept.
+_shared: dict[Any, list[Tensor]] = {}
+
+
+def _shared_exact(case: Case, subject: Subject, dtypes: list[torch.dtype], device: torch.device) -> list[Tensor]:
+    key = (case, device, tuple(dtypes))
+    if key not in _shared:
+        _shared.clear()
+        _shared[key] = _exact(subject, dtypes, case.passes != "fwd")
+    return _shared[key]
+
+
+def _compare(case: Case, subject: Subject, got: list[Tensor], device: torch.device) -> tuple[float, str, list[Tensor]]:
+    """The largest relative error, which tensor has it ("output", "gradient 2" of the second input), and the exact
+    results."""
+    grad, inputs = case.passes != "fwd", len(leaves(subject.inputs))
+    dtypes = [x.dtype for x in got[: len(got) - inputs if grad else None]]
+    if subject.shared:
+        exact = _shared_exact(case, subject, dtypes, device)
+    else:
+        exact = _exact(subject, dtypes, grad)
+    shapes, wanted = [list(x.shape) for x in got], [list(x.shape) for x in exact]
+    if shapes != wanted:
+        raise ValueError(f"outputs: expected shapes {wanted}; got {shapes}")
     errors = [relative_error(x.double(), y) for x, y in zip(got, exact, strict=True)]
     # max() may pass over a NaN
     worst = next((n for n, e in enumerate(errors) if e != e), max(range(len(errors)), key=errors.__getitem__))
-    return errors[worst], f"gradient {worst}" if worst else "output"
+    if worst >= len(dtypes):
+        return errors[worst], f"gradient {worst - len(dtypes) + 1}", exact
+    return errors[worst], "output" if worst == 0 else "final state", exact
 
 
-def _measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, method: Method) -> Result:
-    grad, small = case.passes != "fwd", checked(case, device)
-    row = replace(of_case(case, runner.name, "ok"), limit=LIMITS[case.dtype], checked_at=dict(small.sizes))
-    subject = runner.prepare(small, device)
-    run, got = _one_pass(subject.call, subject.inputs, grad), []
-    first = seconds_of(lambda: got.extend(run()), device)
-    error, where = _compare(subject, got, grad)
-    row = replace(row, note=subject.note, error=error, first_call_s=first)
-    if not error <= LIMITS[case.dtype]:
-        detail = f"relative error {error:.1e} of the {where}, limit {LIMITS[case.dtype]:.0e}"
-        return replace(row, status="wrong", detail=detail)
-    if small != case:
-        got.clear()
-        subject = runner.prepare(case, device)
-        run = _one_pass(subject.call, subject.inputs, grad)
-        # another size may compile again
-        row = replace(row, first_call_s=max(first, seconds_of(lambda: got.extend(run()), device)))
-        if not all(x.isfinite().all().item() for x in got):
-            return replace(row, status="wrong", detail="not all finite at full size, though right at the checked sizes")
-    got.clear()
-    times = time_runs(run, device, method)
-    memory, host = extra_bytes(run, device), host_ms(run, device)
-    moved = floor_bytes(case)
-    floor_ms = moved / roof.copy_bandwidth * 1e3
-    return replace(
+def _timed(
+    row: Result, case: Case, run: Callable[[], object], device: torch.device, roof: Roofs, method: Method
+) -> Result:
+    times = time_calls(run, device) if case.kind == "host" else time_runs(run, device, method)
+    row = replace(
         row,
         median_ms=times.median_ms,
         low_ms=times.low_ms,
         high_ms=times.high_ms,
         runs=times.runs,
         method=times.method,
-        host_ms=host,
-        memory_bytes=memory,
+        memory_bytes=extra_bytes(run, device),
+    )
+    if case.kind == "host":
+        return row
+    moved = floor_bytes(case)
+    floor_ms = moved / roof.copy_bandwidth * 1e3
+    return replace(
+        row,
+        host_ms=host_ms(run, device),
         floor_bytes=moved,
         floor_ms=floor_ms,
         floor_ratio=times.median_ms / floor_ms,
+        operations=operations(case),
+        history_bytes=history_bytes(case) if case.work.has_state else None,
     )
 
 
-def _line(error: BaseException) -> str:
+def _measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, method: Method) -> Result:
+    grad, small = case.passes != "fwd", checked(case, device)
+    row = replace(of_case(case, runner.name, "ok"), limit=LIMITS[case.dtype], checked_at=dict(small.sizes))
+    subject = runner.prepare(small, device)
+    run = one_pass(subject.call, subject.inputs, grad)
+    got = run()
+    error, where, exact = _compare(small, subject, got, device)
+    row = replace(row, note=subject.note, error=error)
+    if not error <= LIMITS[case.dtype]:
+        detail = f"relative error {error:.1e} of the {where}, limit {LIMITS[case.dtype]:.1e}"
+        return replace(row, status="wrong", detail=detail)
+    if case.kind == "error":
+        return replace(row, step_errors=step_errors(got[0], exact[0], dict(small.sizes)["T"]))
+    del exact
+    if small != case:
+        got.clear()
+        subject = runner.prepare(case, device)
+        run = one_pass(subject.call, subject.inputs, grad)
+        got = run()
+        if not all(x.isfinite().all().item() for x in got):
+            return replace(row, status="wrong", detail="not all finite at full size, though right at the checked sizes")
+    got.clear()
+    if (predicted := subject.predicted) is not None:
+        row = replace(
+            row,
+            predicted_bytes=predicted.moved or None,
+            predicted_ms=predicted.ms,
+            shared_bytes=predicted.shared or None,
+            plan=predicted.plan,
+        )
+    return _timed(row, case, run, device, roof, method)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and text of an error, on one line of at most 300 characters."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300]
 
@@ -127,9 +180,9 @@ def measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, metho
     except Refused as reason:
         return of_case(case, runner.name, "rejected", str(reason))
     except ImportError as error:
-        return of_case(case, runner.name, "missing", _line(error))
+        return of_case(case, runner.name, "missing", one_line(error))
     except Exception as error:  # whatever an implementation raises is a result, and the others are still to be measured
-        return of_case(case, runner.name, "failed", _line(error))
+        return of_case(case, runner.name, "failed", one_line(error))
     finally:
         if device.type == "cuda":
             gc.collect()

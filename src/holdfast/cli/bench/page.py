@@ -2,37 +2,23 @@
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
+from . import sections
+from .figure import can_plot
+from .glance import is_ours
 from .groups import Group, groups
-from .plot import can_plot, draw
+from .plot import draw, error_plot, roofline, roofline_rows
 from .record import Record
 from .result import Result
 from .table import COLUMNS, cells
 
-_CSS = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; --bad: #c2313b; --dim: #777; }
-@media (prefers-color-scheme: dark) { :root { --bad: #ff7b83; --dim: #999; } }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.25rem; margin-top: 3rem; }
-h3 { font-size: 1.02rem; margin: 2rem 0 .4rem; }
-p, dl { margin: .4rem 0; } .dim, dt { color: var(--dim); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dd { margin: 0; }
-nav a { margin-right: 1rem; } code { font-size: .9em; }
-svg { width: 100%; max-width: 52rem; height: auto; display: block; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; width: 100%; }
-th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child, th:last-child, td:last-child { text-align: left; }
-td:last-child { white-space: normal; min-width: 16rem; color: var(--dim); }
-tr.case td { text-align: left; background: var(--soft); color: inherit; font-weight: 600; }
-tr.rejected td, tr.missing td { color: var(--dim); }
-tr.wrong td, tr.failed td { color: var(--bad); }
-"""
+_CSS = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 _HEADS = {
     "ms": "median, milliseconds",
     "quartiles": "first and third quartile, milliseconds",
     "x floor": "median / floor",
-    "first s": "seconds of the first call, compilation included",
+    "first s": "seconds of the first call in a cold process, compilation included",
     "host ms": "milliseconds that the host spends on a call without waiting for the GPU",
     "memory": "peak memory beyond the inputs",
     "error": "largest relative error against the float64 oracle",
@@ -41,57 +27,118 @@ _HEADS = {
 
 
 def page(records: Sequence[Record]) -> str:
-    """The page: what was measured with, then a plot and a table for each group of cases."""
-    runners = list(dict.fromkeys(row.runner for record in records for row in record.rows))
+    """The page: for each record what it was measured with, what it comes to, then a plot and a table for each group."""
+    names = dict.fromkeys(row.runner for record in records for row in record.rows)
+    runners = sorted(names, key=lambda name: not name.startswith("holdfast"))
     with_plots = can_plot()
     note = "" if with_plots else '<p class="dim">Without plots: matplotlib is not installed.</p>'
-    links = "".join(f'<a href="#r{n}">{escape(_name(record))}</a>' for n, record in enumerate(records))
-    sections = "\n".join(_record(record, n, runners, with_plots) for n, record in enumerate(records))
+    names = _names(records)
+    links = "".join(f'<a href="#r{n}">{escape(name)}</a>' for n, name in enumerate(names))
+    sections_ = "\n".join(_record(records, n, names, runners, with_plots) for n in range(len(records)))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Holdfast benchmarks</title><style>{_CSS}</style></head><body>
 <h1>Holdfast benchmarks</h1>
 <p>Results are compared with a float64 step-by-step oracle first; where they are off, no time is given.
-The floor is the time that the inputs and outputs alone take at the copy bandwidth measured in the same run.</p>
+The floor is the time that the inputs and outputs alone take at the copy bandwidth measured in the same run.
+"Holdfast" in a line is the fastest of its backends, "best peer" the fastest other implementation of the same function.
+</p>
 {note}<nav>{links}</nav>
-{sections}
+{sections_}
 </body></html>
 """
 
 
-def _name(record: Record) -> str:
-    return f"{record.suite} on {record.device['name']}"
+def _names(records: Sequence[Record]) -> list[str]:
+    """Suite and device; where another record has the same, its op, if it has one alone, and its date too."""
+    names = [f"{record.suite} on {record.device['name']}" for record in records]
+    found = []
+    for name, record in zip(names, records, strict=True):
+        ops = {row.op for row in record.rows}
+        op = f", {ops.pop()}" if len(ops) == 1 else ""
+        found.append(f"{name}{op}, {record.date[:16].replace('T', ' ')}" if names.count(name) > 1 else name)
+    return found
 
 
-def _record(record: Record, number: int, runners: Sequence[str], with_plots: bool) -> str:
+def _repeated(record: Record, records: Sequence[Record]) -> int | None:
+    """Which later record of the suite and the device has all cases of this one again, if one has."""
+    cases = {row.case for row in record.rows}
+    for n, other in enumerate(records):
+        same = (other.suite, other.device["name"]) == (record.suite, record.device["name"])
+        if same and other.complete and other.date > record.date and cases <= {row.case for row in other.rows}:
+            return n
+    return None
+
+
+def _facts(record: Record) -> str:
     roof = record.roofs
     rates = ", ".join(f"{dtype} {rate / 1e12:.3g} Top/s" for dtype, rate in roof.rates.items())
     found = {status: sum(row.status == status for row in record.rows) for status in ("ok", "wrong", "failed")}
+    methods = dict.fromkeys(row.method for row in record.rows if row.method)
     facts = {
         "device": ", ".join(f"{value}" if key == "name" else f"{key} {value}" for key, value in record.device.items()),
         "roofs": f"copy {roof.copy_bandwidth / 1e9:.4g} GB/s (read + write), matrix product {rates}",
+        "times": "; ".join(methods),
         "date, commit": f"{record.date}, {record.commit or 'unknown'}",
         "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items() if version),
-        "rows": f"{found['ok']} timed, {found['wrong']} wrong, {found['failed']} failed, of {len(record.rows)}"
+        "rows": f"{found['ok']} right, {found['wrong']} wrong, {found['failed']} failed, of {len(record.rows)}"
         + ("" if record.complete else "; the run did not reach its end"),
     }
-    listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in facts.items())
-    body = "\n".join(
-        _group(group, f"r{number}g{n}", runners, with_plots) for n, group in enumerate(groups(record.rows))
-    )
-    return f"""<section id="r{number}"><h2>{escape(_name(record))}</h2>
-<p>{escape(record.title)}. <code>{escape(record.command)}</code></p><dl>{listed}</dl>
-{body}</section>"""
+    return "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in facts.items() if value)
+
+
+def _record(
+    records: Sequence[Record], number: int, names: Sequence[str], runners: Sequence[str], with_plots: bool
+) -> str:
+    record = records[number]
+    if (again := _repeated(record, records)) is None:
+        targets = sections.targets(record)
+    else:
+        targets = f'<p>All of it was measured again: <a href="#r{again}">{escape(names[again])}</a>.</p>'
+    timed = [row for row in record.rows if row.kind == "time"]
+    body = "\n".join(_group(group, f"r{number}g{n}", runners, with_plots) for n, group in enumerate(groups(timed)))
+    figures = _figures(record, f"r{number}", runners) if with_plots else ""
+    others = "\n".join(_rows(group) for group in groups(row for row in record.rows if row.kind != "time"))
+    return f"""<section id="r{number}"><h2>{escape(names[number])}</h2>
+<p>{escape(record.title)}. <code>{escape(record.command)}</code></p><dl>{_facts(record)}</dl>
+{targets}{sections.glance(record)}{sections.memory(record)}{sections.counters(record)}{figures}
+{sections.host(record)}{sections.carried_tables(record)}{sections.first_calls(record)}
+<h3>All rows</h3>
+{body}
+{others}</section>"""
+
+
+def _figures(record: Record, salt: str, runners: Sequence[str]) -> str:
+    parts = []
+    if roofline_rows(record.rows):
+        note = "Operations are those of the step-by-step definition; bytes are what DRAM counters saw (filled) or the "
+        note += "fewest possible (hollow)."
+        picture = roofline(record.rows, record.roofs, runners, f"{salt}roof")
+        parts.append(f"<h3>Roofline</h3><p>{note}</p>{picture}")
+    for n, group in enumerate(groups(row for row in record.rows if row.step_errors)):
+        picture = error_plot(group.rows, runners, f"{salt}e{n}")
+        cases = ", ".join(dict.fromkeys(row.case for row in group.rows))
+        parts.append(f"<h3>{escape(group.title)}</h3><p>{escape(cases)}</p>{picture}")
+    return "".join(parts)
 
 
 def _group(group: Group, salt: str, runners: Sequence[str], with_plots: bool) -> str:
-    plot = draw(group, runners, salt) if with_plots and group.axis() else ""
+    if not group.axis() or not with_plots:
+        return _rows(group)
+    return f"<h4>{escape(group.title)}</h4>{draw(group, runners, salt)}{_rows(group)}"
+
+
+def _rows(group: Group) -> str:
     heads = "".join(f'<th title="{escape(_HEADS.get(column, ""))}">{escape(column)}</th>' for column in COLUMNS)
     rows = "\n".join(_case(members) for members in group.cases())
-    return f"""<h3>{escape(group.title)}</h3>{plot}
-<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>
+    return f"""<details><summary>{escape(group.title)}: all rows ({len(group.rows)})</summary>
+<div class="wide"><table class="rows"><thead><tr>{heads}</tr></thead><tbody>
 {rows}
-</tbody></table></div>"""
+</tbody></table></div></details>"""
+
+
+def _css(row: Result) -> str:
+    return f"{row.status} ours" if is_ours(row) else row.status
 
 
 def _case(members: tuple[Result, ...]) -> str:
@@ -101,6 +148,6 @@ def _case(members: tuple[Result, ...]) -> str:
     said += f" · {escape(method)}" if method else ""
     title = f'<tr class="case"><td colspan="{len(COLUMNS)}">{escape(members[0].case)}{said}</td></tr>'
     return title + "\n".join(
-        f'<tr class="{row.status}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>"
+        f'<tr class="{_css(row)}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>"
         for row in members
     )

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from holdfast.planner import Device
+
 from .result import Result
 from .roofs import Roofs
 
@@ -27,8 +29,9 @@ _PACKAGES = (
 class Record:
     """One run of a suite, or of cases given by hand.
 
-    command: as typed. commit: of the working tree, with "+changes" where it was not clean, "" outside of git. date:
-    UTC, ISO 8601. device: kind and name. complete: whether the run reached its end.
+    command: as typed. commit: of the working tree, with "+changes" where it was not clean; as --commit says outside of
+    git. date: UTC, ISO 8601. device: kind and name. complete: whether the run reached its end. first_calls: how first
+    calls were measured, "" if they were not.
     """
 
     suite: str
@@ -41,6 +44,12 @@ class Record:
     roofs: Roofs
     rows: tuple[Result, ...]
     complete: bool = True
+    first_calls: str = ""
+
+    def continues(self, other: "Record") -> bool:
+        """Whether rows of an earlier, unfinished run of the same thing with the same code may stand in this one."""
+        same = ("suite", "command", "commit", "device", "versions")
+        return all(getattr(self, name) == getattr(other, name) for name in same)
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
@@ -57,8 +66,11 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def device_folder(facts: dict[str, Any]) -> str:
-    """A folder name for a device: "cpu", or a GPU's name such as "nvidia-h200"."""
-    return facts["kind"] if facts["kind"] != "cuda" else re.sub(r"[^a-z0-9]+", "-", facts["name"].lower()).strip("-")
+    """A folder name for a device: "cpu", a GPU's name in the planner such as "h200", or its own in lower case."""
+    if facts["kind"] != "cuda":
+        return facts["kind"]
+    known = Device.recognised(facts["name"])
+    return known.name if known else re.sub(r"[^a-z0-9]+", "-", facts["name"].lower()).strip("-")
 
 
 def versions() -> dict[str, str]:
@@ -98,18 +110,21 @@ def write(record: Record, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Writes a text file whole or not at all. Raises OSError that names this file, not the draft beside it."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp's files are private
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            # mkstemp's files are private
+            os.chmod(draft, 0o644)
+            os.replace(draft, path)
+        except BaseException:
+            Path(draft).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def is_record(path: Path) -> bool:

@@ -1,78 +1,86 @@
 """Runs cases one after the other and keeps the record on disk up to date."""
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from .case import Case
 from .clock import Method
+from .cold import Firsts, died
+from .counters import counted
 from .measure import measure
-from .peers import PEERS, peers_of
-from .record import Record, commit, device_facts, now, versions, write
-from .result import Result
-from .roofs import Roofs
-from .subject import Runner, holdfast_runners
+from .record import Record, write
+from .result import Result, of_case
+from .selection import EVERYTHING, Selection, runners_of
+from .subject import Runner
+
+Each = Callable[[Case, Runner, Result | None], None]
 
 
-def runners_of(case: Case, wanted: Collection[str] | None = None) -> list[Runner]:
-    """Holdfast's backends, then the peers.
+@dataclass(frozen=True)
+class Job:
+    """What a run measures. wanted: which runners. firsts: first calls that were measured before."""
 
-    wanted: only those of these names, or of these first words such as "holdfast" or "fla"; None for all.
+    cases: tuple[Case, ...]
+    device: torch.device
+    wanted: Selection = EVERYTHING
+    method: Method = "events"
+    firsts: Firsts | None = None
+
+
+def unfinished(out: Path) -> Path:
+    """Where a run keeps its rows until it has all of them, so that it takes nothing away from an earlier one."""
+    return out.with_name(f"{out.stem}.unfinished{out.suffix}")
+
+
+def run(job: Job, record: Record, out: Path, each: Each = lambda case, runner, result: None) -> Record:
+    """Measures every runner in every case that record has no row of, and adds the rows to it.
+
+    The file `unfinished(out)` is rewritten after each row; at the end it takes out's place. each: called with None
+    before a runner is measured, and with its row after.
     """
-    runners: list[Runner] = [*holdfast_runners(case), *peers_of(case.op)]
-    if wanted is None:
-        return runners
-    return [runner for runner in runners if runner.name in wanted or runner.name.split()[0] in wanted]
-
-
-def check_runners(wanted: Collection[str], cases: Collection[Case]) -> None:
-    """Raises ValueError for a wanted runner that is no peer's and none of these cases' backends."""
-    known = {peer.name for peer in PEERS} | {runner.name for case in cases for runner in holdfast_runners(case)}
-    starts = {name.split()[0] for name in known}
-    for name in wanted:
-        if name not in known | starts:
-            raise ValueError(
-                f"--runners: expected some of {', '.join(sorted(known))} or their first words; got {name!r}"
-            )
-
-
-def run(
-    name: str,
-    title: str,
-    command: str,
-    cases: list[Case],
-    device: torch.device,
-    roof: Roofs,
-    out: Path,
-    wanted: Collection[str] | None = None,
-    method: Method = "events",
-    each: Callable[[Case, Runner, Result | None], None] = lambda case, runner, result: None,
-) -> Record:
-    """Measures every runner in every case. The file is rewritten after each case, so that a crash leaves the others.
-
-    each: called with None before a runner is measured, and with its row after.
-    """
-    record = Record(
-        suite=name,
-        title=title,
-        command=command,
-        date=now(),
-        commit=commit(),
-        device=device_facts(device),
-        versions=versions(),
-        roofs=roof,
-        rows=(),
-        complete=False,
-    )
-    for case in cases:
-        for runner in runners_of(case, wanted):
+    draft = unfinished(out)
+    record, firsts = replace(record, complete=False), job.firsts or {}
+    done = {(row.to_case(), row.runner) for row in record.rows}
+    write(record, draft)
+    for case in job.cases:
+        for runner in runners_of(case, job.wanted):
+            if (case, runner.name) in done:
+                continue
             each(case, runner, None)
-            result = measure(case, runner, device, roof, method)
+            if how := died(firsts, case, runner):
+                result = of_case(case, runner.name, "failed", how)
+            else:
+                result = measure(case, runner, job.device, record.roofs, job.method)
+            if (first := firsts.get((case, runner.name))) is not None:
+                result = replace(result, first_call_s=first.seconds)
             record = replace(record, rows=(*record.rows, result))
+            write(record, draft)
             each(case, runner, result)
-        write(record, out)
     record = replace(record, complete=True)
     write(record, out)
+    draft.unlink()
     return record
+
+
+def count(records: Sequence[tuple[Record, Path]], wanted: Selection, device: torch.device) -> None:
+    """Adds hardware counters to rows of finished records and writes these again. One process counts for all of them,
+    after all times are taken: a profiler must not be near what is timed."""
+    places = [
+        (r, n) for r, (record, _) in enumerate(records) for n, row in enumerate(record.rows) if _to_count(wanted, row)
+    ]
+    if not places:
+        return
+    found = counted([records[r][0].rows[n] for r, n in places], device)
+    for r, (record, out) in enumerate(records):
+        rows = list(record.rows)
+        for (other, n), row in zip(places, found, strict=True):
+            if other == r:
+                rows[n] = row
+        write(replace(record, rows=tuple(rows)), out)
+
+
+def _to_count(wanted: Selection, row: Result) -> bool:
+    return row.kind == "time" and bool(row.median_ms) and wanted.takes(row.runner, row.to_case())

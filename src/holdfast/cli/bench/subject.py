@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+
+from holdfast.planner import Candidate
 
 from .case import Case
 
@@ -15,23 +16,45 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """What the planner says of the plans that run: bytes to and from memory, milliseconds, bytes of shared memory a
+    block, and the plans in words.
+
+    moved, shared: 0 where no model says.
+    """
+
+    moved: int
+    ms: float | None
+    shared: int
+    plan: str
+
+
+@dataclass(frozen=True)
 class Subject:
     """One implementation, ready for one case.
 
     inputs: what call takes, in the implementation's own layout, so that no transposition is timed. call: inputs ->
-    output. exact: the same function of the same inputs, right in float64. note: what differs from the op, if anything.
+    output, or (output, final state) for a case with state. exact: the same function of the same inputs, right in
+    float64. note: what differs from the op, if anything. shared: whether inputs are the case's own arguments and exact
+    the op's oracle, so that runners may share what it says. predicted: by the planner.
     """
 
     inputs: Any
-    call: Callable[[Any], Tensor]
-    exact: Callable[[Any], Tensor]
+    call: Callable[[Any], Any]
+    exact: Callable[[Any], Any]
     note: str = ""
+    shared: bool = False
+    predicted: Prediction | None = None
 
 
 class Runner(Protocol):
     """An implementation by name."""
 
     name: str
+
+    def refusal(self, case: Case, device: torch.device) -> str:
+        """Why it cannot run a case, as far as that is known without preparing it; "" if nothing speaks against it."""
+        ...
 
     def prepare(self, case: Case, device: torch.device) -> Subject:
         """Raises Refused with the reason for a case that it cannot run, ImportError where it is not installed."""
@@ -48,14 +71,44 @@ class HoldfastRunner:
     def name(self) -> str:
         return f"holdfast {self.backend}"
 
-    def prepare(self, case: Case, device: torch.device) -> Subject:
-        from holdfast.kernels.common.backend import describe
+    def _plans(self, case: Case, inputs: dict[str, Any], device: torch.device) -> list[Candidate]:
+        from holdfast.kernels.common.backend import Rejected, describe
+        from holdfast.kernels.common.planning import decide
 
+        problem = case.work.problem(inputs, dict(case.options), case.passes != "fwd")
+        try:
+            decision = decide(case.work.backends(), problem, describe(device), self.backend)
+        except Rejected as error:
+            raise Refused(error.reason) from error
+        return [offer.candidate for offer in decision.chosen.values()]
+
+    def refusal(self, case: Case, device: torch.device) -> str:
+        try:
+            self._plans(case, case.arguments("meta"), device)
+        except Refused as reason:
+            return str(reason)
+        return ""
+
+    def prepare(self, case: Case, device: torch.device) -> Subject:
         work, options, inputs = case.work, dict(case.options), case.arguments(device)
-        backend = next(backend for backend in work.backends() if backend.name == self.backend)
-        if reason := backend.reject(work.problem(inputs, options, case.passes != "fwd"), describe(device)):
-            raise Refused(reason)
-        return Subject(inputs, lambda a: work.call(a, options, self.backend), lambda a: work.exact(a, options))
+        plans = self._plans(case, inputs, device)
+        return Subject(
+            inputs,
+            lambda a: work.call(a, options, self.backend),
+            lambda a: work.exact(a, options),
+            shared=True,
+            predicted=_prediction(plans),
+        )
+
+
+def _prediction(plans: list[Candidate]) -> Prediction:
+    known = all(plan.prediction is not None for plan in plans)
+    return Prediction(
+        sum(plan.moved for plan in plans),
+        sum(plan.seconds for plan in plans) * 1e3 if known else None,
+        max(plan.shared for plan in plans),
+        "; ".join(str(plan.plan) for plan in plans),
+    )
 
 
 def holdfast_runners(case: Case) -> list[Runner]:

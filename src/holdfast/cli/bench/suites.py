@@ -8,7 +8,7 @@ from .case import Case, Pass
 
 BOTH: tuple[Pass, ...] = ("fwd", "fwd+bwd")
 # Sizes of a scaled-down case are at most these.
-SMALL = {"B": 1, "T": 128, "G": 16, "H": 2, "Hq": 2, "K": 32, "V": 32, "D": 64, "C": 64}
+SMALL = {"B": 1, "T": 64, "G": 16, "H": 2, "Hq": 2, "K": 32, "Kg": 32, "V": 32, "D": 64, "C": 64, "r": 8}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,22 @@ def _cases(
     return at
 
 
+def _error(op: str, dtype: str, sizes: dict[str, int]) -> Case:
+    return Case(op, tuple(sizes.items()), dtype, "fwd", f"{op}: error over the steps", kind="error")
+
+
+def _host(op: str, dtype: str, sizes: dict[str, int], passes: tuple[Pass, ...] = BOTH) -> Iterator[Case]:
+    """What a call costs the host, at sizes at which the device has next to nothing to do."""
+    for each in passes:
+        yield Case(op, tuple(sizes.items()), dtype, each, "host time a call", kind="host")
+
+
+def _decode(op: str, dtype: str, sizes: dict[str, int], options: tuple[tuple[str, Any], ...] = ()) -> Case:
+    """One step with a state that goes in and comes out."""
+    step = tuple({"B": sizes["B"], "T": 1, **sizes}.items())
+    return Case(op, step, dtype, "fwd", f"{op}: one step of decoding", options, state=True)
+
+
 def _flashrnn() -> Iterator[Case]:
     for op in ("lstm", "slstm"):
         heads = _cases(op, "bfloat16", f"{op}: head dimension at width 768, B16 T1024")
@@ -55,12 +71,21 @@ def _flashrnn() -> Iterator[Case]:
             length = _cases(op, "bfloat16", f"{op}: length at {H} x {D}, B16")
             for T in (256, 512, 1024, 2048):
                 yield from length({"B": 16, "T": T, "H": H, "D": D})
+        # appendix H.6: one sequence of 512 steps, one head of 768
+        yield _error(op, "bfloat16", {"B": 1, "T": 512, "H": 1, "D": 768})
     # torch.nn.LSTM is at its best in float16
     batch = _cases("lstm", "float16", "lstm float16: batch at 1 x 768, T1024")
     for B in (1, 8, 16, 32, 64, 128):
         yield from batch({"B": B, "T": 1024, "H": 1, "D": 768})
+    # heads that no longer fit FlashRNN's fused kernels on smaller GPUs, and one that fits on none of the paper's
+    large = _cases("lstm", "bfloat16", "lstm: one large head, B16 T1024")
+    for D in (1024, 1536, 2048, 3072):
+        yield from large({"B": 16, "T": 1024, "H": 1, "D": D})
     for op in ("gru", "elman"):
         yield from _cases(op, "float16", f"{op} float16: 1 x 768, B16 T1024")({"B": 16, "T": 1024, "H": 1, "D": 768})
+    for op in ("lstm", "slstm", "gru", "elman"):
+        yield _decode(op, "bfloat16", {"B": 16, "H": 1, "D": 768})
+    yield from _host("lstm", "bfloat16", {"B": 1, "T": 1, "H": 1, "D": 64})
 
 
 def _proposal_032() -> Iterator[Case]:
@@ -71,6 +96,10 @@ def _proposal_032() -> Iterator[Case]:
     at = _cases("intra_chunk", "float16", "intra-chunk, one chunk a head, B16 H12")
     for C, width in ((64, 64), (128, 64), (256, 128)):
         yield from at({"B": 16, "T": C, "H": 12, "K": width, "V": width, "C": C})
+    # training with the ops that the halves make up, at the document's sizes
+    for op in ("simple_gla", "gla", "gated_delta_rule"):
+        yield from _cases(op, "float16", f"{op}, B16 H12 T2048")({"B": 16, "T": 2048, "H": 12, "K": 64, "V": 64})
+    yield from _host("intra_chunk", "float16", {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64, "C": 64})
 
 
 def _proposal_039() -> Iterator[Case]:
@@ -90,26 +119,37 @@ def _proposal_039() -> Iterator[Case]:
         for B, T, H, width in shapes:
             yield from at({"B": B, "T": T, "H": H, "K": width, "V": width})
     yield from _cases("ssd", "bfloat16", "ssd, one group")({"B": 4, "T": 4096, "H": 32, "Hq": 1, "K": 128, "V": 64})
+    for op, options in ops:
+        yield _decode(op, "bfloat16", {"B": 32, "H": 32, "K": 128, "V": 128}, tuple(options.items()))
+    for op in ("simple_gla", "gated_delta_rule"):
+        yield from _host(op, "bfloat16", {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64})
 
 
 def _proposal_057() -> Iterator[Case]:
-    at = _cases("inter_chunk_scan", "bfloat16", "inter-chunk scan, B4 H16 64 x 64")
+    at = _cases("inter_chunk_scan", "bfloat16", "inter-chunk scan, one decay a head, B4 H16 64 x 64")
     for G in (8, 16, 32, 64, 128):
         yield from at({"B": 4, "G": G, "H": 16, "K": 64, "V": 64})
+    at = _cases("inter_chunk_scan", "bfloat16", "inter-chunk scan, one decay a row, B4 H16 64 x 64")
+    for G in (32, 64, 128):
+        yield from at({"B": 4, "G": G, "H": 16, "K": 64, "V": 64, "Kg": 64})
+    at = _cases("inter_chunk_scan", "bfloat16", "inter-chunk scan, rank 4 erased, B4 H16 64 x 64")
+    yield from at({"B": 4, "G": 64, "H": 16, "K": 64, "V": 64, "r": 4})
     at = _cases("inter_chunk_scan", "bfloat16", "inter-chunk scan, B8 H16 128 x 128")
     yield from at({"B": 8, "G": 64, "H": 16, "K": 128, "V": 128})
-    for op in ("hgrn", "rglru"):
+    for op in ("hgrn", "rglru", "rotlru"):
         at = _cases(op, "bfloat16", op)
         yield from at({"B": 8, "T": 4096, "D": 2048})
     for op in ("gla", "gated_delta_rule"):
         at = _cases(op, "bfloat16", f"{op}, B4 H16 64 x 64")
         for T in (2048, 4096, 8192):
             yield from at({"B": 4, "T": T, "H": 16, "K": 64, "V": 64})
+    yield from _host("inter_chunk_scan", "bfloat16", {"B": 1, "G": 2, "H": 1, "K": 16, "V": 16})
+    yield from _host("rglru", "bfloat16", {"B": 1, "T": 32, "D": 64})
 
 
 def _mlx_recurrence() -> Iterator[Case]:
     for op, sizes in (
-        ("ssd", {"B": 3, "T": 512, "H": 12, "Hq": 1, "K": 64, "V": 64}),
+        ("ssd", {"B": 3, "T": 512, "H": 12, "K": 16, "V": 64}),
         ("gla", {"B": 3, "T": 512, "H": 12, "K": 64, "V": 64}),
         ("simple_gla", {"B": 3, "T": 512, "H": 12, "K": 64, "V": 64}),
         ("rglru", {"B": 3, "T": 512, "D": 1536}),
@@ -117,6 +157,10 @@ def _mlx_recurrence() -> Iterator[Case]:
         ("hgrn", {"B": 3, "T": 512, "D": 1536}),
     ):
         yield from _cases(op, "bfloat16", op)(sizes)
+    # the lengths at which a history that is stored grows and one that is recomputed does not
+    at = _cases("simple_gla", "bfloat16", "simple_gla: memory over the length, B3 H12 64 x 64", ("fwd+bwd",))
+    for T in (2048, 8192):
+        yield from at({"B": 3, "T": T, "H": 12, "K": 64, "V": 64})
 
 
 def _smoke() -> Iterator[Case]:
@@ -126,8 +170,16 @@ def _smoke() -> Iterator[Case]:
     yield from _cases("simple_gla", "bfloat16", "simple_gla bfloat16")({"B": 1, "T": 128, "H": 2, "K": 16, "V": 16})
     yield from _cases("lstm", "float32", "lstm")({"B": 2, "T": 32, "H": 1, "D": 32})
     yield from _cases("rglru", "float32", "rglru")({"B": 2, "T": 128, "D": 32})
-    yield from _cases("inter_chunk_scan", "float32", "inter-chunk scan")({"B": 1, "G": 8, "H": 2, "K": 16, "V": 16})
+    yield from _cases("rotlru", "float32", "rotlru")({"B": 2, "T": 128, "D": 32})
+    at = _cases("inter_chunk_scan", "float32", "inter-chunk scan")
+    yield from at({"B": 1, "G": 8, "H": 2, "K": 16, "V": 16})
+    yield from at({"B": 1, "G": 8, "H": 2, "K": 16, "V": 16, "Kg": 16})
+    yield from at({"B": 1, "G": 8, "H": 2, "K": 16, "V": 16, "r": 4})
     yield from _cases("intra_chunk", "float32", "intra-chunk")({"B": 1, "T": 128, "H": 2, "K": 16, "V": 16, "C": 64})
+    yield _error("lstm", "float32", {"B": 1, "T": 64, "H": 1, "D": 32})
+    yield _decode("gla", "float32", {"B": 2, "H": 2, "K": 16, "V": 16})
+    yield _decode("ssd", "float32", {"B": 2, "H": 2, "K": 16, "V": 16})
+    yield from _host("simple_gla", "float32", {"B": 1, "T": 4, "H": 1, "K": 4, "V": 4})
 
 
 SUITES = {

@@ -32,6 +32,9 @@ def said(result: Result) -> str:
     if result.status != "ok":
         return f"{result.status}: {result.detail}"
     words = [result.note] if result.note else []
+    if result.step_errors:
+        last = ", ".join(f"{values[-1]:.1e} at {level}%" for level, values in result.step_errors.items())
+        words.append(f"absolute error at the last step: {last}")
     if result.checked_at and result.checked_at != result.sizes:
         words.append("checked at " + " ".join(f"{axis}{size}" for axis, size in result.checked_at.items()))
     if result.low_ms and result.high_ms and result.high_ms > 1.5 * result.low_ms:
@@ -39,6 +42,13 @@ def said(result: Result) -> str:
     # replays leave the host out already
     if result.host_ms and result.median_ms and result.host_ms > 0.8 * result.median_ms and "graph" not in result.method:
         words.append("bound by the host: --graph takes it out")
+    if result.predicted_ms and result.median_ms:
+        words.append(f"predicted {milliseconds(result.predicted_ms)} ms")
+    if result.dram_bytes is not None:
+        against = f", {result.dram_bytes / result.predicted_bytes:.2f} x predicted" if result.predicted_bytes else ""
+        words.append(f"DRAM {mebibytes(result.dram_bytes)}{against}, matrix units {result.tensor_percent:.0f}% busy")
+    if result.counters_note:
+        words.append(f"no counters: {result.counters_note}")
     return "; ".join(words)
 
 
@@ -53,6 +63,6 @@ def cells(result: Result) -> tuple[str, ...]:
         "" if result.first_call_s is None else f"{result.first_call_s:.2f}",
         milliseconds(result.host_ms),
         mebibytes(result.memory_bytes),
-        "" if result.error is None else f"{result.error:.0e}",
+        "" if result.error is None else f"{result.error:.1e}",
         said(result),
     )

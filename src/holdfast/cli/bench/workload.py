@@ -10,35 +10,42 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import Backend
 from holdfast.ops.families import backends_of, op_of, problem_of
+from holdfast.ops.parity import leaves
 from holdfast.planner import Problem
-from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
+from holdfast.recurrences import RECURRENCES, Recurrence, Sizes, oracle
 
 from . import halves
+from .draw import DeviceDraw
 
 # Left out of every call, so that all runners do the same work: most peers lack some of them.
-LEFT_OUT = ("initial_state", "D", "z", "dt_bias")
+LEFT_OUT = ("D", "z", "dt_bias")
 
 
 @dataclass(frozen=True)
 class Workload:
     """One op.
 
-    example: (sizes, dtype, device, seed) -> tensor arguments. exact: (arguments, options) -> output, step by step in
-    the arguments' dtype. call: (arguments, options, backend) -> output. output: arguments -> a tensor of the output's
-    shape and dtype, uninitialised. state_steps: sizes -> elements of state times steps, which is what the oracle costs.
+    example: (sizes, dtype, device, seed, with an initial state) -> tensor arguments. exact: (arguments, options) ->
+    output, step by step in the arguments' dtype. call: (arguments, options, backend) -> output; with an initial state,
+    both give (output, final state). output: arguments -> a tensor of the output's shape and dtype, uninitialised.
+    state_steps: sizes -> elements of state times steps, which is what the oracle costs, but for the dense family, where
+    gates count too. state_size: sizes -> elements of state of one step. has_state: whether example knows initial
+    states.
     """
 
     name: str
     family: str
     axes: tuple[str, ...]
     required: tuple[str, ...]
-    example: Callable[[Mapping[str, int], torch.dtype, torch.device | str, int], dict[str, Any]]
-    exact: Callable[[dict[str, Any], dict[str, Any]], Tensor]
-    call: Callable[[dict[str, Any], dict[str, Any], str], Tensor]
+    example: Callable[[Mapping[str, int], torch.dtype, torch.device | str, int, bool], dict[str, Any]]
+    exact: Callable[[dict[str, Any], dict[str, Any]], Any]
+    call: Callable[[dict[str, Any], dict[str, Any], str], Any]
     backends: Callable[[], tuple[Backend, ...]]
     problem: Callable[[dict[str, Any], dict[str, Any], bool], Problem]
     output: Callable[[dict[str, Any]], Tensor]
     state_steps: Callable[[Mapping[str, int]], int]
+    state_size: Callable[[Mapping[str, int]], int]
+    has_state: bool = False
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raises ValueError for an axis that the op lacks, one that is missing, or a size below 1."""
@@ -65,6 +72,19 @@ def _state_steps(family: str) -> Callable[[Mapping[str, int]], int]:
     return count
 
 
+def _given(sizes: Mapping[str, int]) -> Sizes:
+    known = {field.name for field in fields(Sizes)}
+    return Sizes(**{name: size for name, size in sizes.items() if name in known})
+
+
+def _shapes(recurrence: Recurrence, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return recurrence.example(DeviceDraw(0, torch.float32, "meta"), _given(sizes))
+
+
+def _state_size(recurrence: Recurrence) -> Callable[[Mapping[str, int]], int]:
+    return lambda sizes: sum(x.numel() for x in leaves(_shapes(recurrence, sizes)["initial_state"]))
+
+
 def _output(arguments: dict[str, Any]) -> Tensor:
     """Of v's, or x's shape; the gates of a dense recurrence's x are not in it."""
     like = arguments["v"] if "v" in arguments else arguments["x"]
@@ -72,10 +92,21 @@ def _output(arguments: dict[str, Any]) -> Tensor:
 
 
 def _of_recurrence(recurrence: Recurrence) -> Workload:
-    def example(sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device | str, seed: int) -> dict[str, Any]:
-        known = {field.name for field in fields(Sizes)}
-        drawn = recurrence.example(Draw(seed, dtype, device), Sizes(**{k: v for k, v in sizes.items() if k in known}))
-        return {name: x for name, x in drawn.items() if name not in LEFT_OUT}
+    def example(
+        sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device | str, seed: int, state: bool
+    ) -> dict[str, Any]:
+        left_out = LEFT_OUT if state else (*LEFT_OUT, "initial_state")
+        drawn = recurrence.example(DeviceDraw(seed, dtype, device), _given(sizes))
+        return {name: x for name, x in drawn.items() if name not in left_out}
+
+    def exact(arguments: dict[str, Any], options: dict[str, Any]) -> Any:
+        output, final_state = oracle(recurrence, arguments | options)
+        return (output, final_state) if "initial_state" in arguments else output
+
+    def call(arguments: dict[str, Any], options: dict[str, Any], backend: str) -> Any:
+        state = "initial_state" in arguments
+        output, final_state = op_of(recurrence)(**arguments, **options, output_final_state=state, backend=backend)
+        return (output, final_state) if state else output
 
     required = _REQUIRED[recurrence.family]
     return Workload(
@@ -84,12 +115,14 @@ def _of_recurrence(recurrence: Recurrence) -> Workload:
         axes=(*required, "Hq") if recurrence.family == "matrix" else required,
         required=required,
         example=example,
-        exact=lambda arguments, options: oracle(recurrence, arguments | options)[0],
-        call=lambda arguments, options, backend: op_of(recurrence)(**arguments, **options, backend=backend)[0],
+        exact=exact,
+        call=call,
         backends=lambda: backends_of(recurrence),
         problem=lambda arguments, options, grad: problem_of(recurrence, arguments | options, None, grad),
         output=_output,
         state_steps=_state_steps(recurrence.family),
+        state_size=_state_size(recurrence),
+        has_state=True,
     )
 
 
@@ -98,7 +131,7 @@ def _halves() -> dict[str, Workload]:
         "inter_chunk_scan": Workload(
             name="inter_chunk_scan",
             family="diagonal",
-            axes=("B", "G", "H", "K", "V"),
+            axes=("B", "G", "H", "K", "V", "Kg", "r"),
             required=("B", "G", "H", "K", "V"),
             example=halves.inter_chunk_example,
             exact=halves.inter_chunk_exact,
@@ -107,6 +140,7 @@ def _halves() -> dict[str, Workload]:
             problem=halves.inter_chunk_problem,
             output=lambda arguments: torch.empty_like(arguments["states"]),
             state_steps=lambda s: s["B"] * s["G"] * s["H"] * s["K"] * s["V"],
+            state_size=lambda s: s["B"] * s["H"] * s["K"] * s["V"],
         ),
         "intra_chunk": Workload(
             name="intra_chunk",
@@ -120,6 +154,7 @@ def _halves() -> dict[str, Workload]:
             problem=halves.intra_chunk_problem,
             output=lambda arguments: torch.empty_like(arguments["v"]),
             state_steps=lambda s: s["B"] * s["T"] * s["H"] * max(s["C"], s["K"]),
+            state_size=lambda s: s["B"] * s["H"] * s["K"] * s["V"],
         ),
     }
 

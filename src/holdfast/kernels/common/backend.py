@@ -1,6 +1,6 @@
 """What a backend is, and how one is chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -36,41 +36,42 @@ class Rejected(ValueError):
         self.reason = reason
 
 
-def choose(backends: Sequence[Backend], problem: Problem, device: Device, name: str | None) -> Backend:
-    """The first backend without a rejection, or the named one.
+def usable(
+    backends: Sequence[Backend], problem: Problem, device: Device, name: str | None
+) -> tuple[list[Backend], dict[str, str]]:
+    """The backends that do not reject the problem, in order, or the named one alone; and why each other one does.
 
-    Raises ValueError for an unknown name and, with every reason, when no backend can serve the problem; Rejected, a
-    ValueError, for a named backend that cannot.
+    Raises ValueError for an unknown name; Rejected, a ValueError, for a named backend that rejects the problem.
     """
-    if name:
-        for backend in backends:
-            if backend.name == name:
-                if reason := backend.reject(problem, device):
-                    raise Rejected(f"backend: {name!r} cannot run {problem.op} here: {reason}", reason)
-                return backend
+    if name and name not in [backend.name for backend in backends]:
         known = ", ".join(repr(backend.name) for backend in backends)
         raise ValueError(f"backend: expected one of {known} for {problem.op}; got {name!r}")
-    reasons = []
+    serving, reasons = [], {}
     for backend in backends:
-        reason = backend.reject(problem, device)
-        if reason is None:
-            return backend
-        reasons.append(f"{backend.name}: {reason}")
-    raise ValueError(f"no backend can run {problem.op} on {device.name}: " + "; ".join(reasons))
+        if reason := backend.reject(problem, device):
+            if backend.name == name:
+                raise Rejected(f"backend: {name!r} cannot run {problem.op} here: {reason}", reason)
+            reasons[backend.name] = reason
+        elif not name or backend.name == name:
+            serving.append(backend)
+    return serving, reasons
+
+
+def unserved(problem: Problem, device: Device, reasons: Mapping[str, str]) -> ValueError:
+    """The error, with every reason, where no backend can serve the problem."""
+    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return ValueError(f"no backend can run {problem.op} on {device.name}: {told}")
 
 
 @lru_cache(maxsize=64)
 def describe(device: torch.device) -> Device:
-    """The planner's description of a torch device: what the driver says, rates from the table of known devices."""
+    """The planner's description of a torch device: what the driver says, rates of the known device nearest to it."""
     if device.type != "cuda":
         return Device(device.type, device.type)
     card = torch.cuda.get_device_properties(device)
-    known = Device.recognised(card.name) or Device("cuda", card.name)
+    capability = (card.major, card.minor)
     return replace(
-        known,
-        name=card.name,
-        capability=(card.major, card.minor),
-        sms=card.multi_processor_count,
+        Device.like(card.name, capability, card.multi_processor_count),
         registers_per_sm=card.regs_per_multiprocessor,
         shared_per_sm=card.shared_memory_per_multiprocessor,
         shared_per_block=card.shared_memory_per_block_optin,

@@ -31,7 +31,10 @@ class Bucket:
 
 
 def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
-    """The offsets as integers. Raises ValueError unless they rise from 0 to length."""
+    """The offsets as integers. Raises ValueError unless they rise from 0 to length, RuntimeError while a CUDA graph is
+    captured."""
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("cu_seqlens: its offsets are read on the host, which a CUDA graph cannot capture")
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != length:
         raise ValueError(f"cu_seqlens: expected offsets from 0 to T = {length}; got {bounds[0]} to {bounds[-1]}")

@@ -26,6 +26,7 @@ class Loop:
     """Every cell, on every device that PyTorch has, in float32 (float64 for float64 inputs)."""
 
     name = "loop"
+    compact = False
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
@@ -185,6 +186,8 @@ def _resets(call: DenseCall, time: Timeline) -> list[Tensor | None] | None:
     """For each step a mask over its rows, None where nothing is reset."""
     if call.reset is None:
         return None
+    if call.reset.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("reset: the loop backend reads it on the host, which a CUDA graph cannot capture")
     return [rows[:, None, None] if any(rows.tolist()) else None for rows in time.steps(call.reset)]
 
 

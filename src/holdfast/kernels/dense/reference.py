@@ -14,6 +14,7 @@ class Reference:
     """Runs the family's oracle, packed sequences one by one. Its backward runs it again and keeps all intermediates."""
 
     name = "reference"
+    compact = False
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import pytorch
 from holdfast.recurrences.definition import DiagonalCall
 
 from . import pairs
@@ -27,10 +28,14 @@ class Chunked:
         return None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        return (Candidate(Plan(self.name, (("chunk", chunk_size(problem["T"])),))),)
+        plan = Plan(self.name, (("chunk", chunk_size(problem["T"])),))
+        cost = pytorch.diagonal_chunked(problem, direction, plan["chunk"])
+        return (pytorch.predicted(plan, cost, problem, device, direction),)
 
-    def forward(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h [B, T, D] in x's dtype, and the final state [N, D]."""
+    def forward(
+        self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None, entries: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """h [B, T, D] in x's dtype, and the final state [N, D]; entries are left as they are."""
         run = _Run(call, cu_seqlens, plan["chunk"])
         # real channels of equal-length sequences need no wide history: each state is rounded as it is written
         streams = call.theta is None and cu_seqlens is None
@@ -46,8 +51,9 @@ class Chunked:
         states: Tensor | None,
         grad_o: Tensor | None,
         grad_final: Tensor | None,
+        entries: Tensor | None = None,
     ) -> Grads:
-        """Gradients of a, x, theta (None without theta) and the initial state.
+        """Gradients of a, x, theta (None without theta) and the initial state; entries are not used.
 
         states: the forward's output where it is float32 or wider; None where it was rounded, to run forward again.
         """
@@ -66,7 +72,7 @@ class _Run:
         self.dtype = torch.promote_types(call.x.dtype, torch.float32)
         self.length = call.x.shape[1]
         self.ends = Ends.of(cu_seqlens, self.length)
-        self.gate = call.a.to(self.dtype)
+        self.gate = call.a.to(self.dtype).exp() if call.log else call.a.to(self.dtype)
         if call.theta is not None:
             self.gate = self.gate * pairs.turn(call.theta.to(self.dtype))
         if call.initial_state is None:
@@ -76,6 +82,7 @@ class _Run:
             self.initial = self._numbers(call.initial_state.to(self.dtype))
         if self.length:
             self.entry_gate = self.gate[self.ends.starts]
+        self.unbroken = self.gate
         if self.ends.packed:
             self.gate = self.gate.clone()
             self.gate[self.ends.starts] = 0
@@ -123,6 +130,8 @@ class _Run:
             grad_gate[ends.starts] = first * self.initial[ends.members].conj_physical()
             grad_initial[ends.members] = first * self.entry_gate.conj_physical()
         grad_a, grad_theta = grad_gate, None
+        if call.log:
+            grad_a = grad_gate * self.unbroken
         if call.theta is not None:
             grad_a, grad_theta = pairs.gate_grads(grad_gate, call.a.to(self.dtype), call.theta.to(self.dtype))
             grad_theta = grad_theta.to(call.theta.dtype)

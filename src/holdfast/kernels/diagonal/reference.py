@@ -23,14 +23,16 @@ class Reference:
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return (Candidate(Plan(self.name, (("segment", 64),))),)
 
-    def forward(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h [B, T, D] in x's dtype, and the final state [N, D]."""
+    def forward(
+        self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None, entries: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """h [B, T, D] in x's dtype, and the final state [N, D]; entries are left as they are."""
         out = torch.empty_like(call.x, memory_format=torch.contiguous_format)
         final = _initial_state(call, cu_seqlens)
         for rows, steps in _pieces(cu_seqlens, call.x):
             inputs = [None if x is None else x[:, steps] for x in (call.a, call.x, call.theta)]
             length, o = steps.stop - steps.start, out[:, steps]
-            final[rows] = segments.forward(_step, inputs, final[rows], length, plan["segment"], o)
+            final[rows] = segments.forward(_step(call.log), inputs, final[rows], length, plan["segment"], o)
         return out, final
 
     def backward(
@@ -41,8 +43,10 @@ class Reference:
         states: Tensor | None,
         grad_o: Tensor | None,
         grad_final: Tensor | None,
+        entries: Tensor | None = None,
     ) -> Grads:
-        """Gradients of a, x, theta (None without theta) and the initial state; states are not used."""
+        """Gradients of a, x, theta (None without theta) and the initial state; states and entries are not used."""
+        step = _step(call.log)
         state = _initial_state(call, cu_seqlens)
         grad_state = torch.zeros_like(state)
         if grad_final is not None:
@@ -51,8 +55,8 @@ class Reference:
         grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
         for rows, steps in _pieces(cu_seqlens, call.x):
             found, grad_state[rows] = segments.backward(
-                _step,
-                lambda pieces, state: _step(pieces, state)[1],
+                step,
+                lambda pieces, state: step(pieces, state)[1],
                 [None if x is None else x[:, steps] for x in inputs],
                 state[rows],
                 steps.stop - steps.start,
@@ -85,6 +89,9 @@ def _pieces(cu_seqlens: Tensor | None, x: Tensor) -> list[tuple[slice, slice]]:
     ]
 
 
-def _step(inputs: segments.Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    a, x, theta = inputs
-    return diagonal_steps(DiagonalCall(a, x, theta, state))
+def _step(log: bool) -> segments.Step:
+    def step(inputs: segments.Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
+        a, x, theta = inputs
+        return diagonal_steps(DiagonalCall(a, x, theta, state, log))
+
+    return step

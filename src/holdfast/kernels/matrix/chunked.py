@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import pytorch
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import compute_dtype, normalize
 
@@ -32,7 +33,9 @@ class Chunked:
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         chunk = min(64, 1 << max(problem["T"] - 1, 0).bit_length())
-        return (Candidate(Plan(self.name, (("chunk", chunk), ("segment", 16 * chunk)))),)
+        plan = Plan(self.name, (("chunk", chunk), ("segment", 16 * chunk)))
+        cost = pytorch.matrix_chunked(problem, direction, plan["segment"])
+        return (pytorch.predicted(plan, cost, problem, device, direction),)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         return runner.forward(_step(plan["chunk"]), plan["segment"], call, cu_seqlens)

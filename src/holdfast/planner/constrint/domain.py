@@ -46,6 +46,8 @@ def stride(domain: Domain) -> int:
 
 def common_divisor(domain: Domain) -> int:
     """The greatest common divisor of all values."""
+    if domain[0] == 1:
+        return 1
     if isinstance(domain, tuple):
         return gcd(*domain)
     return abs(domain[0]) if domain[0] == domain[-1] else gcd(domain[0], domain.step)

@@ -5,9 +5,10 @@ shared by all that mention it.
 """
 
 from collections.abc import Iterable, Sequence
+from math import gcd
 
 from .constraint import Comparison, Constraint, Divisibility
-from .domain import Domain, interval
+from .domain import Domain, clip, interval, stride
 from .expression import Constant, Expression, Extreme, Power, Product, Quotient, Sum, Variable
 from .nonlinear import Divide, Divides, Largest, Multiply, Raise
 from .propagate import AtMostZero, IsNotZero, IsZero, Linear, Network, Rule
@@ -20,15 +21,33 @@ class Lowering:
     """domains: those of the variables first, then one a number that stands for an expression."""
 
     def __init__(self, variables: Sequence[Variable]) -> None:
+        self.variables = len(variables)
         self.domains: list[Domain] = [variable.domain for variable in variables]
         self.rules: list[Rule] = []
         self.known: dict[tuple, int] = {}
         self.is_impossible = False
 
     def network(self) -> Network:
-        return Network(self.rules, len(self.domains))
+        return Network(self.exact(), len(self.domains))
+
+    def exact(self) -> list[Rule]:
+        """The rules, each division that leaves no remainder as a product instead."""
+        wholes = {rule.nodes: rule for rule in self.rules if isinstance(rule, Divides)}
+        found: list[Rule] = []
+        replaced: list[Rule] = []
+        for rule in self.rules:
+            whole = wholes.get((rule.divisor, rule.dividend)) if isinstance(rule, Divide) else None
+            if isinstance(rule, Divide) and whole is not None and len({*rule.nodes}) == 3:
+                replaced.append(whole)
+                found.append(Multiply(rule.dividend, (rule.result, rule.divisor)))
+            else:
+                found.append(rule)
+        return [rule for rule in found if rule not in replaced]
 
     def add(self, constraint: Constraint) -> None:
+        if self.is_impossible:
+            # domains no longer mean anything, and whether a divisor is positive was seen when the model took it
+            return
         if isinstance(constraint, Divisibility):
             divisor, multiple = self.node(constraint.left), self.node(constraint.right)
             self.rules.append(Divides(divisor, multiple))
@@ -47,10 +66,47 @@ class Lowering:
         if sign in ("<", ">"):
             constant += 1
         kind: type[Linear] = {"==": IsZero, "!=": IsNotZero}.get(sign, AtMostZero)
-        if terms:
+        if not terms:
+            if not (constant == 0 if kind is IsZero else constant != 0 if kind is IsNotZero else constant <= 0):
+                self.is_impossible = True
+        elif len(terms) == 1 and kind is not IsNotZero:
+            self.narrow(*terms.items(), constant, kind is IsZero)
+        elif kind is IsZero and constant == 0 and sorted(terms.values()) == [-1, 1] and self.can_unite(*terms):
+            self.unite(min(terms), max(terms))
+        else:
             self.rules.append(kind(terms.items(), constant))
-        elif not (constant == 0 if kind is IsZero else constant != 0 if kind is IsNotZero else constant <= 0):
+
+    def narrow(self, term: tuple[int, int], constant: int, is_equal: bool) -> None:
+        """One number that is at most, at least or exactly something: a matter of its domain."""
+        node, coefficient = term
+        domain = self.domains[node]
+        low, high = domain[0], domain[-1]
+        if is_equal and -constant % coefficient:
             self.is_impossible = True
+            return
+        if coefficient > 0 or is_equal:
+            high = -constant // coefficient
+        if coefficient < 0 or is_equal:
+            low = -(constant // coefficient)
+        self.restrict(node, clip(domain, low, high))
+
+    def restrict(self, node: int, kept: Domain) -> None:
+        if kept:
+            self.domains[node] = kept
+        else:
+            self.is_impossible = True
+
+    def can_unite(self, one: int, other: int) -> bool:
+        """Whether not both are variables, and no rule relates them: rules take their numbers to be different ones."""
+        return max(one, other) >= self.variables and not any(
+            one in rule.nodes and other in rule.nodes for rule in self.rules
+        )
+
+    def unite(self, kept: int, gone: int) -> None:
+        """Two numbers that are equal, the second not a variable, become the first."""
+        self.restrict(kept, clip(self.domains[kept], self.domains[gone][0], self.domains[gone][-1]))
+        self.rules = [rule.renamed(gone, kept) if gone in rule.nodes else rule for rule in self.rules]
+        self.known = {key: kept if node == gone else node for key, node in self.known.items()}
 
     def node(self, expression: Expression) -> int:
         """The index of the number that the expression is."""
@@ -64,14 +120,32 @@ class Lowering:
                 return node
         key = ("linear", constant, *sorted(terms.items()))
         if key not in self.known:
-            low = high = constant
-            for node, coefficient in terms.items():
-                ends = (coefficient * self.domains[node][0], coefficient * self.domains[node][-1])
-                low, high = low + min(ends), high + max(ends)
-            made = self.number(key, low, high)
+            made = self.number(key, *self.span(form))
             if terms:
                 self.rules.append(IsZero([*terms.items(), (made, -1)], constant))
         return self.known[key]
+
+    def span(self, form: Form) -> tuple[int, int]:
+        """Bounds of a linear form."""
+        terms, low = form
+        high = low
+        for node, coefficient in terms.items():
+            ends = (coefficient * self.domains[node][0], coefficient * self.domains[node][-1])
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    def goal(self, objective: Expression) -> int:
+        """The index of a number that the objective is at most, and that takes the values which it can take."""
+        form = self.form(objective)
+        terms, constant = form
+        if len(terms) < 2:
+            return self.node_of(form)
+        low, high = self.span(form)
+        step = gcd(*[coefficient * stride(self.domains[node]) for node, coefficient in terms.items()])
+        self.domains.append(range(low, high + 1, step or 1))
+        made = len(self.domains) - 1
+        self.rules.append(AtMostZero([*terms.items(), (made, -1)], constant))
+        return made
 
     def number(self, key: tuple, low: int, high: int) -> int:
         self.domains.append(interval(low, high))
@@ -112,7 +186,10 @@ class Lowering:
         if scale == 0 or not powers:
             return {}, scale
         factors = [self.power(node, exponent) for node, exponent in sorted(powers.items())]
-        return {self.multiply(tuple(factors)): scale}, 0
+        while len(set(factors)) < len(factors):
+            # a power that is equal to another factor became one number with it
+            factors = [self.power(node, factors.count(node)) for node in sorted(set(factors))]
+        return {self.multiply(tuple(sorted(factors))): scale}, 0
 
     def power(self, base: int, exponent: int) -> int:
         if exponent == 1:
@@ -138,22 +215,19 @@ class Lowering:
 
     def quotient(self, expression: Quotient) -> Form:
         divisor = self.node(expression.divisor)
+        shift = int(expression.rounds_up)
         small, large = self.domains[divisor][0], self.domains[divisor][-1]
         if small < 1:
             raise ValueError(
                 f"division: expected a positive divisor; {expression.divisor} can be {small}: {expression}"
             )
-        terms, constant = self.form(expression.dividend)
-        if expression.rounds_up:
-            terms, constant = combine([(-1, (terms, constant))])
-        dividend = self.node_of((terms, constant))
-        key = ("quotient", dividend, divisor)
+        dividend = self.node(expression.dividend)
+        key = ("quotient", shift, dividend, divisor)
         if key not in self.known:
-            ends = [
-                end // by for end in (self.domains[dividend][0], self.domains[dividend][-1]) for by in (small, large)
-            ]
-            self.rules.append(Divide(self.number(key, min(ends), max(ends)), dividend, divisor))
-        return {self.known[key]: -1 if expression.rounds_up else 1}, 0
+            numbers = [self.domains[dividend][0], self.domains[dividend][-1]]
+            ends = [(number - shift) // by + shift for number in numbers for by in (small, large)]
+            self.rules.append(Divide(self.number(key, min(ends), max(ends)), dividend, divisor, shift))
+        return {self.known[key]: 1}, 0
 
     def extreme(self, expression: Extreme) -> Form:
         options = tuple(sorted({self.node(option) for option in expression.options}))

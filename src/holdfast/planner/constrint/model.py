@@ -6,6 +6,7 @@ from typing import Literal
 
 from .conflict import Infeasible
 from .constraint import Constraint
+from .differences import contradict
 from .domain import Domain, of
 from .expression import Expression, Integer, Variable, as_expression
 from .lower import Lowering
@@ -137,8 +138,9 @@ class Model:
         lowering = Lowering(self._variables)
         for constraint in constraints:
             lowering.add(constraint)
-        objective = None if goal is None else lowering.node(goal)
-        return Ready(lowering.network(), lowering.domains, objective, lowering.is_impossible)
+        objective = None if goal is None or lowering.is_impossible else lowering.goal(goal)
+        is_impossible = lowering.is_impossible or contradict(lowering.rules)
+        return Ready(lowering.network(), lowering.domains, objective, is_impossible)
 
     def _lowered(self) -> Ready:
         if self._ready is None:

@@ -58,6 +58,10 @@ class Multiply:
         self.factors = factors
         self.nodes = (result, *factors)
 
+    def renamed(self, old: int, new: int) -> "Multiply":
+        result, *factors = (new if node == old else node for node in self.nodes)
+        return Multiply(result, tuple(factors))
+
     def revise(self, domains: list[Domain], changed: list[int]) -> bool:
         scale = low = high = 1
         open_factors = []
@@ -78,11 +82,64 @@ class Multiply:
         if is_signed or scale < 0:
             if not self.bound_signed(domains, scale, open_factors, changed):
                 return False
-        elif not self.bound_positive(domains, scale, open_factors, low * scale, high * scale, changed):
-            return False
+        else:
+            number = domains[self.result][0]
+            if number == domains[self.result][-1] and number > 0:
+                number, rest = divmod(number, scale)
+                return not rest and self.share_out(domains, number, open_factors, low, high, changed)
+            if not self.bound_positive(domains, scale, open_factors, low * scale, high * scale, changed):
+                return False
         if len(open_factors) == 1:
             return self.match_one(domains, scale, open_factors[0], changed)
         return self.match_divisors(domains, scale, open_factors, changed)
+
+    def share_out(
+        self, domains: list[Domain], number: int, open_factors: list[int], low: int, high: int, changed: list[int]
+    ) -> bool:
+        """A known product, above 0, of open factors that are not negative; low, high: the products of their bounds."""
+        if len(open_factors) == 1:
+            return narrow(domains, open_factors[0], number, number, changed)
+        if len(open_factors) == 2:
+            first, second = domains[open_factors[0]], domains[open_factors[1]]
+            if isinstance(first, tuple) or isinstance(second, tuple):
+                return self.match_pair(domains, number, *open_factors, changed)
+        if low > number or high < number:
+            return False
+        shares = [common_divisor(domains[node]) for node in open_factors]
+        share = prod(shares)
+        if not share or number % share:
+            return not share
+        for node, own in zip(open_factors, shares, strict=True):
+            domain = domains[node]
+            least = -(-number // (high // domain[-1]))
+            most = number // (low // domain[0]) if low else number
+            whole = number // (share // own)
+            if isinstance(domain, tuple):
+                kept: Domain = tuple(
+                    [value for value in domain if least <= value <= most and value and not whole % value]
+                )
+                if len(kept) < len(domain) and not replace(domains, node, kept, changed):
+                    return False
+                continue
+            if not narrow(domains, node, max(1, least), most, changed):
+                return False
+            if not divisors_only(domains, node, whole, changed):
+                return False
+        return True
+
+    def match_pair(self, domains: list[Domain], number: int, one: int, other: int, changed: list[int]) -> bool:
+        """Of two open factors of a known number, one with a short set of values, each keeps the other's answers."""
+        first, second = domains[one], domains[other]
+        if not isinstance(first, tuple) or (isinstance(second, tuple) and len(second) < len(first)):
+            one, first, other, second = other, second, one, first
+        kept = tuple([value for value in first if value and number % value == 0 and number // value in second])
+        if len(kept) == len(first) == size(second):
+            return True
+        if len(kept) < len(first) and not replace(domains, one, kept, changed):
+            return False
+        if len(kept) < size(second):
+            return replace(domains, other, tuple(sorted([number // value for value in kept])), changed)
+        return True
 
     def bound_positive(
         self, domains: list[Domain], scale: int, open_factors: list[int], low: int, high: int, changed: list[int]
@@ -221,6 +278,9 @@ class Raise:
         self.exponent = exponent
         self.nodes = (result, base)
 
+    def renamed(self, old: int, new: int) -> "Raise":
+        return Raise(*(new if node == old else node for node in self.nodes), self.exponent)
+
     def span(self, low: int, high: int) -> tuple[int, int]:
         """Bounds of the power of a base between low and high."""
         ends = sorted((low**self.exponent, high**self.exponent))
@@ -267,34 +327,42 @@ class Raise:
 
 
 class Divide:
-    """result = dividend // divisor, the divisor positive."""
+    """result = dividend / divisor, rounded down or up, the divisor positive.
 
-    __slots__ = ("dividend", "divisor", "nodes", "result")
+    With shift = 1 for up and 0 for down, the result is (dividend - shift) // divisor + shift.
+    """
 
-    def __init__(self, result: int, dividend: int, divisor: int) -> None:
+    __slots__ = ("dividend", "divisor", "nodes", "result", "shift")
+
+    def __init__(self, result: int, dividend: int, divisor: int, shift: int) -> None:
         self.result = result
         self.dividend = dividend
         self.divisor = divisor
+        self.shift = shift
         self.nodes = (result, dividend, divisor)
 
+    def renamed(self, old: int, new: int) -> "Divide":
+        return Divide(*(new if node == old else node for node in self.nodes), self.shift)
+
     def revise(self, domains: list[Domain], changed: list[int]) -> bool:
+        shift = self.shift
         dividend, divisor = domains[self.dividend], domains[self.divisor]
-        low, high = dividend[0], dividend[-1]
+        low, high = dividend[0] - shift, dividend[-1] - shift
         small, large = divisor[0], divisor[-1]
-        lowest = low // (large if low >= 0 else small)
-        highest = high // (small if high >= 0 else large)
+        lowest = low // (large if low >= 0 else small) + shift
+        highest = high // (small if high >= 0 else large) + shift
         if not narrow(domains, self.result, lowest, highest, changed):
             return False
-        least, most = domains[self.result][0], domains[self.result][-1]
-        smallest = least * (small if least >= 0 else large)
-        largest = (most + 1) * (large if most >= 0 else small) - 1
+        least, above = domains[self.result][0] - shift, domains[self.result][-1] + 1 - shift
+        smallest = least * (small if least >= 0 else large) + shift
+        largest = above * (large if above >= 0 else small) - 1 + shift
         if not narrow(domains, self.dividend, smallest, largest, changed):
             return False
-        low, high = domains[self.dividend][0], domains[self.dividend][-1]
+        low, high = domains[self.dividend][0] - shift, domains[self.dividend][-1] - shift
         if least > 0:
             large = min(large, high // least)
         if low >= 0:
-            small = max(small, low // (most + 1) + 1)
+            small = max(small, low // above + 1)
         if not narrow(domains, self.divisor, small, large, changed):
             return False
         return self.match_sets(domains, changed)
@@ -303,11 +371,16 @@ class Divide:
         dividend, divisor, result = domains[self.dividend], domains[self.divisor], domains[self.result]
         if size(dividend) * size(divisor) > FEW:
             return True
-        cases = [(value, by) for value in dividend for by in divisor if value // by in result]
-        return (
-            restrict(domains, self.dividend, sorted({value for value, _ in cases}), changed)
-            and restrict(domains, self.divisor, sorted({by for _, by in cases}), changed)
-            and restrict(domains, self.result, sorted({value // by for value, by in cases}), changed)
+        shift = self.shift
+        cases = [
+            (value, by, answer)
+            for value in dividend
+            for by in divisor
+            if (answer := (value - shift) // by + shift) in result
+        ]
+        return all(
+            restrict(domains, node, sorted({case[place] for case in cases}), changed)
+            for place, node in enumerate((self.dividend, self.divisor, self.result))
         )
 
 
@@ -321,6 +394,10 @@ class Largest:
         self.options = options
         self.is_maximum = is_maximum
         self.nodes = (result, *options)
+
+    def renamed(self, old: int, new: int) -> "Largest":
+        result, *options = (new if node == old else node for node in self.nodes)
+        return Largest(result, tuple(options), self.is_maximum)
 
     def revise(self, domains: list[Domain], changed: list[int]) -> bool:
         pick = max if self.is_maximum else min
@@ -350,6 +427,9 @@ class Divides:
         self.divisor = divisor
         self.multiple = multiple
         self.nodes = (divisor, multiple)
+
+    def renamed(self, old: int, new: int) -> "Divides":
+        return Divides(*(new if node == old else node for node in self.nodes))
 
     def revise(self, domains: list[Domain], changed: list[int]) -> bool:
         shared = common_divisor(domains[self.divisor])

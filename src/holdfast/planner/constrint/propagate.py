@@ -25,6 +25,10 @@ class Rule(Protocol):
         """Narrows domains in place, appends the index of each that changed; False where one would be empty."""
         ...
 
+    def renamed(self, old: int, new: int) -> "Rule":
+        """The same rule of another number in the place of one."""
+        ...
+
 
 def replace(domains: list[Domain], node: int, domain: Domain, changed: list[int]) -> bool:
     """Puts a narrower domain in place."""
@@ -52,6 +56,13 @@ class Linear:
         self.pairs = tuple(terms)
         self.nodes = tuple(node for node, _ in self.pairs)
         self.constant = constant
+
+    def renamed(self, old: int, new: int) -> "Linear":
+        terms: dict[int, int] = {}
+        for node, coefficient in self.pairs:
+            node = new if node == old else node
+            terms[node] = terms.get(node, 0) + coefficient
+        return type(self)([pair for pair in terms.items() if pair[1]], self.constant)
 
 
 class AtMostZero(Linear):
@@ -231,25 +242,28 @@ class Network:
         alone, which a search repeats too often to be worth it; without woken, all rules run and that one too.
         """
         rules, watchers = self.rules, self.watchers
+        waiting = bytearray(len(rules))
         if woken is None:
             queue = deque(range(len(rules)))
         else:
-            queue = deque(dict.fromkeys(place for node in woken for place in watchers[node]))
-        waiting = set(queue)
+            queue = deque(dict.fromkeys([place for node in woken for place in watchers[node]]))
+        for place in queue:
+            waiting[place] = 1
         budget = self.budget
         changed: list[int] = []
         while queue and budget:
             budget -= 1
             place = queue.popleft()
             if woken is None:
-                waiting.discard(place)
+                waiting[place] = 0
             if not rules[place].revise(domains, changed):
                 return False
-            for node in changed:
-                for watcher in watchers[node]:
-                    if watcher not in waiting:
-                        waiting.add(watcher)
-                        queue.append(watcher)
-            waiting.discard(place)
-            changed.clear()
+            if changed:
+                for node in changed:
+                    for watcher in watchers[node]:
+                        if not waiting[watcher]:
+                            waiting[watcher] = 1
+                            queue.append(watcher)
+                changed.clear()
+            waiting[place] = 0
         return True

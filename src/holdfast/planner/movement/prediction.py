@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..device import Device
+from ..occupancy import Grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +11,8 @@ class Prediction:
     """Seconds. The memory, the arithmetic and the longest chain of dependent steps overlap; latencies come on top.
 
     memory: bytes / bandwidth. arithmetic: operations / rate. serial: the chain of steps that must follow one another.
-    launch: of all launches. exchange: of all waits of blocks for one another.
+    launch: of all launches. exchange: of all waits of blocks for one another. apart: what launches that follow one
+    another lose because one's memory traffic does not overlap with the other's arithmetic.
     """
 
     memory: float
@@ -18,12 +20,14 @@ class Prediction:
     serial: float = 0.0
     launch: float = 0.0
     exchange: float = 0.0
+    apart: float = 0.0
 
     @staticmethod
     def of(
         device: Device,
         moved: float,
         operations: float,
+        grid: Grid | None = None,
         tensor_cores: bool = True,
         serial: float = 0.0,
         launches: int = 1,
@@ -31,23 +35,45 @@ class Prediction:
         exchanges: int = 0,
         exchange_latency: float = 1.7e-6,
     ) -> "Prediction":
-        """From bytes moved and operations. latencies: seconds each; an exchange of all blocks through L2 took 1.7 us on
-        an H200. Raises ValueError for a device whose rates are not known.
+        """From bytes moved and operations, at the rates that device reaches.
+
+        grid: its blocks share bytes, operations equally; with it a wave that leaves SMs idle takes as long as its SMs
+        need. serial: seconds of one block's chain; waves follow one another. latencies: seconds each; an exchange of
+        all blocks through L2 took 1.7 us on an H200. Raises ValueError for a device whose rates are not known, and for
+        a grid of blocks that do not fit it.
         """
-        rate = device.tensor_rate if tensor_cores else device.fp32_rate
-        if device.bandwidth is None or rate is None:
+        bandwidth, rate = device.reached_bandwidth, device.reached_tensor_rate if tensor_cores else device.fp32_rate
+        if bandwidth is None or rate is None:
             raise ValueError(f"device: expected one whose bandwidth and rates are known; got {device.name!r}")
-        return Prediction(
-            memory=moved / device.bandwidth,
-            arithmetic=operations / rate,
-            serial=serial,
-            launch=launches * launch_latency,
-            exchange=exchanges * exchange_latency,
+        memory, arithmetic = moved / bandwidth, operations / rate
+        if grid is not None and grid.blocks:
+            assert device.sms is not None
+            assert device.sm_bandwidth is not None
+            memory = arithmetic = 0.0
+            for count, blocks in grid.wave_sizes(device):
+                share = blocks / grid.blocks
+                busiest = -(-blocks // device.sms) / grid.blocks
+                memory += count * max(moved * share / bandwidth, moved * busiest / device.sm_bandwidth)
+                arithmetic += count * operations * busiest / (rate / device.sms)
+            serial *= grid.waves(device)
+        return Prediction(memory, arithmetic, serial, launches * launch_latency, exchanges * exchange_latency)
+
+    def then(self, after: "Prediction") -> "Prediction":
+        """Of this launch and one that waits for its end: seconds add."""
+        total = Prediction(
+            self.memory + after.memory,
+            self.arithmetic + after.arithmetic,
+            self.serial + after.serial,
+            self.launch + after.launch,
+            self.exchange + after.exchange,
         )
+        # sums of floats leave a last bit of either sign where nothing is lost
+        apart = round(self.seconds + after.seconds - total.seconds, 15)
+        return Prediction(total.memory, total.arithmetic, total.serial, total.launch, total.exchange, apart)
 
     @property
     def seconds(self) -> float:
-        return max(self.memory, self.arithmetic, self.serial) + self.launch + self.exchange
+        return max(self.memory, self.arithmetic, self.serial) + self.launch + self.exchange + self.apart
 
     @property
     def bound(self) -> str:

@@ -29,4 +29,4 @@ def prepare(case: Case, device: torch.device, variant: str) -> Subject:
         h, _ = module.flashrnn(a["x"], a["R"], a["b"], function=case.op, backend=variant, dtype=case.dtype)
         return h[0]
 
-    return Subject(case.arguments(device), call, lambda a: case.work.exact(a, dict(case.options)))
+    return Subject(case.arguments(device), call, lambda a: case.work.exact(a, dict(case.options)), shared=True)

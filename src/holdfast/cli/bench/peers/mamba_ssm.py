@@ -11,11 +11,9 @@ CHUNK = 256
 
 
 def prepare(case: Case, device: torch.device, variant: str) -> Subject:
-    """variant: "ssd" or "state_passing"."""
-    inputs = case.arguments(device)
-    if variant == "ssd":
-        return _ssd(case, inputs)
-    return _state_passing(case, inputs)
+    """variant: "ssd", "state_update" or "state_passing"."""
+    prepared = {"ssd": _ssd, "state_update": _state_update, "state_passing": _state_passing}
+    return prepared[variant](case, case.arguments(device))
 
 
 def _ssd(case: Case, inputs: dict[str, Any]) -> Subject:
@@ -24,13 +22,46 @@ def _ssd(case: Case, inputs: dict[str, Any]) -> Subject:
     def call(a: dict[str, Any]) -> torch.Tensor:
         return mamba_chunk_scan_combined(a["x"], a["dt"], a["A"], a["B"], a["C"], chunk_size=CHUNK)
 
-    return Subject(inputs, call, lambda a: case.work.exact(a, dict(case.options)), f"chunks of {CHUNK}")
+    return Subject(inputs, call, lambda a: case.work.exact(a, dict(case.options)), f"chunks of {CHUNK}", shared=True)
+
+
+def _state_update(case: Case, inputs: dict[str, Any]) -> Subject:
+    """One step of decoding: state [B, H, V, K], updated in place, so that each run takes one step more."""
+    if not case.state or dict(case.sizes)["T"] != 1 or case.passes != "fwd":
+        raise Refused("is one step of decoding")
+    from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+    batch, _, heads, width = inputs["x"].shape
+    size = inputs["B"].shape[3]
+    start = inputs["initial_state"].mT.contiguous()
+    # strides of 0 tell it that dt and A are one number a head
+    one = {
+        "x": inputs["x"][:, 0].contiguous(),
+        "dt": inputs["dt"][:, 0, :, None].expand(batch, heads, width),
+        "A": inputs["A"].float()[:, None, None].expand(heads, width, size),
+        "B": inputs["B"][:, 0].contiguous(),
+        "C": inputs["C"][:, 0].contiguous(),
+        "state": start.clone(),
+    }
+
+    def call(a: dict[str, Any]) -> Any:
+        return selective_state_update(a["state"], a["x"], a["dt"], a["A"], a["B"], a["C"]), a["state"]
+
+    def exact(a: dict[str, Any]) -> Any:
+        given = {"x": a["x"][:, None], "dt": a["dt"][..., 0][:, None], "A": a["A"][:, 0, 0]}
+        given |= {"B": a["B"][:, None], "C": a["C"][:, None], "initial_state": start.double().mT}
+        out, state = case.work.exact(given, {})
+        return out[:, 0], state.mT
+
+    return Subject(one, call, exact, "updates its state in place")
 
 
 def _state_passing(case: Case, inputs: dict[str, Any]) -> Subject:
     """Takes states [B, G, H, K V] and decay [B, H, G]; returns the state before each chunk, not after it."""
     if case.passes != "fwd":
         raise Refused("its state passing has no autograd of its own")
+    if {"Kg", "r"} & dict(case.sizes).keys():
+        raise Refused("one decay a head and chunk, and nothing erased, only")
     from mamba_ssm.ops.triton.ssd_state_passing import _state_passing_fwd
 
     flat = {

@@ -27,4 +27,4 @@ def prepare(case: Case, device: torch.device, variant: str) -> Subject:
         o = o + (q * total.exp()[..., None].to(q.dtype)) @ a["states"]
         return sizes["K"] ** -0.5 * o.transpose(2, 3).flatten(1, 2) * F.silu(a["gate"])
 
-    return Subject(case.arguments(device), call, lambda a: case.work.exact(a, dict(case.options)))
+    return Subject(case.arguments(device), call, lambda a: case.work.exact(a, dict(case.options)), shared=True)

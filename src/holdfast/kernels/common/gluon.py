@@ -1,0 +1,41 @@
+"""What the Gluon kernels take from Triton, under one name whatever its version, 3.6 to 3.9.
+
+Gluon is Triton's lower language (triton.experimental.gluon): its author places layouts, copies, barriers and warps.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+try:
+    tma_load, tma_store = tma.async_load, tma.async_store
+except AttributeError:
+    tma_load, tma_store = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
+
+tma_store_wait = tma.store_wait
+
+try:
+    barrier = gl.barrier
+except AttributeError:
+    barrier = gl.thread_barrier
+
+__all__ = [
+    "TensorDescriptor",
+    "barrier",
+    "fence_async_shared",
+    "gl",
+    "gluon",
+    "mbarrier",
+    "tma_load",
+    "tma_store",
+    "tma_store_wait",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]

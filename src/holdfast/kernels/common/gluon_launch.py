@@ -1,0 +1,53 @@
+"""Launches of Gluon kernels with little host time: what a call needs compiled is looked up by its types alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .gluon import TensorDescriptor
+from .triton_launch import LAUNCHES_COMPILED
+
+_COMPILED: dict[tuple[Any, ...], Any] = {}
+
+
+def tiles(x: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
+    """x in tiles, read as 0 and not written out of bounds. Rows must be of whole 16 bytes, the last axis dense."""
+    # TensorDescriptor checks what it is given, at several microseconds each; callers here have done so
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base, descriptor.shape, descriptor.strides = x, x.shape, x.stride()
+    descriptor.block_shape, descriptor.layout, descriptor.padding = block, layout, "zero"
+    return descriptor
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    arguments: Sequence[Any],
+    constants: dict[str, Any],
+    warps: int,
+    types: tuple[Any, ...],
+) -> None:
+    """Runs kernel on the current stream: arguments in its order, then constants in its order.
+
+    types: what tells the arguments' types apart from those of other calls with the same constants: dtypes, which are
+    None, and which integers may take more than 32 bits. The first argument is a descriptor, and its device the one that
+    runs.
+    What a compiled kernel is looked up by holds neither values nor alignments. So the kernel must not be specialised on
+    them (do_not_specialize), but for pointers that are always at a multiple of 16 bytes. Where a version of Triton
+    launches no compiled kernels, its own launch runs.
+    """
+    device = arguments[0].base.device
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, grid, arguments, constants, warps, types)
+    if not LAUNCHES_COMPILED:
+        kernel[grid](*arguments, **constants, num_warps=warps)
+        return None
+    key = (kernel, device, warps, *constants.values(), *types)
+    compiled = _COMPILED.get(key)
+    if compiled is None:
+        compiled = _COMPILED[key] = kernel.warmup(*arguments, **constants, num_warps=warps, grid=grid)
+    compiled[grid](*arguments, *constants.values())
+    return None

@@ -1,0 +1,178 @@
+"""CUDA C++ compiled by NVRTC: no nvcc and no extension build on a user's machine, and each source compiled once.
+
+Cubins are kept on disk by a hash of all that decides them, so the second process to need one loads it.
+"""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def missing(capability: tuple[int, int] | None = None) -> str | None:
+    """Why CUDA C++ cannot be compiled here, for a compute capability or at all, or None."""
+    try:
+        _, nvrtc = _bindings()
+        known = _check(nvrtc.nvrtcGetSupportedArchs(), "nvrtcGetSupportedArchs")
+    except (ImportError, RuntimeError) as error:
+        # the bindings import without the library that they load at their first call
+        return f"needs NVRTC through cuda-bindings (pip install 'holdfast[cuda]'): {error}"
+    if capability is not None and (wanted := 10 * capability[0] + capability[1]) not in known:
+        return f"the installed NVRTC does not know sm_{wanted}; it knows up to sm_{max(known)}"
+    return None
+
+
+@cache
+def _bindings() -> tuple[Any, Any]:
+    from cuda.bindings import driver, nvrtc
+
+    return driver, nvrtc
+
+
+def _check(result: tuple[Any, ...], what: str) -> Any:
+    """The values of a call's result. Raises RuntimeError with the library's own words for an error."""
+    driver, nvrtc = _bindings()
+    error, *values = result
+    if int(error) != 0:
+        if isinstance(error, nvrtc.nvrtcResult):
+            _, text = nvrtc.nvrtcGetErrorString(error)
+        else:
+            _, text = driver.cuGetErrorString(error)
+        raise RuntimeError(f"{what}: {text.decode() if text else error}")
+    return values[0] if len(values) == 1 else values
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """Machine code. log: what the compiler said of registers and spills; empty when the code came from disk."""
+
+    code: bytes
+    log: str
+
+
+# bytes of the hash before the machine code in a kept file
+_DIGEST = hashlib.sha256().digest_size
+
+
+def folder() -> Path | None:
+    """Where cubins are kept; None for a user without a home."""
+    try:
+        return Path.home() / ".cache" / "holdfast" / "cubins"
+    except RuntimeError:
+        return None
+
+
+def compile_source(source: str, arch: str, options: Sequence[str] = (), store: Path | None = None) -> Cubin:
+    """Compiles CUDA C++ for an architecture such as "sm_90a", or finds what an earlier call compiled.
+
+    store: the folder of kept cubins; None compiles anew and keeps nothing. Raises RuntimeError with the compiler's log.
+    """
+    _, nvrtc = _bindings()
+    version = _check(nvrtc.nvrtcVersion(), "nvrtcVersion")
+    flags = [f"--gpu-architecture={arch}", "--std=c++17", "--diag-suppress=177", *options]
+    key = hashlib.sha256("\0".join([source, *flags, *map(str, version)]).encode()).hexdigest()
+    kept = None if store is None else store / f"{key}.cubin"
+    if kept is not None and (found := _kept(kept)) is not None:
+        return Cubin(found, "")
+    program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"holdfast.cu", 0, [], []), "nvrtcCreateProgram")
+    try:
+        texts = [flag.encode() for flag in [*flags, "--ptxas-options=-v"]]
+        result = nvrtc.nvrtcCompileProgram(program, len(texts), texts)
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
+        _check(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
+        said = log.rstrip(b"\0 ").decode(errors="replace")
+        if int(result[0]) != 0:
+            raise RuntimeError(f"NVRTC could not compile for {arch}:\n{said}")
+        code = b" " * _check(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
+        _check(nvrtc.nvrtcGetCUBIN(program, code), "nvrtcGetCUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    if kept is not None:
+        _keep(kept, code)
+    return Cubin(code, said)
+
+
+def _kept(path: Path) -> bytes | None:
+    """The machine code of a file, which its hash precedes; None where there is none, or not as it was written."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:_DIGEST], content[_DIGEST:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Writes beside the place and renames: another process sees the whole file or none."""
+    # a home that cannot be written to, or is full, costs a compile each process, no more
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            try:
+                file.write(hashlib.sha256(code).digest() + code)
+                file.flush()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function on one device. library keeps its code loaded."""
+
+    name: str
+    function: Any
+    library: Any
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared: int,
+        arguments: Sequence[Any],
+        cooperative: bool = False,
+    ) -> None:
+        """Runs on the current stream. arguments: tensors and None as pointers, ctypes numbers as themselves.
+
+        cooperative: all blocks run at once, or the launch fails. Raises RuntimeError with the driver's words.
+        """
+        driver, _ = _bindings()
+        values = [_argument(x) for x in arguments]
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(x) for x in values))
+        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
+        rest = () if cooperative else (0,)
+        result = start(self.function, *grid, threads, 1, 1, shared, stream, ctypes.addressof(places), *rest)
+        _check((result[0], None), f"launching {self.name}")
+
+
+def _argument(value: Any) -> Any:
+    if value is None:
+        return ctypes.c_void_p(None)
+    return ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else value
+
+
+@lru_cache(maxsize=256)
+def load(source: str, arch: str, name: str, shared: int, device: int, options: tuple[str, ...] = ()) -> Kernel:
+    """The function of that name, ready to be launched with so many bytes of dynamic shared memory on a device."""
+    driver, _ = _bindings()
+    cubin = compile_source(source, arch, options, folder())
+    with torch.cuda.device(device):
+        # the driver's calls below need the context that torch makes
+        torch.cuda.init()
+        torch.empty(0, device=f"cuda:{device}")
+        library = _check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), f"loading {name}")
+        kernel = _check(driver.cuLibraryGetKernel(library, name.encode()), f"finding {name}")
+        function = _check(driver.cuKernelGetFunction(kernel), f"finding {name}")
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        result = driver.cuFuncSetAttribute(function, limit, shared)
+        _check((result[0], None), f"{shared} bytes of shared memory for {name}")
+    return Kernel(name, function, library)

@@ -1,0 +1,48 @@
+"""Launches of Triton kernels with little host time: what a call needs compiled is looked up by its types alone."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.compiler import CompiledKernel
+
+# what Triton does not promise: without it, its own launch serves
+LAUNCHES_COMPILED = hasattr(CompiledKernel, "__getitem__") and hasattr(triton.JITFunction, "warmup")
+_COMPILED: dict[tuple[Any, ...], Any] = {}
+
+
+@lru_cache(maxsize=4096)
+def _kinds(numbers: tuple[int | float, ...]) -> tuple[Any, ...]:
+    """What Triton compiles in of an integer: whether it is 1 or divisible by 16, and its width; of a float nothing."""
+    return tuple((x == 1, x % 16 == 0, -(2**31) <= x < 2**31) if isinstance(x, int) else None for x in numbers)
+
+
+def launch(
+    kernel: Any,
+    blocks: tuple[int, ...],
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[int | float, ...],
+    constants: dict[str, Any],
+    warps: int,
+) -> None:
+    """Runs kernel on the current device and stream: tensors, numbers and constexpr arguments, in its order.
+
+    Triton's own launch examines every argument in Python; a sweep has sixty. See docs/lab-notes.md. It runs only where
+    a version of Triton has no other. Raises ValueError where constants are not what the kernel's signature ends with.
+    """
+    # what the interpreter runs is no JITFunction
+    if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
+        kernel[blocks](*tensors, *numbers, **constants, num_warps=warps)
+        return
+    types = [None if x is None else (x.dtype, x.data_ptr() % 16) for x in tensors]
+    key = (kernel.fn, torch.cuda.current_device(), warps, *constants.values(), *types, _kinds(numbers))
+    compiled = _COMPILED.get(key)
+    if compiled is None:
+        expected = kernel.arg_names[len(tensors) + len(numbers) :]
+        if expected != list(constants):
+            raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
+        arguments = (*tensors, *numbers)
+        compiled = _COMPILED[key] = kernel.warmup(*arguments, **constants, num_warps=warps, grid=blocks)
+    compiled[(*blocks, 1, 1)[:3]](*tensors, *numbers, *constants.values())

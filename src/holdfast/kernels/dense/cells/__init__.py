@@ -1,0 +1,1 @@
+"""A cell's graphs as device code."""

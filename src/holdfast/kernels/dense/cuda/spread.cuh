@@ -1,0 +1,134 @@
+// One head's recurrence over many blocks, all of which run at once. A block owns SLICE channels of a head for a range of
+// sequences, which it takes 8 at a time (a tile); R's rows for those channels stay in registers, past that in shared memory.
+// The warps of a block share the sum over k out: each takes groups of 32 channels, and the block adds what they found.
+//
+// Vectors pass between blocks through memory that only they write, each word once: filled beforehand with SENTINEL, a pair
+// of NaNs that no conversion yields, every word is its own flag. No fence, no barrier between blocks: a reader asks again
+// until no word is the sentinel, a bounded number of times; then it reports that the grid is stuck and waits no more.
+// Before this file: constexpr int WIDTH (a multiple of 8), WARPS (4, 8, 12 or 16), IN_REGISTERS, RESETS.
+
+// Two roles: WARPS warps wait for vectors and multiply, four more have a lane for each cell of a tile, add up what the
+// others found, run the cell and publish. They hand sums over through two buffers, so that both work at once.
+constexpr int THREADS = 32 * (WARPS + 4), SLICE = 16, TILE = 8, CELLS = SLICE * TILE;
+constexpr int GROUPS = (WIDTH + 31) / 32, PER_WARP = (GROUPS + WARPS - 1) / WARPS;
+constexpr int IN_SHARED = PER_WARP - IN_REGISTERS;
+constexpr int WEIGHT_BYTES = RECURRENTS * IN_SHARED * 2 * 512 * WARPS;
+constexpr u32 SENTINEL = 0xffffffffu;
+constexpr int PATIENCE = 1 << 22;
+
+// named barriers
+enum { FULL = 1, EMPTY = 3, PUBLISHED = 5, SUMMED = 6 };
+HF_DEVICE void meet(int barrier) { barrier_sync<THREADS>(barrier); }
+HF_DEVICE void arrive(int barrier) { barrier_arrive<THREADS>(barrier); }
+
+// Registers go from the cells' warps to those that hold weights, where the architecture can move them.
+// Launched with 168, 128 or 96 a thread at 8, 12 or 16 warps; the planner knows the same numbers.
+constexpr int TAKEN = WARPS == 8 ? 208 : WARPS == 12 ? 144 : 104, LEFT = WARPS == 8 ? 88 : WARPS == 12 ? 80 : 64;
+HF_DEVICE void take_registers() {
+    if (WARPS >= 8) registers_more<TAKEN>();
+}
+HF_DEVICE void leave_registers() {
+    if (WARPS >= 8) registers_fewer<LEFT>();
+}
+
+// R's part of a gate for 16 rows: products [group][half of the group]
+struct Weights {
+    u32 held[RECURRENTS][IN_REGISTERS > 0 ? IN_REGISTERS : 1][2][4];
+    const uint4* rest;  // [gate][group][half][lane] of this warp
+
+    // weight(g, row, k) for row 0 to 15 of the slice
+    template <typename Weight> HF_DEVICE void load(char* shared, int warp, int lane, Weight weight) {
+        const int r = lane >> 2, q = lane & 3;
+        uint4* mine = (uint4*)shared + warp * (RECURRENTS * IN_SHARED * 2 * 32) + lane;
+        rest = mine;
+#pragma unroll
+        for (int g = 0; g < RECURRENTS; g++)
+#pragma unroll
+            for (int i = 0; i < PER_WARP; i++)
+#pragma unroll
+                for (int u = 0; u < 2; u++) {
+                    u32 a[4];
+#pragma unroll
+                    for (int j = 0; j < 2; j++)
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+                            const int k = 32 * (warp * PER_WARP + i) + 8 * q + 4 * u + 2 * j;
+                            const u32 low = k < WIDTH ? weight(g, r + 8 * half, k) : 0;
+                            const u32 high = k < WIDTH ? weight(g, r + 8 * half, k + 1) : 0;
+                            a[2 * j + half] = low | high << 16;
+                        }
+                    if (i < IN_REGISTERS) {
+#pragma unroll
+                        for (int j = 0; j < 4; j++) held[g][i < IN_REGISTERS ? i : 0][u][j] = a[j];
+                    } else {
+                        mine[((g * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32] = uint4{a[0], a[1], a[2], a[3]};
+                    }
+                }
+    }
+    HF_DEVICE void product(float (&sum)[4], int g, int i, int u, u32 b0, u32 b1) const {
+        if (i < IN_REGISTERS) {
+            multiply(sum, held[g][i < IN_REGISTERS ? i : 0][u], b0, b1);
+        } else {
+            const uint4 v = rest[((g * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32];
+            const u32 a[4] = {v.x, v.y, v.z, v.w};
+            multiply(sum, a, b0, b1);
+        }
+    }
+};
+
+HF_DEVICE bool absent(const uint4& v) { return v.x == SENTINEL | v.y == SENTINEL | v.z == SENTINEL | v.w == SENTINEL; }
+
+// COUNT pieces of eight channels that other blocks write: asked for early, waited for late.
+// wanted: bit i for piece i, the others are zeros. where(i): its place, the same in both calls.
+template <int COUNT> struct Mail {
+    uint4 v[COUNT];
+    u32 pending;
+
+    template <typename Where> HF_DEVICE void ask(u32 wanted, Where where) {
+        pending = wanted;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            v[i] = uint4{0, 0, 0, 0};
+            read_relaxed(v[i], where(i), wanted >> i & 1);
+        }
+    }
+    // false after too many attempts
+    template <typename Where> HF_DEVICE bool wait(Where where) {
+        for (int attempt = 0; attempt < PATIENCE; attempt++) {
+            u32 missing = 0;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) missing |= (u32)absent(v[i]) << i;
+            pending &= missing;
+            if (!__any_sync(0xffffffffu, pending)) return true;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) read_relaxed(v[i], where(i), pending >> i & 1);
+        }
+        return false;
+    }
+};
+
+// Loads a turn ahead find in the cache what was fetched about eight turns ahead: memory is further away than a turn is long.
+HF_DEVICE int steps_early(int tiles) { return tiles >= 8 ? 1 : 8 / tiles; }
+
+HF_DEVICE void pass(int cycles) {
+    const u32 start = clock();
+    while ((u32)clock() - start < (u32)cycles) {
+    }
+}
+
+// this block's share: a slice of a head's channels, and sequences first to first + live - 1
+struct Share {
+    int head, channel, first, live, tiles;
+    HF_DEVICE Share(int batch, int rows, int first_head) {
+        const int slices = (WIDTH + SLICE - 1) / SLICE;
+        channel = (int)(blockIdx.x % slices) * SLICE;
+        head = first_head + blockIdx.x / slices;
+        first = blockIdx.y * rows;
+        live = min(rows, batch - first);
+        tiles = (live + TILE - 1) / TILE;
+    }
+};
+
+HF_DEVICE bool bit(const u32* resets, int words, int row, int t) {
+    return RESETS && (resets[(long long)row * words + t / 32] >> (t & 31) & 1);
+}

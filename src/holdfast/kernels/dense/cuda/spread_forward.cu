@@ -1,0 +1,171 @@
+// Forward pass of a head over many blocks. Grid (slices of heads, ranges of rows sequences), cooperative.
+// x [B, T, INPUTS, H, WIDTH], R [RECURRENTS, H, WIDTH, WIDTH], bias [GATES, H, WIDTH] or null, initial [STATES, B, H,
+// WIDTH] or null, entry [B, H, WIDTH] the initial h as operand, resets [B, words] or null.
+// h [B, T, H, WIDTH] filled with SENTINEL, final [STATES, B, H, WIDTH]; states and gates for the backward pass, or null.
+// failed: set to 1 when the grid is stuck. pause: cycles to wait before asking for what no block can have yet.
+
+constexpr int PLANES = (RECURRENTS + 3) / 4;  // of four gates
+constexpr int SLOTS = TILE * 17;              // a cell's sums at sequence * 17 + channel: no bank conflicts either way
+constexpr int PART_BYTES = 16 * SLOTS * PLANES * WARPS;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float* initial, const half_t* entry,
+               const u32* resets, half_t* h, float* final, float* states, char* gates, int* failed, int batch,
+               int length, int heads, int width, int rows, int first_head, int pause) {
+    extern __shared__ __align__(128) char shared[];
+    const Share own(batch, rows, first_head);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int words = (length + 31) / 32, turns = length * own.tiles;
+    const long long token = (long long)heads * WIDTH, tile_step = TILE * token * length;
+    float4* parts = (float4*)(shared + WEIGHT_BYTES);  // [2][warp][plane][slot]
+
+    if (warp < WARPS) {
+        take_registers();
+        const int r = lane >> 2, q = lane & 3, k0 = 32 * warp * PER_WARP + 8 * q;
+        Weights weights;
+        weights.load(shared, warp, lane, [&](int g, int row, int k) {
+            const int channel = own.channel + row;
+            return channel < WIDTH ? (u32)R[(((long long)g * heads + own.head) * WIDTH + channel) * WIDTH + k] : 0u;
+        });
+        u32 inside = 0;
+#pragma unroll
+        for (int i = 0; i < PER_WARP; i++) inside |= (u32)(k0 + 32 * i < WIDTH) << i;
+        const half_t* entering = entry + (own.first + r) * token + own.head * WIDTH + k0;
+        const half_t* column = h + (long long)(own.first + r) * length * token + own.head * WIDTH + k0;
+        const half_t* source = entering;
+        auto where = [&](int i) { return source + 32 * i; };
+        Mail<PER_WARP> mail;
+        auto ask = [&](int t, int tile) {
+            const int row = TILE * tile + r;
+            source = t == 0 ? entering + TILE * tile * token : column + tile * tile_step + (t - 1) * token;
+            const bool reads = row < own.live && !bit(resets, words, own.first + min(row, own.live - 1), t);
+            mail.ask(reads ? inside : 0, where);
+            // what is there from the start may have any bits, SENTINEL's too
+            if (t == 0) mail.pending = 0;
+        };
+        ask(0, 0);
+        bool patient = true;
+        int turn = 0;
+        for (int t = 0; t < length; t++)
+            for (int tile = 0; tile < own.tiles; tile++, turn++) {
+                if (patient && !mail.wait(where)) {
+                    patient = false;
+                    *(volatile int*)failed = 1;
+                }
+                float sum[RECURRENTS][4];
+#pragma unroll
+                for (int k = 0; k < RECURRENTS; k++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) sum[k][j] = 0.0f;
+#pragma unroll
+                for (int i = 0; i < PER_WARP; i++) {
+                    // gates inside: neighbouring products do not wait for one another
+#pragma unroll
+                    for (int k = 0; k < RECURRENTS; k++) weights.product(sum[k], k, i, 0, mail.v[i].x, mail.v[i].y);
+#pragma unroll
+                    for (int k = 0; k < RECURRENTS; k++) weights.product(sum[k], k, i, 1, mail.v[i].z, mail.v[i].w);
+                }
+                const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
+                if (own.tiles > 1 && !ends) ask(t + wraps, wraps ? 0 : tile + 1);
+                if (turn > 1) meet(EMPTY + (turn & 1));
+                float4* part = parts + ((turn & 1) * WARPS + warp) * PLANES * SLOTS;
+#pragma unroll
+                for (int p = 0; p < PLANES; p++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        float f[4];
+#pragma unroll
+                        for (int k = 0; k < 4; k++) f[k] = 4 * p + k < RECURRENTS ? sum[4 * p + k < RECURRENTS ? 4 * p + k : 0][j] : 0.0f;
+                        part[p * SLOTS + (2 * q + (j & 1)) * 17 + r + 8 * (j >> 1)] = float4{f[0], f[1], f[2], f[3]};
+                    }
+                arrive(FULL + (turn & 1));
+                if (own.tiles == 1 && !ends) {
+                    // nobody's next vectors can be there before this block's own: asking earlier gets in their way
+                    meet(PUBLISHED);
+                    pass(pause);
+                    ask(t + 1, 0);
+                }
+            }
+    } else {
+        leave_registers();
+        const int cell = threadIdx.x - 32 * WARPS, d = cell % SLICE, n = cell / SLICE, channel = own.channel + d;
+        const bool exists = channel < WIDTH, even = d % 2 == 0;
+        const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
+        const long long base = (long long)(own.first + n) * length * token;  // this lane's row of a tile's first step
+        float* carried = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES) + cell;  // [tile][state][cell]
+        float offset[GATES];
+#pragma unroll
+        for (int g = 0; g < GATES; g++) offset[g] = bias && exists ? widen(bias[g * token + at]) : 0.0f;
+        for (int tile = 0; tile < own.tiles; tile++)
+#pragma unroll
+            for (int i = 0; i < STATES; i++) {
+                const int row = TILE * tile + n;
+                const bool given = initial && exists && row < own.live;
+                carried[(tile * STATES + i) * CELLS] =
+                    given ? initial[((long long)i * batch + own.first + row) * token + at] : 0.0f;
+            }
+        const int early = steps_early(own.tiles);
+        half_t ahead[INPUTS];
+#pragma unroll
+        for (int i = 0; i < INPUTS; i++) ahead[i] = 0;
+        auto look_ahead = [&](int t, int tile) {
+            if (exists && TILE * tile + n < own.live) {
+                const half_t* from = x + (base + tile * tile_step + t * token) * INPUTS + at;
+#pragma unroll
+                for (int i = 0; i < INPUTS; i++) ahead[i] = from[i * token];
+                if (t + early < length)
+#pragma unroll
+                    for (int i = 0; i < INPUTS; i++) fetch_to_cache(from + (early * INPUTS + i) * token);
+            }
+        };
+        look_ahead(0, 0);
+        int turn = 0;
+        for (int t = 0; t < length; t++)
+            for (int tile = 0; tile < own.tiles; tile++, turn++) {
+                const int row = TILE * tile + n;
+                const bool alive = exists && row < own.live;
+                const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
+                const bool zero = alive && bit(resets, words, own.first + row, t);
+                float g[GATES], s[STATES], out[STATES];
+#pragma unroll
+                for (int i = 0; i < GATES; i++) g[i] = INPUT_OF[i] >= 0 ? offset[i] + widen(ahead[INPUT_OF[i]]) : offset[i];
+#pragma unroll
+                for (int i = 0; i < STATES; i++) s[i] = zero ? 0.0f : carried[(tile * STATES + i) * CELLS];
+                if (!ends) look_ahead(t + wraps, wraps ? 0 : tile + 1);
+                const long long place = base + tile * tile_step + t * token + at;
+
+                meet(FULL + (turn & 1));
+                float total[4 * PLANES];
+#pragma unroll
+                for (int k = 0; k < 4 * PLANES; k++) total[k] = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++)
+#pragma unroll
+                    for (int p = 0; p < PLANES; p++) {
+                        const float4 f = parts[(((turn & 1) * WARPS + w) * PLANES + p) * SLOTS + n * 17 + d];
+                        total[4 * p] += f.x, total[4 * p + 1] += f.y, total[4 * p + 2] += f.z, total[4 * p + 3] += f.w;
+                    }
+                if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
+#pragma unroll
+                for (int i = 0; i < GATES; i++)
+                    if (RECURRENT_OF[i] >= 0) g[i] += total[RECURRENT_OF[i]];
+                cell_forward(s, g, out);
+                const float here = channel < width ? out[0] : 0.0f;
+                write_relaxed(h + place, pack(here, __shfl_down_sync(0xffffffffu, here, 1)), alive && even);
+                if (own.tiles == 1 && !ends) arrive(PUBLISHED);
+#pragma unroll
+                for (int i = 0; i < STATES; i++) carried[(tile * STATES + i) * CELLS] = out[i];
+                if (gates && alive) {
+                    keep_gates(gates + place * (GATES_KEPT * GATE_SIZE), g);
+#pragma unroll
+                    for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[i];
+                }
+            }
+        for (int tile = 0; tile < own.tiles; tile++)
+            if (exists && TILE * tile + n < own.live)
+#pragma unroll
+                for (int i = 0; i < STATES; i++)
+                    final[((long long)i * batch + own.first + TILE * tile + n) * token + at] =
+                        carried[(tile * STATES + i) * CELLS];
+    }
+}

@@ -1,0 +1,161 @@
+"""The whole time loop in one launch, R on chip: CUDA C++ around the cell's printed functions."""
+
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdfast.kernels.common import nvrtc
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import dense_fused
+from holdfast.recurrences.cell import Cell, lookup
+from holdfast.recurrences.definition import DenseCall
+
+from . import launch
+from .cells import cpp
+from .kept import gates_dtype, shapes
+from .weights_grad import weights_grad
+
+# What the second axis of a grid holds.
+MOST_HEADS = 65535
+
+
+class Fused:
+    """16-bit calls on NVIDIA GPUs from compute capability 8.0 on: tensor cores, float32 states and sums.
+
+    h is rounded to the inputs' dtype where it meets R, and dg likewise; the cell itself sees float32. Machine code does
+    not depend on batch size, length or number of heads. A plan with blocks = 1 holds a head in one block
+    (cuda/resident*), another spreads it over blocks that exchange h every step (cuda/spread*).
+    """
+
+    name = "fused"
+    compact = True
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if device.kind != "cuda" or device.capability is None or device.capability < (8, 0):
+            return "needs an NVIDIA GPU of compute capability 8.0 or later"
+        if problem.dtype not in ("bfloat16", "float16"):
+            return f"needs bfloat16 or float16 inputs, for tensor cores; got {problem.dtype}"
+        if problem.varlen:
+            return "takes sequences of equal length; these are packed (cu_seqlens)"
+        if 0 in (problem["B"], problem["T"], problem["H"], problem["D"]):
+            return "an empty call has nothing to run"
+        if problem["H"] > MOST_HEADS:
+            return f"takes {MOST_HEADS} heads at most; got {problem['H']}"
+        if reason := nvrtc.missing(device.capability):
+            return reason
+        if problem.needs_grad and find_spec("triton") is None:
+            return "Triton is not installed, which forms dR"
+        if reason := cpp.unprintable(_cell(problem)):
+            return reason
+        for direction in ("forward", "backward") if problem.needs_grad else ("forward",):
+            if not self.candidates(problem, device, direction):
+                return (
+                    f"R of one head ({problem['Gr']} x {problem['D']} x {problem['D']}) is too large for the chip, "
+                    f"{direction} pass"
+                )
+        return None
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return dense_fused.candidates(problem, device, direction)
+
+    def forward(
+        self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        cell, x = call.cell, call.x
+        batch, length, _, heads, width = x.shape
+        padded = -(-width // 8) * 8
+        states, gates = x.new_empty(0, dtype=torch.float32), x.new_empty(0, dtype=torch.float32)
+        if save:
+            state_shape, gate_shape = shapes(cell, batch, length, heads, width)
+            states = x.new_empty(state_shape, dtype=torch.float32)
+            gates = x.new_empty(gate_shape, dtype=gates_dtype(cell, x.dtype))
+        h = x.new_empty(batch, length, heads, padded)
+        final = x.new_empty(len(cell.states), batch, heads, padded, dtype=torch.float32)
+        R, initial = _padded_weights(call.R, padded), _padded(call.initial_state, padded)
+        arrays = [_padded(x, padded), R, _padded(call.b, padded), initial]
+        if plan["blocks"] > 1:
+            launch.raise_if_stuck(x.device)
+            arrays.append(h.new_zeros(batch, heads, padded) if initial is None else initial[0].to(x.dtype))
+            _mark(h)
+        arrays += [_bits(call.reset), h, final, states if save else None, gates if save else None]
+        size = {"B": batch, "T": length, "H": heads, "D": width, "W": padded}
+        with torch.cuda.device(x.device):
+            launch.run(plan, cell, "forward", arrays, None, call.reset is not None, size)
+        if padded != width:
+            h, final = h[..., :width].contiguous(), final[..., :width].contiguous()
+        return h, final, states, gates
+
+    def backward(
+        self,
+        plan: Plan,
+        call: DenseCall,
+        cu_seqlens: Tensor | None,
+        h: Tensor,
+        states: Tensor,
+        gates: Tensor,
+        grad_h: Tensor | None,
+        grad_final: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        cell = call.cell
+        batch, length, inputs, heads, width = call.x.shape
+        padded = -(-width // 8) * 8
+        R, h, initial = _padded_weights(call.R, padded), _padded(h, padded), _padded(call.initial_state, padded)
+        only = [gate for gate in cell.recurrent if gate not in cell.input]
+        dx = R.new_empty(batch, length, inputs, heads, padded)
+        extra = R.new_empty(batch, length, len(only), heads, padded)
+        if plan["blocks"] > 1:
+            launch.raise_if_stuck(R.device)
+            _mark(dx)
+            _mark(extra)
+        # one sum for each range of sequences
+        parts = plan["ranges"] if plan["blocks"] > 1 else -(-batch // (4 * plan["tiles"]))
+        db = R.new_empty(parts, len(cell.gates), heads, padded, dtype=torch.float32)
+        grad_initial = R.new_empty(len(cell.states), batch, heads, padded, dtype=torch.float32)
+        arrays = [R, _bits(call.reset), initial, h, states, gates, _padded(grad_h, padded), _padded(grad_final, padded)]
+        arrays += [dx, extra, db, grad_initial]
+        clip = 0.0 if call.cut_recurrent_grad else call.recurrent_grad_clip
+        size = {"B": batch, "T": length, "H": heads, "D": width, "W": padded}
+        before = None if initial is None else initial[0].to(R.dtype)
+        with torch.cuda.device(R.device):
+            launch.run(plan, cell, "backward", arrays, clip, call.reset is not None, size)
+            dR = weights_grad(dx, h, before, call.reset)
+            if cell.input != cell.recurrent:
+                found = dict(zip(cell.input, dR, strict=True))
+                if only:
+                    found |= zip(only, weights_grad(extra, h, before, call.reset), strict=True)
+                dR = torch.stack([found[gate] for gate in cell.recurrent])
+        bias = None if call.b is None else db.sum(0)[..., :width].to(R.dtype)
+        return dx[..., :width], dR[..., :width, :width].to(R.dtype), bias, grad_initial[..., :width]
+
+
+def _cell(problem: Problem) -> Cell:
+    key = next(trait.removeprefix("cell=") for trait in problem.traits if trait.startswith("cell="))
+    return lookup(key)
+
+
+def _padded(x: Tensor | None, width: int) -> Tensor | None:
+    """Contiguous, the last axis filled up with zeros."""
+    if x is None:
+        return None
+    return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _padded_weights(R: Tensor, width: int) -> Tensor:
+    short = width - R.shape[-1]
+    return R.contiguous() if short == 0 else F.pad(R, (0, short, 0, short))
+
+
+def _bits(reset: Tensor | None) -> Tensor | None:
+    """[B, T] bool -> [B, words] int32: bit t % 32 of word t / 32."""
+    if reset is None:
+        return None
+    words = -(-reset.shape[1] // 32)
+    bits = F.pad(reset.int(), (0, 32 * words - reset.shape[1])).unflatten(1, (words, 32))
+    return (bits << torch.arange(32, device=reset.device, dtype=torch.int32)).sum(2, dtype=torch.int32)
+
+
+def _mark(x: Tensor) -> None:
+    """Fills a tensor with the pairs of NaNs that stand for "not there yet"."""
+    x.view(torch.int16).fill_(-1)

@@ -1,0 +1,39 @@
+"""Puts a kernel's source together: the cell as C++, the numbers of a plan, and the .cu files of this family."""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from holdfast.recurrences.cell import Cell
+
+from .cells import cpp
+
+
+@cache
+def _read(name: str) -> str:
+    return files("holdfast.kernels.dense").joinpath("cuda", name).read_text(encoding="utf-8")
+
+
+def gates_kept(gates: int) -> int:
+    """Gates of one channel in memory: padded to a power of two, so that a lane takes them in one access."""
+    return 1 << (gates - 1).bit_length()
+
+
+@cache
+def _assemble(cell: Cell, dtype: str, numbers: tuple[tuple[str, int], ...], parts: tuple[str, ...]) -> str:
+    named = {"GATES_KEPT": gates_kept(len(cell.gates)), "WIDE_GATES": int(cpp.compares(cell)), **dict(numbers)}
+    return "\n".join(
+        [
+            f"constexpr bool BFLOAT16 = {'true' if dtype == 'bfloat16' else 'false'};",
+            _read("functions.cuh"),
+            cpp.constants(cell),
+            cpp.functions(cell),
+            *(f"constexpr int {name} = {value};" for name, value in named.items()),
+            *(_read(part) for part in parts),
+        ]
+    )
+
+
+def assemble(cell: Cell, dtype: str, numbers: Mapping[str, int], *parts: str) -> str:
+    """The whole source. dtype: "bfloat16" or "float16". numbers: constants that the parts expect before them."""
+    return _assemble(cell, dtype, tuple(numbers.items()), parts)

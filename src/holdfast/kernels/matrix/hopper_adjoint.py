@@ -1,0 +1,486 @@
+"""The adjoint sweep on Hopper: from the last token to the first, the gradients of k, v, g and beta.
+
+With u the gradient of o, and dS the gradient of the state, carried backward in time in registers:
+    dS = exp(g_{t+1}) dS + scale q_t u_t^T;  dk_t = beta_t dS v_t;  dv_t = beta_t dS^T k_t.
+
+A block owns a (batch, head) and walks over chunks of 64 tokens like hopper_sweep.py's. In each, with [later, earlier]:
+    dK^T = (dS V^T) * read + Q^T ((U V^T) * within);  dV^T = (dS^T K^T) * read + U^T ((Q K^T) * within);
+    dS = decay dS + (Q^T * write) U.
+The rounded state goes through shared memory, because one product needs it transposed.
+
+The log decay's gradient is dg_t = <exp(g_t) S_{t-1}, dS_t> = q_t . dq_t - k_t . dk_t + dg_{t+1}, with <S_T, dS_T> for
+dg_{T+1}. What pairs of one chunk add to both products is taken from the products of scores, in float32 and without a
+token's pair with itself, whose share is the same in both, undecayed: under a strong decay its rounding would be all
+that is seen. A sum over the whole sequence would gather its terms' errors, so every SAVE chunks it starts anew, from
+the product of dS with the state that the sweep for dq saved there.
+"""
+
+from holdfast.kernels.common.gluon import (
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .hopper_gates import (
+    CHUNK,
+    READ,
+    STRENGTH,
+    VECTORS,
+    WRITE,
+    add,
+    gather,
+    load_gates,
+    of_head,
+    of_segment,
+    parts_of_columns,
+    weigh,
+    within,
+)
+
+# below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
+_LOG_ZERO = gl.constexpr(-149.9)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "T",
+        "H",
+        "q_group",
+        "v_group",
+        "g_b",
+        "g_t",
+        "g_h",
+        "beta_b",
+        "beta_t",
+        "beta_h",
+        "slices",
+        "span",
+    ],
+    do_not_specialize_on_alignment=[
+        "g_ptr",
+        "beta_ptr",
+        "start_ptr",
+        "end_ptr",
+        "row_ptr",
+        "last_ptr",
+        "dg_ptr",
+        "dbeta_ptr",
+    ],
+)
+def adjoint(
+    q_desc,
+    k_desc,
+    u_desc,
+    v_desc,
+    dk_desc,
+    dv_desc,
+    saved_desc,
+    g_ptr,
+    beta_ptr,
+    start_ptr,
+    end_ptr,
+    row_ptr,
+    last_ptr,
+    dg_ptr,
+    dbeta_ptr,
+    T,
+    H,
+    q_group,
+    v_group,
+    g_b,
+    g_t,
+    g_h,
+    beta_b,
+    beta_t,
+    beta_h,
+    slices,
+    span,
+    scale,
+    KEYS: gl.constexpr,
+    VALUES: gl.constexpr,
+    TURNED: gl.constexpr,
+    SAVE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Grid (B * H, segments of `span` chunks).
+
+    The two sides (q, k, dk) and (u, v, dv) may change places; the first must be the wider.
+    q, k: [B, T, H / q_group, KEYS]; u, v: [B, T, H / v_group, VALUES]; dk, dv: [B, T, H, *], all by descriptors of
+    blocks [1, 64, 1, columns].
+    start, end: dS after each segment's last and before its first token, float32 [B, segments, H, KEYS, VALUES], or
+    [..., VALUES, KEYS] if TURNED, or None.
+    dg: [B, T, H], contiguous, or None. For it, row [slices, B, H, T]: what hopper_sweep.py summed; last
+    [B, segments, H]: <S, dS> after each segment, None for 0; saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], by a
+    descriptor of blocks [1, 1, *, *]: the states it saved, None where there is but one. dbeta: [B, T, H], or None.
+    """
+    K: gl.constexpr = k_desc.block_type.shape[3]
+    V: gl.constexpr = v_desc.block_type.shape[3]
+    dtype: gl.constexpr = q_desc.dtype
+    warps: gl.constexpr = gl.num_warps()
+    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], q_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
+    u_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], u_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], v_desc.layout)
+    dk_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, K], dk_desc.layout)
+    dv_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, V], dv_desc.layout)
+    gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    # row sums that each warp leaves: of pairs in the chunk over the earlier and over the later token, of a token with
+    # itself, of what comes from later chunks, and of the product of states
+    later_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps // 4, CHUNK], plain)
+    earlier_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], plain)
+    own_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], plain)
+    cross_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps, CHUNK], plain)
+    state_parts = gl.allocate_shared_memory(gl.float32, [STAGES, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    restored = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(restored, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(gated.index(i), count=1)
+        mbarrier.init(free.index(i), count=1)
+    fence_async_shared()
+
+    if g_ptr is not None:
+        g_ptr += of_head(H, g_b, g_h)
+    if beta_ptr is not None:
+        beta_ptr += of_head(H, beta_b, beta_h)
+    first = gl.program_id(1) * span
+    count = gl.minimum(span, gl.cdiv(T, CHUNK) - first)
+    tiles = (q_tiles, k_tiles, u_tiles, v_tiles)
+    sources = (q_desc, k_desc, u_desc, v_desc)
+    places = (gates, decays, loaded, gated, free)
+    parts = (later_parts, earlier_parts, own_parts, cross_parts, state_parts)
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
+                (
+                    tiles,
+                    dk_tile,
+                    dv_tile,
+                    places,
+                    parts,
+                    restored,
+                    dk_desc,
+                    dv_desc,
+                    saved_desc,
+                    start_ptr,
+                    end_ptr,
+                    H,
+                    first,
+                    count,
+                    scale,
+                    dg_ptr is not None,
+                    beta_ptr is not None,
+                    KEYS,
+                    VALUES,
+                    TURNED,
+                    SAVE,
+                    STAGES,
+                ),
+            ),
+            (_copy, (tiles, sources, loaded, free, H, q_group, v_group, first, count, STAGES)),
+            (
+                _gate,
+                (
+                    places,
+                    parts,
+                    g_ptr,
+                    beta_ptr,
+                    g_t,
+                    beta_t,
+                    row_ptr,
+                    last_ptr,
+                    dg_ptr,
+                    dbeta_ptr,
+                    T,
+                    H,
+                    slices,
+                    first,
+                    count,
+                    scale,
+                    SAVE,
+                    STAGES,
+                ),
+            ),
+        ],
+        [1, 1],
+        [40, 40],
+    )
+
+
+@gluon.jit
+def _copy(tiles, sources, loaded, free, H, q_group, v_group, first, count, STAGES: gl.constexpr):
+    """Keeps STAGES chunks of q, k, u and v on their way into shared memory."""
+    q_tiles, k_tiles, u_tiles, v_tiles = tiles
+    q_desc, k_desc, u_desc, v_desc = sources
+    width: gl.constexpr = 2 * (q_desc.block_type.nbytes + v_desc.block_type.nbytes)
+    batch = gl.program_id(0) // H
+    head = gl.program_id(0) % H
+    stage = 0
+    phase = 1
+    for i in range(count):
+        mbarrier.wait(free.index(stage), phase)
+        token = (first + count - 1 - i) * CHUNK
+        mbarrier.expect(loaded.index(stage), width)
+        tma_load(q_desc, [batch, token, head // q_group, 0], loaded.index(stage), q_tiles.index(stage))
+        tma_load(k_desc, [batch, token, head // q_group, 0], loaded.index(stage), k_tiles.index(stage))
+        tma_load(u_desc, [batch, token, head // v_group, 0], loaded.index(stage), u_tiles.index(stage))
+        tma_load(v_desc, [batch, token, head // v_group, 0], loaded.index(stage), v_tiles.index(stage))
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _gate(
+    places,
+    parts,
+    g_ptr,
+    beta_ptr,
+    g_t,
+    beta_t,
+    row_ptr,
+    last_ptr,
+    dg_ptr,
+    dbeta_ptr,
+    T,
+    H,
+    slices,
+    first,
+    count,
+    scale,
+    SAVE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Weighs each chunk when its stage is free, and turns the row sums of the chunk that left it into dg and dbeta."""
+    gates, decays, _, gated, free = places
+    later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    pair = gl.program_id(0).to(gl.int64)
+    of_pair = (gl.program_id(0) // H).to(gl.int64) * T * H + gl.program_id(0) % H
+    carry = 0.0
+    if last_ptr is not None:
+        carry += gl.load(last_ptr + of_segment(H, 1))
+    stage = 0
+    phase = 1
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, T)
+    gathers: gl.constexpr = dg_ptr is not None or dbeta_ptr is not None
+    drain: gl.constexpr = STAGES if gathers else 0
+    for i in range(count + drain):
+        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 2 - i, i + 1 < count, T)
+        if gathers:
+            # of the chunk that leaves: loaded before the wait
+            chunk = first + count - 1 - i + STAGES
+            tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
+            inside = (tokens < T) & (i >= STAGES)
+            gain = gl.zeros([CHUNK], gl.float32, layout)
+            if dg_ptr is not None:
+                for part in range(slices):
+                    place = (part * gl.num_programs(0).to(gl.int64) + pair) * T
+                    gain += gl.load(row_ptr + place + tokens, mask=inside, other=0.0)
+            own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, T)
+        mbarrier.wait(free.index(stage), phase)
+        if gathers:  # noqa: SIM102 - known while compiling
+            if i >= STAGES:
+                drop = gather(earlier_parts, stage) + gather(cross_parts, stage)
+                if dbeta_ptr is not None:
+                    dbeta = drop + gather(own_parts, stage)
+                    gl.store(dbeta_ptr + of_pair + tokens.to(gl.int64) * H, dbeta, mask=inside)
+                if dg_ptr is not None:
+                    gain += gather(later_parts, stage) - drop * own_beta
+                    dg = gl.associative_scan(gain, 0, add, reverse=True) + carry
+                    gl.store(
+                        dg_ptr + of_pair + tokens.to(gl.int64) * H, gl.where(own_g < _LOG_ZERO, 0.0, dg), mask=inside
+                    )
+                    carry += gl.sum(gain, 0)
+                    if SAVE > 0:  # noqa: SIM102 - known while compiling
+                        if chunk % SAVE == 0:
+                            rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
+                            carry = gl.sum(state_parts.index(stage).load(rows), 0)
+        if i < count:
+            weigh(gates, decays, gated, stage, g, beta, scale, True)
+        g = g_next
+        beta = beta_next
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _multiply(
+    tiles,
+    dk_tile,
+    dv_tile,
+    places,
+    parts,
+    restored,
+    dk_desc,
+    dv_desc,
+    saved_desc,
+    start_ptr,
+    end_ptr,
+    H,
+    first,
+    count,
+    scale,
+    SUMS: gl.constexpr,
+    WEIGHTED: gl.constexpr,
+    KEYS: gl.constexpr,
+    VALUES: gl.constexpr,
+    TURNED: gl.constexpr,
+    SAVE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The products of every chunk, and the gradient of the state from the last to the first."""
+    q_tiles, k_tiles, u_tiles, v_tiles = tiles
+    gates, decays, loaded, gated, free = places
+    later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
+    K: gl.constexpr = k_tiles.shape[4]
+    V: gl.constexpr = v_tiles.shape[4]
+    dtype: gl.constexpr = q_tiles.dtype
+    warps: gl.constexpr = gl.num_warps()
+    pairs: gl.constexpr = warps // 4
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, V, 16])
+    p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, pairs], [16, CHUNK // pairs, 16])
+    k_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, CHUNK, 16])
+    v_layout: gl.constexpr = k_layout if V == K else p_layout
+    write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    qk_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
+    uv_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
+    s_tile = gl.allocate_shared_memory(dtype, [1, 1, K, V], gl.NVMMASharedLayout(128, 16, 4))
+
+    batch = gl.program_id(0) // H
+    head = gl.program_id(0) % H
+    rows = gl.arange(0, K, gl.SliceLayout(1, s_layout))
+    columns = gl.arange(0, V, gl.SliceLayout(0, s_layout))
+    inside = (rows < KEYS)[:, None] & (columns < VALUES)[None, :]
+    if TURNED:
+        at = columns[None, :] * KEYS + rows[:, None]
+    else:
+        at = rows[:, None] * VALUES + columns[None, :]
+    if start_ptr is None:
+        state = gl.zeros([K, V], gl.float32, s_layout)
+    else:
+        state = gl.load(start_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, mask=inside, other=0.0)
+
+    stage = 0
+    phase = 0
+    last = 0
+    turns = 0
+    s = s_tile.reshape([K, V])
+    for i in range(count):
+        chunk = first + count - 1 - i
+        mbarrier.wait(loaded.index(stage), phase)
+        q = q_tiles.index(stage).reshape([CHUNK, K])
+        k = k_tiles.index(stage).reshape([CHUNK, K])
+        u = u_tiles.index(stage).reshape([CHUNK, V])
+        v = v_tiles.index(stage).reshape([CHUNK, V])
+        # rounded here, while no product runs: the compiler would move it past the next one and then wait for each
+        held = warpgroup_mma_wait(0, deps=(state.to(dtype),))
+        qk = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
+        qk = warpgroup_mma(q, k.permute((1, 0)), qk, use_acc=False, is_async=True)
+        uv = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
+        uv = warpgroup_mma(u, v.permute((1, 0)), uv, use_acc=False, is_async=True)
+        s.store(held)
+        # one barrier for three: the state is there, the last outputs have left their tiles, the last tiles are read
+        fence_async_shared()
+        tma_store_wait(0)
+        barrier()
+        mbarrier.arrive(free.index(last), count=1, pred=i > 0)
+        last = stage
+        dk = gl.zeros([K, CHUNK], gl.float32, k_layout)
+        dk = warpgroup_mma(s, v.permute((1, 0)), dk, use_acc=False, is_async=True)
+        dv = gl.zeros([V, CHUNK], gl.float32, v_layout)
+        dv = warpgroup_mma(s.permute((1, 0)), k.permute((1, 0)), dv, use_acc=False, is_async=True)
+
+        mbarrier.wait(gated.index(stage), phase)
+        weight = within(gates, stage, p_layout, True) * scale
+        qk, uv = warpgroup_mma_wait(2, deps=(qk, uv))
+        qk = qk * weight
+        qk_tile.store(qk.to(dtype))
+        uv_tile.store((uv * weight).to(dtype))
+        fence_async_shared()
+        barrier()
+        if SUMS or WEIGHTED:
+            both = qk * uv
+            itself = (
+                gl.arange(0, CHUNK, gl.SliceLayout(1, p_layout))[:, None]
+                == gl.arange(0, CHUNK, gl.SliceLayout(0, p_layout))[None, :]
+            )
+            apart = gl.where(itself, 0.0, both)
+            earlier_parts.index(stage).store(parts_of_columns(apart, 4))
+            if WEIGHTED:
+                own_parts.index(stage).store(parts_of_columns(gl.where(itself, both, 0.0), 4))
+                apart *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, p_layout))[None, :]
+            if SUMS:
+                over = gl.sum(gl.reshape(apart, [CHUNK, pairs, CHUNK // pairs]), 2)
+                later_parts.index(stage).permute((1, 0)).store(over)
+        qt = q.permute((1, 0)).load(write_layout)
+        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, write_layout))
+        written = (qt.to(gl.float32) * write[None, :]).to(dtype)
+        decay = decays.index(stage).load(gl.SliceLayout(1, s_layout))
+        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+        dk = dk * gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, k_layout))[None, :]
+        dv = dv * gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, v_layout))[None, :]
+        state = state * decay[:, None]
+        if SUMS or WEIGHTED:
+            cross = dk * k.permute((1, 0)).load(k_layout).to(gl.float32)
+        dk, dv, state, written = warpgroup_mma_wait(0, deps=(dk, dv, state, written))
+        dk = warpgroup_mma(q.permute((1, 0)), uv_tile, dk, is_async=True)
+        dv = warpgroup_mma(u.permute((1, 0)), qk_tile, dv, is_async=True)
+        state = warpgroup_mma(written, u, state, is_async=True)
+        if SUMS or WEIGHTED:
+            cross_parts.index(stage).store(parts_of_columns(cross, warps))
+        dk, dv = warpgroup_mma_wait(1, deps=(dk, dv))
+        if WEIGHTED:
+            dk = dk * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, k_layout))[None, :]
+            dv = dv * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, v_layout))[None, :]
+        dk_tile.reshape([CHUNK, K]).permute((1, 0)).store(dk.to(dtype))
+        dv_tile.reshape([CHUNK, V]).permute((1, 0)).store(dv.to(dtype))
+        fence_async_shared()
+        barrier()
+        tma_store(dk_desc, [batch, chunk * CHUNK, head, 0], dk_tile)
+        tma_store(dv_desc, [batch, chunk * CHUNK, head, 0], dv_tile)
+        if SAVE > 0:  # noqa: SIM102 - known while compiling
+            if chunk % SAVE == 0:
+                # every warp is past the products with the state's tile
+                mbarrier.expect(restored, saved_desc.block_type.nbytes)
+                tma_load(saved_desc, [gl.program_id(0), chunk // SAVE, 0, 0], restored, s_tile)
+        state, written = warpgroup_mma_wait(0, deps=(state, written))
+        if SAVE > 0:  # noqa: SIM102 - known while compiling
+            if chunk % SAVE == 0:
+                mbarrier.wait(restored, turns & 1)
+                turns += 1
+                state_parts.index(stage).store(gl.sum(state * s.load(s_layout).to(gl.float32), 1))
+                # read by all before the next chunk's state takes its place
+                barrier()
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+    barrier()
+    mbarrier.arrive(free.index(last), count=1)
+    if end_ptr is not None:
+        # addresses computed again: kept from the start, they would take as many registers as the state
+        rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+        if TURNED:
+            at = columns[None, :] * KEYS + rows[:, None]
+        else:
+            at = rows[:, None] * VALUES + columns[None, :]
+        gl.store(end_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, state, mask=inside)
+    tma_store_wait(0)

@@ -1,0 +1,133 @@
+"""The additive recurrence with scalar decay on Hopper: forward in one launch, backward in two.
+
+With u the gradient of o, the gradient of q is the forward sweep again with roles exchanged, dq = sweep(q=u, k=v, v=k):
+it finds the states anew, so that none is kept from the forward pass. The adjoint sweep gives dk, dv, dg, dbeta and the
+gradient of the initial state.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import matrix_hopper as model
+from holdfast.recurrences.definition import MatrixCall
+
+_UNSERVED = {
+    "delta": "the delta rule",
+    "decay=vector": "a vector decay",
+    "normalizer": "a normaliser",
+    "varlen": "packed sequences",
+}
+
+
+class Hopper:
+    """Linear attention, RetNet, Lightning, simple GLA and SSD in bfloat16 or float16 on NVIDIA's Hopper."""
+
+    name = "hopper"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if device.kind != "cuda" or device.capability != (9, 0):
+            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
+        if problem.dtype not in ("bfloat16", "float16"):
+            return f"it takes bfloat16 and float16; got {problem.dtype}"
+        for trait, what in _UNSERVED.items():
+            if trait in problem.traits:
+                return f"it does not serve {what}"
+        sizes = {name: problem[name] for name in "KV"}
+        for name, size in sizes.items():
+            if size % 8:
+                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {size}"
+            # without gradients V is cut into slices
+            if size > model.WIDEST and (name == "K" or problem.needs_grad):
+                return f"its registers hold a state of {model.WIDEST} x {model.WIDEST}; got {name} = {size}"
+        return _without_gluon()
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return model.candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from . import hopper_launch as launch
+
+        q, k, v = (launch.tileable(x) for x in call[:3])
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        final = torch.empty(_state_shape(call), dtype=torch.float32, device=v.device)
+        if v.numel() == 0:
+            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+        start, span, gates = _contiguous(call.initial_state), plan["span"], launch.Gates(call.g, call.beta, call.scale)
+        ends = launch.Ends(start, final)
+        if span * launch.TOKENS < v.shape[1]:
+            ends = launch.Ends(launch.entering(k, v, v.shape[2], gates, plan["stages"], span, start, final))
+        launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span)
+        return o, final
+
+    def backward(
+        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        from . import hopper_launch as launch
+
+        q, k, v = (launch.tileable(x) for x in call[:3])
+        shape = _state_shape(call)
+        batch, heads, keys, values = shape
+        length, device, save = v.shape[1], v.device, plan["save"]
+        start, w = _contiguous(call.initial_state), _contiguous(grad_final)
+        grad_state = None if start is None else torch.empty(shape, dtype=torch.float32, device=device)
+        if v.numel() == 0:
+            if grad_state is not None:
+                grad_state = grad_state.zero_() if w is None else grad_state.copy_(w)
+            return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_state
+        u = torch.zeros(v.shape, dtype=v.dtype, device=device) if grad_o is None else launch.tileable(grad_o)
+
+        gates, stages, span = launch.Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        ends, grad_ends = launch.Ends(start, turned=True), launch.Ends(w, grad_state)
+        segments = -(-length // (span * launch.TOKENS))
+        if segments > 1:
+            states = launch.entering(k, v, heads, gates, stages, span, start, None)
+            grad_states = launch.entering(q, u, heads, gates, stages, span, w, grad_state, reverse=True)
+            ends, grad_ends = launch.Ends(states, turned=True), launch.Ends(grad_states)
+        kept = dg = None
+        if call.g is not None:
+            chunks = -(-length // launch.TOKENS)
+            saved = None
+            if chunks > save:
+                saved = torch.empty(batch, heads, -(-chunks // save), keys, values, dtype=v.dtype, device=device)
+            rows = torch.empty(-(-keys // plan["columns"]), batch, heads, length, dtype=torch.float32, device=device)
+            kept = launch.Kept(q, rows, saved, save)
+            dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
+            if grad_ends.start is not None:
+                after = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=device)
+                ends = launch.Ends(ends.start, after, True)
+        dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
+        dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=device) for _ in range(2))
+        dv = torch.empty(v.shape, dtype=v.dtype, device=device)
+        launch.run_sweep(u, v, k, dq, gates, ends, plan["columns"], stages, span, kept)
+        last = None if ends.end is None else (ends.end * grad_ends.start.view_as(ends.end)).sum((3, 4))
+        launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, plan["adjoint_stages"], span, kept, last)
+        return [_ungroup(dq, q), _ungroup(dk, k), dv, dg, dbeta, None], grad_state
+
+
+@cache
+def _without_gluon() -> str | None:
+    """Why the kernels cannot be built on this machine, or None if they can."""
+    try:
+        from holdfast.kernels.common import gluon  # noqa: F401
+    # names inside its modules have changed before
+    except (ImportError, AttributeError) as missing:
+        return f"it needs Triton's Gluon as of 3.6 or newer: {missing}"
+    return None
+
+
+def _state_shape(call: MatrixCall) -> tuple[int, int, int, int]:
+    return call.v.shape[0], call.v.shape[2], call.k.shape[3], call.v.shape[3]
+
+
+def _contiguous(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state.contiguous()
+
+
+def _ungroup(grad: Tensor, x: Tensor) -> Tensor:
+    """[B, T, H, K] summed over the heads that share one of x's."""
+    if grad.shape[2] == x.shape[2]:
+        return grad
+    return grad.unflatten(2, (x.shape[2], -1)).sum(3)

@@ -1,0 +1,61 @@
+"""The scan over a sequence's segments: from what each adds to the state (hopper_advance.py) to what enters it.
+
+All of a cell's segments are loaded at once. A loop over them, which must wait for each, took about a microsecond each.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _then(decay, add, later_decay, later_add):
+    return decay * later_decay, add * later_decay + later_add
+
+
+@triton.jit
+def compose(
+    local_ptr,
+    decay_ptr,
+    first_ptr,
+    enter_ptr,
+    last_ptr,
+    H,
+    size,
+    segments,
+    PADDED: tl.constexpr,
+    REVERSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid (B * H, blocks of BLOCK of a state's `size` cells). PADDED: segments, rounded up to a power of two.
+
+    local, enter: float32 [B, segments, H, size], in and out. decay: [B, segments, H], log2 of each segment's, or None.
+    first, last: [B, H, size], the state before and after the sequence, or None. REVERSE: from the last segment on.
+    """
+    batch = (tl.program_id(0) // H).to(tl.int64)
+    head = tl.program_id(0) % H
+    cell = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    turn = tl.arange(0, PADDED)
+    segment = segments - 1 - turn if REVERSE else turn
+    row = (batch * segments + segment) * H + head
+    inside = (turn < segments)[:, None] & (cell < size)[None, :]
+    add = tl.load(local_ptr + row[:, None] * size + cell[None, :], mask=inside, other=0.0)
+    if decay_ptr is None:
+        decay = tl.full([PADDED], 1.0, tl.float32)
+    else:
+        decay = tl.exp2(tl.load(decay_ptr + row, mask=turn < segments, other=0.0))
+    decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _then)
+
+    pair = tl.program_id(0).to(tl.int64) * size + cell
+    start = tl.zeros([BLOCK], tl.float32)
+    if first_ptr is not None:
+        start = tl.load(first_ptr + pair, mask=cell < size, other=0.0)
+        after += decay * start[None, :]
+    # what leaves a segment enters the next
+    step = -H if REVERSE else H
+    onward = inside & (turn < segments - 1)[:, None]
+    tl.store(enter_ptr + (row + step)[:, None] * size + cell[None, :], after, mask=onward)
+    opening = segments - 1 if REVERSE else 0
+    tl.store(enter_ptr + ((batch * segments + opening) * H + head) * size + cell, start, mask=cell < size)
+    if last_ptr is not None:
+        ending = tl.broadcast_to((last_ptr + pair)[None, :], [PADDED, BLOCK])
+        tl.store(ending, after, mask=inside & (turn == segments - 1)[:, None])

@@ -1,0 +1,250 @@
+"""Launches of the Hopper kernels: descriptors of tensors, grids and strides."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common import triton_launch
+from holdfast.kernels.common.gluon import gl
+from holdfast.kernels.common.gluon_launch import launch, tiles
+
+from .hopper_adjoint import adjoint
+from .hopper_advance import advance
+from .hopper_compose import compose
+from .hopper_gates import CHUNK
+from .hopper_sweep import sweep
+
+TOKENS = CHUNK.value
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What weighs writes and states: natural-log decay and strength [B, T, H], or None, and scale."""
+
+    g: Tensor | None
+    beta: Tensor | None
+    scale: float
+
+    def types(self) -> tuple[Any, ...]:
+        """What of them decides how a kernel is compiled: dtypes, and which strides are integers of 32 bits."""
+        dtypes = (None if x is None else x.dtype for x in (self.g, self.beta))
+        return *dtypes, *(stride < 2**31 for stride in self.strides())
+
+    def strides(self) -> tuple[int, ...]:
+        return tuple(s for x in (self.g, self.beta) for s in ((0, 0, 0) if x is None else x.stride()))
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """States [B, segments, H, K, V] in float32 where a sweep's segments start and end.
+
+    turned: whether its tiles hold them transposed.
+    """
+
+    start: Tensor | None = None
+    end: Tensor | None = None
+    turned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the sweep for dq leaves to the adjoint sweep, for the log decay's gradient.
+
+    x: q. row: [slices, B, H, T]. saved: [B, H, n, K, V], or [.., V, K] where V is the wider, the state before every
+    `save` chunks; None if there is but one.
+    """
+
+    x: Tensor
+    row: Tensor
+    saved: Tensor | None
+    save: int
+
+
+def width_of(columns: int) -> int:
+    """The tile that holds so many columns."""
+    return 64 if columns <= 64 else 128
+
+
+def tileable(x: Tensor) -> Tensor:
+    """x [B, T, H, D] itself if TMA can read it, else a contiguous copy: rows of 16 bytes, the last axis dense."""
+    b, t, h, d = x.stride()
+    fits = d == 1 and not (b | t | h) & 7 and b > 0 and t > 0 and h > 0 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def _tiles(x: Tensor, width: int) -> Any:
+    return tiles(x, [1, TOKENS, 1, width], LAYOUT)
+
+
+def run_sweep(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    gates: Gates,
+    ends: Ends,
+    width: int,
+    stages: int,
+    span: int,
+    kept: Kept | None = None,
+) -> None:
+    """One launch of `sweep`: out [B, T, H, V] of q, k [B, T, *, K] and v [B, T, *, V]; H is a multiple of their heads.
+
+    width: columns of v a block, 64 or 128. stages: chunks in flight. span: chunks a segment.
+    """
+    batch, length, heads, columns = out.shape
+    keys = q.shape[3]
+    wide = width_of(keys)
+    saved = None if kept is None else kept.saved
+    constants = {
+        "KEYS": keys,
+        "VALUES": columns,
+        "TURNED": ends.turned,
+        "SAVE": 0 if saved is None else kept.save,
+        "SAVE_TURNED": wide > width_of(columns),
+        "STAGES": stages,
+    }
+    arguments = (
+        _tiles(q, wide),
+        _tiles(k, wide),
+        _tiles(v, width),
+        _tiles(out, width),
+        None if kept is None else _tiles(kept.x, width),
+        gates.g,
+        gates.beta,
+        ends.start,
+        ends.end,
+        saved,
+        None if kept is None else kept.row,
+        length,
+        heads,
+        heads // q.shape[2],
+        heads // v.shape[2],
+        1 if kept is None else heads // kept.x.shape[2],
+        *gates.strides(),
+        span,
+        gates.scale,
+    )
+    types = (*gates.types(), q.dtype, wide, width, ends.start is None, ends.end is None, kept is None)
+    grid = (batch * heads, -(-columns // width), -(-length // (span * TOKENS)))
+    launch(sweep, grid, arguments, constants, width // 16, types)
+
+
+def run_adjoint(
+    q: Tensor,
+    k: Tensor,
+    u: Tensor,
+    v: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dg: Tensor | None,
+    dbeta: Tensor | None,
+    gates: Gates,
+    ends: Ends,
+    stages: int,
+    span: int,
+    kept: Kept | None,
+    last: Tensor | None,
+) -> None:
+    """One launch of `adjoint`: dk and dv [B, T, H, *], dg and dbeta [B, T, H], of the output's gradient u [B, T, H, V].
+
+    last: [B, segments, H], the product of the state after each segment and its gradient.
+    """
+    turned = width_of(v.shape[3]) > width_of(k.shape[3])
+    if turned:
+        # the kernel's first side is the wider, and the equations are the same with the sides exchanged
+        q, k, u, v, dk, dv = u, v, q, k, dv, dk
+    batch, length, heads, keys = dk.shape
+    values = dv.shape[3]
+    wide, narrow = width_of(keys), width_of(values)
+    saved = None
+    if kept is not None and kept.saved is not None:
+        saved = tiles(kept.saved.view(batch * heads, -1, keys, values), [1, 1, wide, narrow], LAYOUT)
+    constants = {
+        "KEYS": keys,
+        "VALUES": values,
+        "TURNED": turned,
+        "SAVE": 0 if saved is None else kept.save,
+        "STAGES": stages,
+    }
+    arguments = (
+        _tiles(q, wide),
+        _tiles(k, wide),
+        _tiles(u, narrow),
+        _tiles(v, narrow),
+        _tiles(dk, wide),
+        _tiles(dv, narrow),
+        saved,
+        gates.g,
+        gates.beta,
+        ends.start,
+        ends.end,
+        None if kept is None else kept.row,
+        last,
+        dg,
+        dbeta,
+        length,
+        heads,
+        heads // q.shape[2],
+        heads // v.shape[2],
+        *gates.strides(),
+        1 if kept is None else kept.row.shape[0],
+        span,
+        gates.scale,
+    )
+    types = (*gates.types(), q.dtype, wide, narrow, ends.start is None, ends.end is None, last is None)
+    grid = (batch * heads, -(-length // (span * TOKENS)), 1)
+    launch(adjoint, grid, arguments, constants, wide // 16, types)
+
+
+def entering(
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    gates: Gates,
+    stages: int,
+    span: int,
+    first: Tensor | None,
+    last: Tensor | None,
+    reverse: bool = False,
+) -> Tensor:
+    """The state that enters each segment of `span` chunks, float32 [B, segments, H, K, V], and into last what leaves.
+
+    Of k and v from the state `first`; reverse, of q and the output's gradient from the final state's gradient.
+    """
+    batch, length, _, keys = k.shape
+    values = v.shape[3]
+    segments = -(-length // (span * TOKENS))
+    local = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=k.device)
+    states = torch.empty_like(local)
+    decay = None
+    if gates.g is not None:
+        decay = torch.empty(batch, segments, heads, dtype=torch.float32, device=k.device)
+    wide, narrow = width_of(keys), width_of(values)
+    constants = {"REVERSE": reverse, "KEYS": keys, "VALUES": values, "STAGES": stages}
+    arguments = (
+        _tiles(k, wide),
+        _tiles(v, narrow),
+        gates.g,
+        gates.beta,
+        local,
+        decay,
+        length,
+        heads,
+        heads // k.shape[2],
+        heads // v.shape[2],
+        *gates.strides(),
+        span,
+        gates.scale,
+    )
+    launch(advance, (batch * heads, segments, 1), arguments, constants, wide // 16, (*gates.types(), k.dtype))
+    padded = 1 << (segments - 1).bit_length()
+    block = max(16, 2048 // padded)
+    blocks, sizes = (batch * heads, -(-keys * values // block)), (heads, keys * values, segments)
+    constants = {"PADDED": padded, "REVERSE": reverse, "BLOCK": block}
+    with torch.cuda.device_of(k):
+        triton_launch.launch(compose, blocks, (local, decay, first, states, last), sizes, constants, 4)
+    return states

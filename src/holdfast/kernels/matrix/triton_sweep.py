@@ -1,0 +1,304 @@
+"""Device code of the single pass: one program walks a sequence chunk by chunk with the state in its registers.
+
+The operator of MatrixCall, a_t = exp(g_t) and s over the tokens up to t, with S the state that enters the chunk,
+
+    o_t = w_t (sum_s (decay from s to t) c_s (q_t . k_s) v_s + (decay to t) S^T q_t)
+
+is its own derivative with the roles permuted, so that one kernel serves all passes:
+
+    pass  q   k   v   direction  c (source)  w (output)  after
+    o     q   k   v   forward    beta        1           1 / normaliser
+    dq    do  v   k   forward    beta        1 / norm.   1
+    dk    v   do  q   reverse    1 / norm.   1           beta
+    dv    k   q   do  reverse    1 / norm.   1           beta
+
+The state is held transposed, [V, K], as the accumulator of the product that updates it; rounded, its registers are the
+left operand of the product that reads it. Programs of one head split the columns of v, and each forms q . k again.
+"""
+
+import triton
+import triton.language as tl
+
+# exp of it is 0 in float32; sums of a chunk of them still resolve ordinary log decays
+FLOOR = tl.constexpr(-120.0)
+LOG2E = tl.constexpr(1.4426950408889634)
+# columns of the narrowest product: the added column and the normaliser's are the first of so many, the rest 0
+NARROW = tl.constexpr(16)
+
+
+@triton.jit
+def span(n, cu_seqlens, T, segment, SEGMENTS: tl.constexpr):
+    """Batch row, first token and end of the n-th sequence, or of the n-th segment of equal sequences."""
+    if cu_seqlens is not None:
+        batch = n * 0
+        # wrong offsets must not reach outside of the tensors
+        first = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
+        end = tl.minimum(tl.load(cu_seqlens + n + 1).to(tl.int64), T)
+    else:
+        batch = n // SEGMENTS
+        first = (n % SEGMENTS).to(tl.int64) * segment
+        end = tl.minimum(first + segment, T)
+    return batch, first, end
+
+
+@triton.jit
+def tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+    """[tokens, columns] of one head; zero past the end of the sequence and past WIDTH."""
+    at = base + steps[:, None] * stride + columns[None, :]
+    if EVEN:
+        return tl.load(at, mask=live[:, None], other=0.0)
+    return tl.load(at, mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def log_decays(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
+    """Log2 of the decay from the chunk's edge to each token, of the whole chunk's, and which tokens decay to zero.
+
+    Forward, the edge is the chunk's start and a token's own decay counts; in reverse, it is the end and does not.
+    """
+    x = tl.load(g + at, mask=live, other=0.0)
+    cut = x <= FLOOR
+    x = tl.where(cut, FLOOR, x).to(tl.float64 if WIDE else tl.float32) * LOG2E
+    total = tl.sum(x, 0)
+    here = tl.cumsum(x, 0)
+    if REVERSE:
+        here = total - here
+    return here, total, cut
+
+
+@triton.jit
+def as_first(x):
+    """[n] -> [n, NARROW], x and zeros."""
+    return tl.where(tl.arange(0, NARROW)[None, :] == 0, x[:, None], 0.0)
+
+
+@triton.jit
+def sweep(
+    q_ptr, k_ptr, v_ptr, o_ptr, x_ptr,
+    g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, floor_ptr,
+    first_ptr, last_ptr, kept_ptr,
+    rows_ptr, other_rows_ptr, full_ptr, norm_ptr,
+    cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset,
+    q_batch, q_step, q_head, k_batch, k_step, k_head, v_batch, v_step, v_head, x_batch, x_step, x_head,
+    state_size, state_k, state_v, state_add,
+    Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, X_GROUP: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, STAGES: tl.constexpr,
+    REVERSE: tl.constexpr, ADD: tl.constexpr, NORMALIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One pass over one sequence, head and block of v's columns.
+
+    WIDTH, COLUMNS: of q, k and of v, o; BLOCK_K >= WIDTH covers the first. source, output, after [B, T, H]: weights, 1
+    where None. ADD: source_add, output_add are added to q . k as one more column of k and q; its state is [V].
+    NORMALIZE (forward only): o is divided by max(|scale n . q|, floor) + eps, and norm [B, T, H] gets n . q.
+    first, last [N, H, ...]: state that enters and leaves, addressed by its strides over WIDTH and COLUMNS; state_add is
+    where the added column (the normaliser's, for NORMALIZE) starts.
+    With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o, without the diagonal's share unless NORMALIZE; with
+    other_rows, the same of the other direction, it gets the log decay's gradient. full gets x . o / after, diagonal
+    and all. kept: the rounded state after every KEEP-th chunk and the last, written forward, read in reverse, which
+    starts the log decay's running sum anew from <dS, S>.
+    """
+    SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
+    EVEN_K: tl.constexpr = WIDTH == BLOCK_K
+    EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
+    program = tl.program_id(0)
+    split = program % SPLITS
+    head = (program // SPLITS) % H
+    n = (program // SPLITS) // H
+    batch, first, end = span(n, cu_seqlens, T, segment, SEGMENTS)
+    n = n.to(tl.int64)
+    batch = batch.to(tl.int64)
+    head = head.to(tl.int64)
+
+    steps = tl.arange(0, CHUNK)
+    rows = tl.arange(0, BLOCK_K)
+    columns = split * BLOCK_V + tl.arange(0, BLOCK_V)
+    # [s, t]: which sources a token reads, itself aside
+    if REVERSE:
+        reads = steps[:, None] >= steps[None, :]
+    else:
+        reads = steps[:, None] <= steps[None, :]
+    itself = steps[:, None] == steps[None, :]
+
+    q_ptr += batch * q_batch + (head // Q_GROUP) * q_head
+    k_ptr += batch * k_batch + (head // K_GROUP) * k_head
+    v_ptr += batch * v_batch + (head // V_GROUP) * v_head
+    if x_ptr is not None:
+        x_ptr += batch * x_batch + (head // X_GROUP) * x_head
+    out_rows = split.to(tl.int64) * tokens * H
+
+    state_at = (n * H + head) * state_size
+    state_shift = columns[:, None] * state_v + rows[None, :] * state_k
+    state_mask = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
+    if first_ptr is None:
+        state = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
+    else:
+        state = tl.load(first_ptr + state_at + state_shift, mask=state_mask, other=0.0)
+    # the state of the added column, and the normaliser's
+    if ADD:
+        added = tl.zeros([BLOCK_V, NARROW], tl.float32)
+        if first_ptr is not None:
+            place = first_ptr + state_at + state_add + columns * state_v
+            added = as_first(tl.load(place, mask=columns < COLUMNS, other=0.0))
+    if NORMALIZE:
+        norm = tl.zeros([BLOCK_K, NARROW], tl.float32)
+        if first_ptr is not None:
+            place = first_ptr + state_at + state_add + rows * state_k
+            norm = as_first(tl.load(place, mask=rows < WIDTH, other=0.0))
+
+    count = tl.cdiv(end - first, CHUNK).to(tl.int32)
+    slot = (batch * T + first) // (KEEP * CHUNK) + n
+    running = tl.zeros([CHUNK], tl.float32)
+    for i in tl.range(0, count, num_stages=STAGES):
+        if REVERSE:
+            chunk = count - 1 - i
+        else:
+            chunk = i
+        start = first + chunk * CHUNK
+        live = steps < (end - start).to(tl.int32)
+        # the rest of an address is 32 bits a token, so that addresses take few registers
+        token = (batch * T + start) * H + head
+        at = steps * H
+        q = tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
+        k = tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
+        v = tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, EVEN_V)
+
+        if x_ptr is not None:
+            x = tile(x_ptr + start * x_step, steps, columns, x_step, live, COLUMNS, EVEN_V)
+        if REVERSE and other_rows_ptr is not None:  # noqa: SIM102 (compile time, then run time)
+            if (chunk == count - 1) | (chunk % KEEP == KEEP - 1):
+                base = kept_ptr + ((slot + chunk // KEEP) * H + head) * kept_offset
+                kept = tl.load(base + columns[:, None] * WIDTH + rows[None, :], mask=state_mask, other=0.0)
+                running = tl.zeros([CHUNK], tl.float32) + tl.sum(tl.sum(state * kept.to(tl.float32), 1), 0)
+                if ADD:
+                    kept_add = tl.load(base + COLUMNS * WIDTH + columns, mask=columns < COLUMNS, other=0.0)
+                    running += tl.sum(tl.sum(added, 1) * kept_add.to(tl.float32), 0)
+
+        # [s, t]: the weight of a source for the token that reads it
+        p = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+        if source_ptr is not None:
+            source = tl.load(source_ptr + token + at, mask=live, other=0.0)
+            p *= source[:, None]
+        if output_ptr is not None:
+            output = tl.load(output_ptr + token + at, mask=live, other=0.0)
+            p *= output[None, :]
+        if ADD:
+            source_add = live.to(tl.float32)
+            if source_add_ptr is not None:
+                source_add = tl.load(source_add_ptr + token + at, mask=live, other=0.0)
+            output_add = live.to(tl.float32)
+            if output_add_ptr is not None:
+                output_add = tl.load(output_add_ptr + token + at, mask=live, other=0.0)
+            p += (scale * source_add)[:, None] * output_add[None, :]
+        if g_ptr is not None:
+            here, total, cut = log_decays(g_ptr + token, at, live, REVERSE, WIDE)
+            to_here = tl.exp2(here.to(tl.float32))
+            to_end = tl.exp2((total - here).to(tl.float32))
+            whole = tl.exp2(total.to(tl.float32))
+            # masked before the exponential, whose argument is positive on the other side
+            p *= tl.exp2(tl.where(reads, (here[None, :] - here[:, None]).to(tl.float32), float("-inf")))
+        else:
+            p = tl.where(reads, p, 0.0)
+
+        o = tl.dot(state.to(q.dtype), tl.trans(q), input_precision=PRECISION)
+        if output_ptr is not None:
+            o *= output[None, :]
+        if ADD:
+            o += tl.sum(added, 1)[:, None] * output_add[None, :]
+        # in reverse the scale is in the state, which is the gradient of the state
+        if g_ptr is not None:
+            if REVERSE:
+                o *= to_here[None, :]
+            else:
+                o *= (scale * to_here)[None, :]
+        elif not REVERSE:
+            o *= scale
+        if x_ptr is not None:
+            # x . o, through the state and inside the chunk; the same p in both directions, so that its rounding to the
+            # operands' dtype cancels from their difference. The product with 1 puts x where o is.
+            across = tl.sum(tl.dot(tl.trans(x), itself.to(x.dtype), input_precision=PRECISION) * o, 0)
+            pairs = p * tl.dot(v, tl.trans(x), input_precision=PRECISION)
+            diagonal = tl.sum(tl.where(itself, pairs, 0.0), 0)
+            across += tl.sum(tl.where(itself, 0.0, pairs), 0)
+        o = tl.dot(tl.trans(v), p.to(v.dtype), o, input_precision=PRECISION)
+
+        if NORMALIZE:
+            inner = scale * tl.sum(tl.dot(q, norm.to(q.dtype), input_precision=PRECISION), 1)
+            if g_ptr is not None:
+                inner *= to_here
+            inner += tl.sum(p, 0)
+            floor = tl.load(floor_ptr + token + at, mask=live, other=1.0)
+            share = 1.0 / (tl.maximum(tl.abs(inner), floor) + eps)
+            o *= share[None, :]
+            tl.store(norm_ptr + token + at, inner, mask=live & (split == 0))
+            if rows_ptr is not None:
+                tl.store(rows_ptr + (out_rows + token) + at, (across + diagonal) * share, mask=live)
+        else:
+            if after_ptr is not None:
+                after = tl.load(after_ptr + token + at, mask=live, other=0.0)
+                o *= after[None, :]
+            if full_ptr is not None:
+                tl.store(full_ptr + (out_rows + token) + at, across + diagonal, mask=live)
+            if rows_ptr is not None:
+                if after_ptr is not None:
+                    across *= after
+                if REVERSE:
+                    across = tl.load(other_rows_ptr + (out_rows + token) + at, mask=live, other=0.0) - across
+                    sums = tl.cumsum(across, 0, reverse=True)
+                    # the chunk's sum for each token: a second reduction to a scalar fails to compile for sm_100
+                    rest = running + (sums + tl.cumsum(across, 0) - across)
+                    # a decay of zero has no gradient, where the sum has rounding
+                    across = tl.where(cut, 0.0, sums + running)
+                    running = rest
+                tl.store(rows_ptr + (out_rows + token) + at, across, mask=live)
+        if o_ptr is not None:
+            o_at = (
+                o_ptr + ((batch * T + start) * H + head) * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
+            )
+            tl.store(o_at, tl.trans(o.to(o_ptr.dtype.element_ty)), mask=live[:, None] & (columns < COLUMNS)[None, :])
+
+        write = live.to(tl.float32)
+        if source_ptr is not None:
+            write = source
+        if g_ptr is not None:
+            write *= to_end
+            state *= whole
+        if REVERSE:
+            write *= scale
+        if ADD:
+            write_add = source_add
+            if REVERSE:
+                write_add *= scale
+            if g_ptr is not None:
+                write_add *= to_end
+                added *= whole
+            added = tl.dot(tl.trans(v), as_first(write_add).to(v.dtype), added, input_precision=PRECISION)
+        if NORMALIZE:
+            if g_ptr is not None:
+                norm *= whole
+            norm = tl.dot(tl.trans(k), as_first(write).to(k.dtype), norm, input_precision=PRECISION)
+        written = (tl.trans(v).to(tl.float32) * write[None, :]).to(v.dtype)
+        state = tl.dot(written, k, state, input_precision=PRECISION)
+
+        if not REVERSE and kept_ptr is not None:  # noqa: SIM102
+            if (chunk == count - 1) | (chunk % KEEP == KEEP - 1):
+                base = kept_ptr + ((slot + chunk // KEEP) * H + head) * kept_offset
+                tl.store(
+                    base + columns[:, None] * WIDTH + rows[None, :],
+                    state.to(kept_ptr.dtype.element_ty),
+                    mask=state_mask,
+                )
+                if ADD:
+                    tl.store(
+                        base + COLUMNS * WIDTH + columns,
+                        tl.sum(added, 1).to(kept_ptr.dtype.element_ty),
+                        mask=columns < COLUMNS,
+                    )
+
+    if last_ptr is not None:
+        tl.store(last_ptr + state_at + state_shift, state, mask=state_mask)
+        if ADD:
+            tl.store(last_ptr + state_at + state_add + columns * state_v, tl.sum(added, 1), mask=columns < COLUMNS)
+        if NORMALIZE:
+            place = last_ptr + state_at + state_add + rows * state_k
+            tl.store(place, tl.sum(norm, 1), mask=(rows < WIDTH) & (split == 0))

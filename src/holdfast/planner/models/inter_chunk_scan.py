@@ -1,0 +1,79 @@
+"""The scan of states between chunks: every state once; twice more in float32 where the backward pass runs again."""
+
+from collections.abc import Iterator
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+
+from . import ranked
+
+HIGHEST_RANK = 16
+# K that low ranks take, since a block then holds all rows.
+MOST_ROWS = 256
+# Columns of a block under a low rank: the least that tensor cores take.
+COLUMNS = 16
+# Bytes that an SM has to have on their way to keep memory busy: its bandwidth times about 0.7 us.
+IN_FLIGHT = 40 * 1024
+# Seconds from one chunk to the next in one block, and before the first: B4 H16 G64 64 x 64 bfloat16 on an H200.
+STEP, LOW_RANK_STEP, ENTRY = 0.05e-6, 0.88e-6, 2e-6
+ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans: rows and columns of a block's tile, chunks loaded together (or stages, under a low rank), warps."""
+    return ranked(every(problem, device, direction))
+
+
+def covering(size: int, least: int = 1) -> int:
+    """The power of two that covers size."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    """All that fit, in no order."""
+    B, G, H, K, V = (problem[name] for name in "BGHKV")
+    rank = problem["r"] if "low_rank" in problem.traits else 0
+    size = ELEMENT[problem.dtype]
+    states = B * G * H * K * V
+    moved = (2 * states + 2 * B * G * H * K * rank) * size
+    if direction == "backward":
+        # history, cotangents and gradients, and the history written first where the output was rounded
+        moved = states * (4 + 2 * size) + (0 if size == 4 else states * (4 + size))
+    passes = 1 if direction == "forward" else 3
+    step = (LOW_RANK_STEP if rank else STEP) * passes
+    tiles = _low_rank(K, rank, size, direction) if rank else _tiles(problem, device, direction)
+    for rows, columns, group, warps, registers, shared in tiles:
+        grid = Grid(max(-(-K // rows) * -(-V // columns) * H * B, 1), 32 * warps, registers, shared)
+        if grid.fits(device):
+            plan = Plan("triton", (("block_k", rows), ("block_v", columns), ("group", group), ("warps", warps)))
+            yield Candidate.of(plan, device, grid, moved, states * (2 + 4 * rank) * passes, False, ENTRY + G * step)
+
+
+Tile = tuple[int, int, int, int, int, int]
+
+
+def _tiles(problem: Problem, device: Device, direction: Direction) -> Iterator[Tile]:
+    """1024 elements a block, or 512: 8 or 16 a thread, in rows as long as V."""
+    B, H, K, V = (problem[name] for name in "BHKV")
+    columns = min(covering(V), 256)
+    for elements in (1024, 512):
+        rows = min(max(1, elements // columns), covering(K))
+        warps = max(1, rows * columns // 256)
+        if direction == "backward":
+            yield rows, columns, 1, warps, 128, 1024
+            continue
+        # of a group of 8 chunks, whose loads are all on their way before the first is used
+        flying = B * H * K * V * ELEMENT[problem.dtype] * 8 // (device.sms or 1)
+        groups = (8, 16, 4) if flying > IN_FLIGHT else (16, 8, 4)
+        for group in groups:
+            yield rows, columns, group, warps, 64 if group < 16 else 128, 4096
+
+
+def _low_rank(keys: int, rank: int, size: int, direction: Direction) -> Iterator[Tile]:
+    rows = covering(keys, 16)
+    warps = max(1, rows * COLUMNS // 512)
+    if direction == "backward":
+        yield rows, COLUMNS, 1, warps, 255, 4096
+        return
+    for stages in (4, 3, 2, 1):
+        buffers = (stages - 1) * rows * (COLUMNS + 2 * max(16, covering(rank))) * size
+        yield rows, COLUMNS, stages, warps, 255, buffers + 4 * rows * COLUMNS

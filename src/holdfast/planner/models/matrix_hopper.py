@@ -1,0 +1,155 @@
+"""Hopper's sweeps: one persistent block a (sequence, head, slice of values), the state in wgmma accumulators."""
+
+from collections.abc import Callable, Iterator
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+
+from . import ranked
+
+CHUNK = 64
+# tiles are this wide or half of it; a wider state would leave no registers
+WIDEST = 128
+# chunks between the states that the sum for the log decay's gradient starts anew from: its error against their bytes
+SAVE = 8
+# beside the warps that multiply: one that copies, one for the gates, two that fill up the group of four
+OTHER_WARPS = 4
+# barriers, and what the compiler aligns
+SCRATCH = 512
+# seconds of a chunk's dependent products, by the tiles' columns of q and k, and of v. H200, 128 blocks at once:
+# docs/lab-notes.md. Summing with 128 and 64 columns was not measured.
+SWEEP_SECONDS = {(64, 64): 1.5e-6, (128, 64): 1.5e-6, (64, 128): 1.65e-6, (128, 128): 1.65e-6}
+SUMMING_SWEEP_SECONDS = {(64, 64): 1.7e-6, (128, 64): 2.2e-6, (64, 128): 3.0e-6, (128, 128): 3.35e-6}
+# of the adjoint sweep, by its wider side
+ADJOINT_SECONDS = {64: 2.7e-6, 128: 4.15e-6}
+# of a block before its first and after its last chunk
+FILL_SECONDS = 5e-7
+# a chunk of the sweep without outputs, and the scan over segments: estimates, from what both took together
+ADVANCE_SECONDS = 0.9e-6
+SCAN_SECONDS = 5e-6
+
+
+def tile(width: int) -> int:
+    """The tile that holds so many columns."""
+    return WIDEST // 2 if width <= WIDEST // 2 else WIDEST
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans, the fastest first.
+
+    values: columns of the output a block; stages of tiles in flight; span, chunks that a block walks over: with fewer
+    than the sequence has, its segments' states are found first. Backward, of the sweep for dq; and adjoint_stages of
+    the sweep for dk and dv, and save, chunks from one kept state to the next.
+    """
+    return ranked(_candidates(problem, device, direction))
+
+
+def _spans(problem: Problem, device: Device) -> Iterator[int]:
+    """The whole sequence, and segments of it as long as blocks are too few for the device."""
+    chunks = max(1, -(-problem["T"] // CHUNK))
+    pairs, segments = problem["B"] * problem["H"], 1
+    yield chunks
+    if problem["V"] > WIDEST:
+        return
+    while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
+        segments *= 2
+        yield -(-chunks // segments)
+
+
+def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    key, value = tile(problem["K"]), tile(problem["V"])
+    gated = "decay=scalar" in problem.traits
+    for span in _spans(problem, device):
+        composition = _composition(problem, device, span)
+        for columns in (columns for columns in (128, 64) if columns <= (value if direction == "forward" else key)):
+            if direction == "forward":
+                found = _most_stages(lambda stages: _forward(problem, device, columns, span, stages))  # noqa: B023
+            else:
+                found = _most_stages(lambda stages: _backward(problem, device, columns, span, stages, gated))  # noqa: B023
+            if found is not None and composition is not None:
+                found = found.after(composition)
+                if direction == "backward":
+                    found = found.after(composition)
+            if found is not None:
+                yield found
+
+
+def _most_stages(of_stages: Callable[[int], Candidate | None]) -> Candidate | None:
+    return next((found for stages in (3, 2) if (found := of_stages(stages)) is not None), None)
+
+
+def _forward(problem: Problem, device: Device, columns: int, span: int, stages: int) -> Candidate | None:
+    plan = Plan("hopper", (("columns", columns), ("stages", stages), ("span", span)))
+    return _sweep(problem, device, plan, (problem["K"], problem["V"]), False)
+
+
+def _backward(problem: Problem, device: Device, columns: int, span: int, stages: int, gated: bool) -> Candidate | None:
+    def both(adjoint_stages: int) -> Candidate | None:
+        values = (("columns", columns), ("stages", stages), ("span", span))
+        plan = Plan("hopper", (*values, ("adjoint_stages", adjoint_stages), ("save", SAVE)))
+        sweep = _sweep(problem, device, plan, (problem["V"], problem["K"]), gated)
+        adjoint = _adjoint(problem, device, plan)
+        return None if sweep is None or adjoint is None else adjoint.after(sweep)
+
+    return _most_stages(both)
+
+
+def _composition(problem: Problem, device: Device, span: int) -> Candidate | None:
+    """The launches of hopper_advance.py and of the scan over segments; None where there is but one segment."""
+    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
+    segments = -(-problem["T"] // (span * CHUNK))
+    if segments <= 1:
+        return None
+    wide, narrow = tile(K), tile(V)
+    warps = wide // 16 + OTHER_WARPS
+    shared = 2 * 3 * CHUNK * (wide + narrow) + 3 * 16 * CHUNK + SCRATCH
+    grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    states = 4 * pairs * segments * K * V
+    moved = int(2 * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
+    operations = grid.blocks * span * 2 * CHUNK * wide * narrow
+    plan = Plan("hopper")
+    local = Candidate.of(plan, device, grid, moved, operations, serial=FILL_SECONDS + span * ADVANCE_SECONDS)
+    scan = Grid(-(-pairs * segments * K * V // 2048), 128, 64)
+    return Candidate.of(plan, device, scan, 2 * states, states // 2, False, SCAN_SECONDS).after(local)
+
+
+def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int], summing: bool) -> Candidate | None:
+    """One launch of hopper_sweep.py. widths: columns of q and k, and of v. summing: row sums are taken as well."""
+    keys, values = widths
+    columns, stages, wide = plan["columns"], plan["stages"], tile(keys)
+    warps = columns // 16 + OTHER_WARPS
+    elements = CHUNK * (stages * (2 * wide + (1 + summing) * columns) + columns + CHUNK)
+    shared = 2 * elements + stages * 4 * CHUNK * (4 + summing * columns // 16) + SCRATCH
+    pairs = problem["B"] * problem["H"]
+    chunks, span = -(-problem["T"] // CHUNK), plan["span"]
+    slices, segments = -(-values // columns), max(1, -(-chunks // span))
+    grid = Grid(pairs * slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    if not grid.fits(device):
+        return None
+    share = problem["Hq"] / problem["H"]
+    # of q, k and v, those that come from the call's q and k are read once a group of heads
+    forward = (2 * keys * share + 2 * values) if not summing else (2 * keys + values * (1 + 2 * share))
+    states = 2 * 4 * pairs * problem["K"] * problem["V"]
+    moved = int(pairs * problem["T"] * (2 * forward + 8)) + states
+    operations = pairs * slices * chunks * 2 * CHUNK * (CHUNK * (wide + columns) + 2 * wide * columns)
+    seconds = (SUMMING_SWEEP_SECONDS if summing else SWEEP_SECONDS)[wide, columns]
+    return Candidate.of(plan, device, grid, moved, operations, serial=FILL_SECONDS + span * seconds)
+
+
+def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
+    """One launch of hopper_adjoint.py."""
+    stages = plan["adjoint_stages"]
+    wide, narrow = sorted((tile(problem["K"]), tile(problem["V"])), reverse=True)
+    warps = wide // 16 + OTHER_WARPS
+    elements = CHUNK * (2 * stages + 1) * (wide + narrow) + 2 * CHUNK * CHUNK + wide * narrow
+    pairs = problem["B"] * problem["H"]
+    sums = 4 + 8 + wide // 16 + wide // 64
+    shared = 2 * elements + stages * 4 * (CHUNK * sums + wide) + SCRATCH
+    chunks, span = -(-problem["T"] // CHUNK), plan["span"]
+    segments = max(1, -(-chunks // span))
+    grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    if not grid.fits(device):
+        return None
+    share = problem["Hq"] / problem["H"]
+    moved = int(pairs * problem["T"] * (2 * (problem["K"] * (2 * share + 1) + 3 * problem["V"]) + 16))
+    operations = pairs * chunks * 2 * CHUNK * (2 * CHUNK * (wide + narrow) + 3 * wide * narrow)
+    return Candidate.of(plan, device, grid, moved, operations, serial=FILL_SECONDS + span * ADJOINT_SECONDS[wide])

@@ -1,0 +1,166 @@
+"""One program a (sequence or segment, head, block of columns), the state in registers from first token to last."""
+
+from collections.abc import Iterator
+from functools import cache, partial
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+
+from . import ranked
+
+# wider states leave no registers for anything else
+WIDEST = 256
+# of the state, in float32 a thread
+STATE_REGISTERS = 64
+# A chunk's products wait for one another: so long whatever their size, and a rate for each warp. Fitted to an H200's
+# forward pass at B4 T4096 H32 D128, 0.226 ms with 8 warps and 0.244 with 4; see docs/lab-notes.md.
+CHUNK_SECONDS = 1.2e-6
+WARP_RATE = 3.6e11
+# Of a forward sweep, with the same tiles: dq 7.3 and dk 10.7 us a chunk against 3.8, dv 4.0; no decay and no strength,
+# no gradients of them. A normaliser's by its instructions, not timed.
+PASS_FACTORS = {"o": 1.0, "dq": 1.95, "dk": 2.85, "dv": 1.1}
+NORMALIZER_FACTOR = 1.6
+# of a block alone on its SM with so many stages in flight; another block hides the wait: 0.226, 0.290 ms forward
+STAGE_FACTORS = {3: 1.0, 2: 1.28, 1: 1.45}
+# of a backward sweep alone, which waits longer: 1.46 ms with 8 warps, 1.43 with twice 4
+ALONE_FACTOR = 1.15
+# of K's columns, in a block of the launch for the segments' local states
+ADVANCE_COLUMNS = 64
+# chunks between the states that the backward pass takes up the log decay's gradient at
+KEEP = 8
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, that a tile of so many columns takes."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def _shared(chunk: int, width: int, columns: int, warps: int, stages: int, size: int, extra: int) -> int:
+    """Bytes of a block, mostly an upper bound of what Triton 3.6 allots; 15% short of it at K = 16.
+
+    Tiles in flight, a chunk's products of q and k, and what changes hands between warps where a warp does not keep its
+    rows of the state: with more warps than 16 rows each, in float32, and without a pipeline.
+    """
+    tiles = chunk * (2 * width + (1 + extra) * columns) * size
+    keeps_rows = size == 2 and 16 * warps <= columns and stages > 1
+    exchanged = 0 if keeps_rows else columns * (2 * size * width + 4 * chunk)
+    return stages * tiles + size * chunk * chunk + exchanged + 2048
+
+
+def _configurations(
+    problem: Problem, device: Device, direction: Direction
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(chunk, block of K's columns, block of V's columns, warps, stages, shared) that fit.
+
+    Chunks are as large as the sequence and the shared memory allow, 64 at most: 128 leaves no registers.
+    """
+    K, V = padded(problem["K"]), padded(problem["V"])
+    size = 4 if problem.dtype == "float32" else 2
+    backward = direction == "backward"
+    widest = max(K if backward else V, V)
+    found = False
+    for chunk in (64, 32, 16):
+        too_long = chunk > 16 and chunk >= 2 * problem["T"]
+        if found or too_long or (size == 4 and chunk == 64):
+            continue
+        for limit in (block for block in (128, 64, 32, 16) if block < 2 * widest):
+            key_block, value_block = min(limit, K), min(limit, V)
+            sweeps = [(K, value_block, 0)] + ([(V, key_block, 1)] if backward else [])
+            held = max(width * block for width, block, _ in sweeps)
+            for warps in (warps for warps in (4, 8) if held <= STATE_REGISTERS * 32 * warps):
+                for stages in (3, 2, 1):
+                    shared = max(
+                        _shared(chunk, width, block, warps, stages, size, extra) for width, block, extra in sweeps
+                    )
+                    if device.shared_per_block is not None and shared <= device.shared_per_block:
+                        found = True
+                        yield chunk, key_block, value_block, warps, stages, shared
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans, the fastest first.
+
+    values: chunk; columns, the block of V's columns (backward: key_columns, value_columns of K's and V's); warps;
+    stages of loads in flight; segments that each sequence is cut into; keep (backward), in chunks.
+    """
+    return ranked(_candidates(problem, device, direction))
+
+
+def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    K, V = problem["K"], problem["V"]
+    composition_of = cache(partial(_composition, problem, device))
+    for chunk, key_block, value_block, warps, stages, shared in _configurations(problem, device, direction):
+        chunks = -(-problem["T"] // chunk)
+        segments = 1
+        while segments == 1 or (not problem.varlen and chunks >= 2 * segments and segments <= 128):
+            common = (("warps", warps), ("stages", stages), ("segments", segments))
+            if direction == "forward":
+                plan = Plan("triton", (("chunk", chunk), ("columns", value_block), *common))
+                found = _sweep(problem, device, plan, "o", (K, V, value_block), shared)
+            else:
+                blocks = (("key_columns", key_block), ("value_columns", value_block))
+                plan = Plan("triton", (("chunk", chunk), *blocks, *common, ("keep", KEEP)))
+                by_key, by_value = (V, K, key_block), (K, V, value_block)
+                found = _sweep(problem, device, plan, "dv", by_value, shared)
+                for name in ("dk", "dq"):
+                    found = found.after(_sweep(problem, device, plan, name, by_key, shared))
+                if "normalizer" in problem.traits:
+                    found = found.after(_sweep(problem, device, plan, "o", by_value, shared))
+            if segments > 1:
+                composition = composition_of(chunk, stages, segments)
+                if composition is None:
+                    break
+                for _ in range(1 if direction == "forward" else 2):
+                    found = found.after(composition)
+            yield found
+            # programs beyond twice what the device holds gain nothing
+            if segments * problem["B"] * problem["H"] > 4 * (device.sms or 1):
+                break
+            segments *= 2
+
+
+def _sweep(
+    problem: Problem, device: Device, plan: Plan, name: str, sizes: tuple[int, int, int], shared: int
+) -> Candidate:
+    """One launch. name: of the pass. sizes: columns of q and k, of v, and a block of v's."""
+    width, columns, block = sizes
+    size = 4 if problem.dtype == "float32" else 2
+    chunk, segments, warps = plan["chunk"], plan["segments"], plan["warps"]
+    steps = -(-problem["T"] // chunk // segments)
+    pairs, wide = problem["B"] * problem["H"], padded(width)
+    grid = Grid(pairs * segments * -(-padded(columns) // block), 32 * warps, 255 if warps == 4 else 232, shared)
+    # q and k of a group of heads, and of the splits of a head, are read at the same time: once from memory
+    share = problem["Hq"] / problem["H"]
+    # the states that enter and leave
+    states = 8 * pairs * segments * width * columns
+    extra = columns * share if name in ("dq", "dk") else 0
+    moved = int(pairs * problem["T"] * (size * (2 * width * share + 2 * columns + extra) + 12)) + states
+    operations = 2 * chunk * (chunk * (wide + block) + 2 * wide * block)
+    # a warp takes 16 rows of the transposed state; more warps than that repeat each other's work
+    working = min(warps, max(1, block // 16))
+    alone = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) < 2
+    factor = PASS_FACTORS[name] if problem.traits & {"decay=scalar", "beta"} else 1.0
+    if alone:
+        factor *= STAGE_FACTORS[plan["stages"]] * (1.0 if name == "o" else ALONE_FACTOR)
+    factor *= NORMALIZER_FACTOR if "normalizer" in problem.traits and name != "dv" else 1.0
+    serial = factor * steps * (CHUNK_SECONDS + operations / (working * WARP_RATE))
+    return Candidate.of(plan, device, grid, moved, grid.blocks * steps * operations, serial=serial)
+
+
+def _composition(problem: Problem, device: Device, chunk: int, stages: int, segments: int) -> Candidate | None:
+    """The local states of the segments and the scan over them; None where their blocks do not fit."""
+    size = 4 if problem.dtype == "float32" else 2
+    K, V, pairs = problem["K"], problem["V"], problem["B"] * problem["H"]
+    plan, block = Plan("triton"), min(ADVANCE_COLUMNS, padded(K))
+    steps = -(-problem["T"] // chunk // segments)
+    shared = stages * chunk * (padded(V) + block) * size + 1024
+    grid = Grid(pairs * segments * -(-padded(K) // block), 128, 200, shared)
+    if not grid.fits(device):
+        return None
+    states, operations = pairs * segments * K * V * 4, 2 * chunk * padded(V) * block
+    moved = pairs * problem["T"] * (K + V) * size + states
+    serial = steps * (CHUNK_SECONDS / 2 + operations / (4 * WARP_RATE))
+    local = Candidate.of(plan, device, grid, moved, grid.blocks * steps * operations, serial=serial)
+    # its blocks of 512 cells wait for memory once a segment
+    scan = Grid(pairs * -(-K * V // 512), 128, 64)
+    waits = segments * 3e-7
+    return Candidate.of(plan, device, scan, 2 * states, states // 2, tensor_cores=False, serial=waits).after(local)

@@ -1,0 +1,131 @@
+"""First calls in processes of their own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.cli.bench import cold
+from holdfast.cli.bench.case import Case
+from holdfast.cli.bench.cold import First, died, first_call, first_calls
+from holdfast.cli.bench.peers import PEERS, Peer
+from holdfast.cli.bench.selection import Selection
+from holdfast.cli.bench.session import Job, run
+from holdfast.cli.bench.subject import HoldfastRunner
+
+from .test_bench_command import empty
+
+CPU = torch.device("cpu")
+SCAN_PEER = next(peer for peer in PEERS if peer.name == "accelerated-scan scalar")
+SCAN = Case("rglru", (("B", 1), ("T", 4), ("D", 8)))
+LONGER = SCAN.with_sizes({"B": 1, "T": 8, "D": 8})
+TRAINED = Case("rglru", (("B", 1), ("T", 4), ("D", 8)), passes="fwd+bwd")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Calls of first_call, which here answers at once."""
+    calls = []
+
+    def answer(case, runner, device, folder, limit):
+        (folder / "triton").mkdir(parents=True)
+        calls.append((case, runner.name))
+        return First(None, "it crashed") if "reference" in runner.name else First(1.5)
+
+    monkeypatch.setattr(cold, "first_call", answer)
+    # as on a machine with a GPU
+    monkeypatch.setattr(Peer, "refusal", lambda self, case, device: "")
+    return calls
+
+
+def test_what_is_refused_has_no_first_call(asked, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(cold, "first_call", lambda *arguments: pytest.fail("it was called"))
+    assert first_calls([SCAN], CPU, Selection.of("accelerated-scan, holdfast triton"), 1) == {}
+
+
+def test_one_first_call_for_each_set_of_kernels(asked):
+    lines, wider = [], SCAN.with_sizes({"B": 1, "T": 4, "D": 16})
+    found = first_calls([SCAN, LONGER, wider, TRAINED], CPU, Selection.of("holdfast chunked"), 2, each=lines.append)
+    assert found == {(case, "holdfast chunked"): First(1.5) for case in (SCAN, wider, TRAINED)}
+    assert "rglru B1 T4 D8 fwd holdfast chunked: 1.5 s" in lines
+
+
+def test_a_run_that_goes_on_asks_for_what_is_left(asked):
+    done = {(SCAN, "holdfast chunked"), (LONGER, "holdfast chunked")}
+    found = first_calls([SCAN, LONGER, TRAINED], CPU, Selection.of("holdfast chunked"), 1, done)
+    assert list(found) == [(TRAINED, "holdfast chunked")]
+
+
+def test_an_extension_holds_both_passes(asked):
+    first_calls([SCAN, TRAINED], CPU, Selection.of("accelerated-scan"), 1)
+    assert asked == [
+        (TRAINED, "accelerated-scan scalar"),
+        (SCAN, "accelerated-scan warp"),
+        (SCAN, "accelerated-scan scalar"),
+    ]
+
+
+def test_one_that_compiles_for_each_size_has_a_first_call_in_each_and_starts_first(asked):
+    cells = [Case("lstm", (("B", B), ("T", 4), ("H", 1), ("D", 8))) for B in (1, 2)]
+    found = first_calls(cells, CPU, Selection.of("flashrnn triton_fused, holdfast loop"), 1)
+    assert list(found) == [
+        (cells[0], "flashrnn triton_fused"),
+        (cells[1], "flashrnn triton_fused"),
+        (cells[0], "holdfast loop"),
+    ]
+
+
+def test_a_first_call_that_ends_its_process_is_not_repeated_here(asked, roof, tmp_path):
+    wanted = Selection.of("holdfast chunked, holdfast reference")
+    firsts = first_calls([SCAN, LONGER], CPU, wanted, 1)
+    assert died(firsts, LONGER, HoldfastRunner("reference")) == "it crashed"
+    record = run(Job((SCAN, LONGER), CPU, wanted, firsts=firsts), empty(roof), tmp_path / "a.json")
+    assert [(row.runner, row.status, row.first_call_s) for row in record.rows if row.runner != "holdfast triton"] == [
+        ("holdfast chunked", "ok", 1.5),
+        ("holdfast reference", "failed", None),
+        ("holdfast chunked", "ok", None),
+        ("holdfast reference", "failed", None),
+    ]
+
+
+def test_what_children_compiled_is_there_for_this_process(asked, monkeypatch, tmp_path):
+    knobs = pytest.importorskip("triton").knobs
+
+    def compiles(case, runner, device, folder, limit):
+        kernel = folder / "triton" / str(dict(case.sizes)["D"]) / "kernel.cubin"
+        kernel.parent.mkdir(parents=True)
+        kernel.write_text(case.op)
+        cubin = folder / "home" / ".cache" / "holdfast" / "cubins" / "1.cubin"
+        cubin.parent.mkdir(parents=True)
+        cubin.write_text(case.op)
+        return First(1.0)
+
+    monkeypatch.setattr(cold, "first_call", compiles)
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "mine"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(knobs.autotuning, "cache", False)
+    (tmp_path / "mine" / "8").mkdir(parents=True)
+    first_calls([SCAN, SCAN.with_sizes({"B": 1, "T": 4, "D": 16})], CPU, Selection.of("holdfast chunked"), 2)
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["16", "8"]
+    assert (tmp_path / "mine" / "8" / "kernel.cubin").read_text() == "rglru"
+    assert knobs.autotuning.cache
+    assert (tmp_path / ".cache" / "holdfast" / "cubins" / "1.cubin").read_text() == "rglru"
+
+
+@pytest.mark.slow
+def test_a_child_says_how_long_its_first_call_took(tmp_path):
+    first = first_call(SCAN, HoldfastRunner("chunked"), CPU, tmp_path, 120)
+    assert first.died == ""
+    assert 0 < first.seconds < 60
+
+
+@pytest.mark.slow
+def test_a_child_without_a_first_call(tmp_path, monkeypatch):
+    # refused is no death
+    assert first_call(SCAN, SCAN_PEER, CPU, tmp_path / "1", 120) == First(None)
+    slow = first_call(SCAN, HoldfastRunner("chunked"), CPU, tmp_path / "2", 0.01)
+    assert slow.died == "the first call took more than 0 s"
+    monkeypatch.setattr(cold.sys, "executable", str(Path(__file__).parent / "no_such_python"))
+    gone = first_call(SCAN, HoldfastRunner("chunked"), CPU, tmp_path / "3", 120)
+    assert "ended its process: exit status 127" in gone.died

@@ -1,0 +1,67 @@
+"""Compiles Hopper's Gluon kernels for a GPU that is not there, as their launches would."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.experimental.gluon._runtime import GluonASTSource
+
+TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """shared: bytes a block. spilled: bytes a thread. notes: what the assembler remarks."""
+
+    shared: int
+    spilled: int
+    notes: str
+    ptx: str
+
+
+class Recorded(Exception):
+    """Carries a launch instead of running it."""
+
+    def __init__(self, kernel: Any, arguments: Any, constants: dict[str, Any], warps: int) -> None:
+        self.kernel, self.arguments, self.constants, self.warps = kernel, arguments, constants, warps
+
+
+def record(kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any], warps: int, types: Any) -> None:
+    """In place of holdfast.kernels.common.gluon_launch.launch."""
+    raise Recorded(kernel, arguments, constants, warps)
+
+
+def _type_of(argument: Any) -> str:
+    if argument is None:
+        return "constexpr"
+    if isinstance(argument, torch.Tensor):
+        return "*" + TYPES[argument.dtype]
+    if isinstance(argument, int | float):
+        return "i32" if isinstance(argument, int) else "fp32"
+    block = ", ".join(str(size) for size in argument.block_shape)
+    return f"tensordesc<{TYPES[argument.base.dtype]}[{block}],{argument.layout!r}>"
+
+
+def compile_launch(launch: Recorded) -> Compiled:
+    """Compiles for sm_90a what a recorded launch would run."""
+    names = launch.kernel.arg_names
+    values = dict(zip(names, launch.arguments, strict=False)) | launch.constants
+    signature = {name: "constexpr" if name in launch.constants else _type_of(values[name]) for name in names}
+    constants = {(names.index(name),): values[name] for name in names if signature[name] == "constexpr"}
+    source = GluonASTSource(launch.kernel, signature, constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": launch.warps})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(made.asm["ptx"])
+        command = [get_ptxas(90).path, "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spilled = re.search(r"(\d+) bytes spill stores", said)
+    assert spilled, said
+    return Compiled(made.metadata.shared, int(spilled[1]), said, made.asm["ptx"])

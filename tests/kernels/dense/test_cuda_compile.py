@@ -1,0 +1,93 @@
+"""The fused kernels compile for GPUs that are not here, without spilling registers to memory beyond a stated budget.
+
+They compile in another process: NVRTC has been seen to crash on an operand that it should have refused.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.kernels.common import nvrtc
+from holdfast.kernels.dense.launch import source_of
+from holdfast.planner import Device, Problem
+from holdfast.planner.models import dense_fused
+from holdfast.recurrences.elman import elman
+from holdfast.recurrences.gru import gru
+from holdfast.recurrences.lstm import lstm
+from holdfast.recurrences.slstm import slstm
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(nvrtc.missing() is not None, reason=f"{nvrtc.missing()}"),
+]
+COMPILE = """
+import json, sys
+from holdfast.kernels.common import nvrtc
+print(json.dumps([nvrtc.compile_source(source, sys.argv[1]).log for source in json.load(sys.stdin)]))
+"""
+CELLS = (
+    (lstm, 12, 64, "bfloat16"),
+    (slstm, 12, 64, "bfloat16"),
+    (gru, 3, 24, "float16"),
+    (elman, 1, 128, "float16"),
+    (lstm, 1, 768, "bfloat16"),
+    (gru, 1, 768, "float16"),
+    (lstm, 1, 1024, "bfloat16"),
+    (lstm, 1, 2048, "bfloat16"),
+)
+ARCHITECTURES = {"h200": "sm_90a", "a100": "sm_80"}
+# Bytes that a thread may write to memory beside its registers. 2048 / 16 slices are more than an A100 has SMs.
+BUDGET = {("h200", 1024): 64, ("a100", 768): 32}
+TOO_LARGE = {("a100", 2048)}
+
+
+def problem(which, B, H, D):
+    sizes = {"B": B, "T": 1024, "H": H, "D": D, "S": len(which.states), "G": len(which.gates)}
+    sizes |= {"Gi": len(which.input), "Gr": len(which.recurrent)}
+    return Problem.of(which.name, "dense", "bfloat16", sizes, {"needs_grad": True, f"cell={which.key}": True})
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def compiled(request):
+    """(device, {(cell, D, direction): what ptxas said}) of the first plan of every case."""
+    sources = {}
+    for which, H, D, dtype in CELLS:
+        for direction in ("forward", "backward"):
+            found = dense_fused.candidates(problem(which, 16, H, D), Device.named(request.param), direction)
+            if found:
+                plan = found[0].plan
+                rows = 4 * plan["tiles"] if plan["blocks"] == 1 else 8
+                key = (which.name, D, direction)
+                sources[key] = source_of(plan, which, direction, dtype, D, True, True, rows)[0]
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, ARCHITECTURES[request.param]],
+        input=json.dumps(list(sources.values())),
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return request.param, dict(zip(sources, json.loads(done.stdout), strict=True))
+
+
+def test_every_planned_kernel_compiles_and_keeps_its_registers(compiled):
+    device, logs = compiled
+    for which, _, D, _ in CELLS:
+        for direction in ("forward", "backward"):
+            if (device, D) in TOO_LARGE:
+                assert (which.name, D, direction) not in logs
+                continue
+            log = logs[which.name, D, direction]
+            (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
+            assert spilled <= BUDGET.get((device, D), 0), f"{which.name} {D} {direction}: {log}"
+
+
+def test_the_source_does_not_depend_on_batch_length_or_heads():
+    def source(B, H):
+        plan = dense_fused.candidates(problem(lstm, B, H, 64), Device.named("h200"), "forward")[0].plan
+        return source_of(plan, lstm, "forward", "bfloat16", 64, False, False, 4 * plan["tiles"])[0]
+
+    assert len({source(B, H) for B in (1, 3, 16, 32) for H in (1, 12)}) == 1

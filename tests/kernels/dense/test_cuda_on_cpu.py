@@ -1,0 +1,225 @@
+"""The fused kernels' own source, run on a CPU: small cases of everything that a GPU would run, in shuffled order.
+
+What this cannot see: the PTX itself (ptx.cuh has a stand-in), memory that is slow to arrive elsewhere, and speed.
+"""
+
+import shutil
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+import cuda_emulator
+from holdfast.kernels.dense import fused, launch, source
+from holdfast.planner import Plan
+from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell
+from holdfast.recurrences.definition import DenseCall
+from holdfast.recurrences.dense import recurrence
+from holdfast.recurrences.elman import elman
+from holdfast.recurrences.gru import gru
+from holdfast.recurrences.lstm import lstm
+from holdfast.recurrences.oracle_dense import dense_steps
+from holdfast.recurrences.slstm import slstm
+from parity import relative_error
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ (apt install g++)"),
+]
+
+
+def one_block(tiles=1, stages=3):
+    return Plan("fused", (("blocks", 1), ("tiles", tiles), ("stages", stages)))
+
+
+def spread(D, ranges=1, heads=1, warps=8, in_registers=1, at_once=1):
+    values = {"blocks": -(-D // 16), "ranges": ranges, "heads": heads, "warps": warps}
+    values |= {"in_registers": in_registers, "at_once": at_once, "pause": 0}
+    return Plan("fused", tuple(values.items()))
+
+
+@cell(states=("h", "c", "d"), gates=("a", "b", "k", "l", "m"), input=("a", "k", "l"), recurrent=("m", "b", "a"))
+def own(s, g):
+    c = torch.sigmoid(g.a) * s.c + torch.tanh(g.k + s.h) * torch.sigmoid(g.b)
+    return {"h": torch.nn.functional.softsign(c) * torch.sigmoid(g.m), "c": c, "d": 0.5 * s.d + g.l * g.m}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch, tmp_path_factory):
+    """The fused backend's launches run in the emulator, its last product in PyTorch."""
+    folder = tmp_path_factory.getbasetemp() / "emulated"
+    folder.mkdir(exist_ok=True)
+    failed = torch.zeros(1, dtype=torch.int32)
+    read = source._read
+
+    def part(name):
+        return cuda_emulator.ptx() if name == "ptx.cuh" else read(name)
+
+    def product(dg, h, initial, reset):
+        start = torch.zeros_like(h[:, 0]) if initial is None else initial
+        before = torch.cat([start[:, None], h[:, :-1]], 1)
+        if reset is not None:
+            before = before.masked_fill(reset[:, :, None, None], 0)
+        return torch.einsum("btghi,bthj->ghij", dg.double(), before.double()).float()
+
+    monkeypatch.setattr(source, "_read", part)
+    monkeypatch.setattr(
+        launch.nvrtc, "load", lambda text, arch, name, *rest: cuda_emulator.Emulated(text, name, folder, 0)
+    )
+    monkeypatch.setattr(launch, "_failed", lambda device: failed)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(fused, "weights_grad", product)
+    source._assemble.cache_clear()
+    launch._prepare.cache_clear()
+    yield failed
+    source._assemble.cache_clear()
+    launch._prepare.cache_clear()
+
+
+def check(which, plan, B, T, H, D, dtype=torch.bfloat16, reset=False, initial=True, bias=True, final=True, **options):
+    definition = RECURRENCES.get(which.name) or recurrence(which)
+    arguments = definition.example(Draw(0, dtype), Sizes(B=B, T=T, H=H, D=D))
+    if not initial:
+        del arguments["initial_state"]
+    if not bias:
+        del arguments["b"]
+    call = DenseCall(which, **arguments, reset=torch.rand(B, T) < 0.2 if reset else None, **options)
+    exact = {k: v.double().requires_grad_() for k, v in arguments.items()}
+    h, last = dense_steps(DenseCall(which, **exact, reset=call.reset, **options))
+    grad_h, grad_last = torch.randn_like(h).to(dtype), torch.randn_like(last).float() if final else None
+    loss = (h * grad_h.double()).sum() + ((last * grad_last.double()).sum() if final else 0)
+    grads = dict(zip(exact, torch.autograd.grad(loss, list(exact.values())), strict=True))
+
+    backend = fused.Fused()
+    got_h, got_last, states, gates = backend.forward(plan, call, None, True)
+    plain_h, plain_last, _, _ = backend.forward(plan, call, None, False)
+    assert torch.equal(got_h, plain_h)
+    assert torch.equal(got_last, plain_last)
+    dx, dR, db, dinitial = backend.backward(plan, call, None, got_h, states, gates, grad_h, grad_last)
+    limit = 1.5e-2 if dtype == torch.bfloat16 else 2e-3
+    pairs = {"h": (got_h, h), "final": (got_last, last), "x": (dx, grads["x"]), "R": (dR, grads["R"])}
+    if bias:
+        pairs["b"] = (db, grads["b"])
+    if initial:
+        pairs["initial_state"] = (dinitial, grads["initial_state"])
+    errors = {name: relative_error(x.double(), y.detach()) for name, (x, y) in pairs.items()}
+    assert all(error <= limit for error in errors.values()), errors
+
+
+@pytest.mark.parametrize("which", [elman, lstm, gru, slstm, own], ids=lambda c: c.name)
+def test_a_head_in_one_block(on_cpu, which):
+    check(which, one_block(), B=5, T=7, H=2, D=32, reset=True)
+
+
+@pytest.mark.parametrize("which", [elman, lstm, gru, slstm, own], ids=lambda c: c.name)
+def test_a_head_over_several_blocks(on_cpu, which):
+    check(which, spread(40), B=5, T=6, H=1, D=40, reset=True)
+    assert not on_cpu.any()
+
+
+@pytest.mark.parametrize("D", [8, 20, 64, 72])
+def test_widths(on_cpu, D):
+    check(gru, one_block(), B=3, T=5, H=1, D=D)
+
+
+@pytest.mark.parametrize("T", [1, 2, 9])
+@pytest.mark.parametrize("B", [1, 4, 9])
+def test_lengths_and_batches(on_cpu, T, B):
+    check(lstm, one_block(), B=B, T=T, H=1, D=16)
+    check(lstm, spread(24), B=B, T=T, H=1, D=24)
+
+
+def test_several_tiles_ranges_and_heads(on_cpu):
+    check(lstm, spread(24, ranges=2, heads=2), B=27, T=4, H=3, D=24)
+    check(gru, one_block(tiles=2), B=11, T=5, H=2, D=24)
+
+
+def test_weights_in_shared_memory(on_cpu):
+    check(gru, spread(288, in_registers=1, at_once=2), B=3, T=3, H=1, D=288)
+    check(gru, spread(288, in_registers=0, at_once=3), B=3, T=3, H=1, D=288)
+
+
+@pytest.mark.parametrize("plan", [one_block(), spread(32)], ids=["one block", "spread"])
+def test_options(on_cpu, plan):
+    check(lstm, plan, B=3, T=5, H=1, D=32, dtype=torch.float16)
+    check(lstm, plan, B=3, T=5, H=1, D=32, recurrent_grad_clip=0.05)
+    check(gru, plan, B=3, T=5, H=1, D=32, cut_recurrent_grad=True)
+    check(slstm, plan, B=3, T=5, H=1, D=32, initial=False, bias=False, final=False)
+
+
+def test_nans_of_any_pattern_are_not_taken_for_what_is_not_there_yet(on_cpu, monkeypatch):
+    """x, b, R, states and gradients of the exchange's own pattern: results are NaN, and no block waits for ever."""
+    read = source._read
+    monkeypatch.setattr(source, "_read", lambda name: read(name).replace("PATIENCE = 1 << 22", "PATIENCE = 5000"))
+    arguments = RECURRENCES["lstm"].example(Draw(0, torch.bfloat16), Sizes(B=3, T=4, H=1, D=32))
+    for name in ("x", "R", "b"):
+        arguments[name].view(torch.int16).fill_(-1)
+    arguments["initial_state"].view(torch.int32).fill_(-1)
+    call = DenseCall(lstm, **arguments)
+    backend, plan = fused.Fused(), spread(32)
+    h, _, states, gates = backend.forward(plan, call, None, True)
+    grad_h, grad_final = torch.empty_like(h), torch.empty_like(arguments["initial_state"])
+    grad_h.view(torch.int16).fill_(-1)
+    grad_final.view(torch.int32).fill_(-1)
+    dx, *_ = backend.backward(plan, call, None, h, states, gates, grad_h, grad_final)
+    assert not on_cpu.any()
+    assert h.isnan().all()
+    assert dx.isnan().all()
+
+
+def test_a_block_that_does_not_answer_is_given_up(on_cpu, monkeypatch):
+    """Half of the grid is launched: the rest waits, gives up, and says so."""
+    real = cuda_emulator.Emulated.launch
+
+    def half(self, grid, *rest, **more):
+        return real(self, (1, *grid[1:]), *rest, **more)
+
+    monkeypatch.setattr(cuda_emulator.Emulated, "launch", half)
+    read = source._read
+    monkeypatch.setattr(source, "_read", lambda name: read(name).replace("PATIENCE = 1 << 22", "PATIENCE = 50"))
+    arguments = RECURRENCES["lstm"].example(Draw(0, torch.bfloat16), Sizes(B=2, T=4, H=1, D=32))
+    fused.Fused().forward(spread(32), DenseCall(lstm, **arguments), None, False)
+    assert on_cpu.all()
+    with pytest.raises(RuntimeError, match="gave up waiting"):
+        fused.Fused().forward(spread(32), DenseCall(lstm, **arguments), None, False)
+
+
+FAULTS = {
+    "no barrier between steps": (
+        "resident_forward.cu",
+        "        __syncthreads();\n        char* used",
+        "        char* used",
+    ),
+    "x not waited for": (
+        "resident_forward.cu",
+        "        copy_wait<STAGES - 2>();\n        __syncthreads();",
+        "        __syncthreads();",
+    ),
+    "gates not waited for": (
+        "resident_backward.cu",
+        "        copy_wait<STAGES - 2>();\n        __syncthreads();",
+        "        __syncthreads();",
+    ),
+    "h not waited for": ("spread_forward.cu", "if (patient && !mail.wait(where))", "if (false)"),
+    "dg not waited for": ("spread_backward.cu", "if (patient && !mail.wait(where))", "if (false)"),
+    "half a product": ("resident.cuh", "float total = sum[0][0] + sum[0][3];", "float total = sum[0][0] + sum[0][0];"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(on_cpu, monkeypatch, fault):
+    name, sound, broken = FAULTS[fault]
+    read = source._read
+
+    def with_fault(part):
+        text = read(part)
+        if part == name:
+            assert sound in text
+            text = text.replace(sound, broken)
+        return text
+
+    monkeypatch.setattr(source, "_read", with_fault)
+    plan = spread(32) if name.startswith("spread") else one_block()
+    with pytest.raises(AssertionError, match=r"for ever|'h'|'x'|nan"):
+        check(lstm, plan, B=5, T=7, H=1, D=32)

@@ -1,0 +1,36 @@
+"""The product that forms dR, in Triton's interpreter, against sums in float64; see test_weights_grad.py.
+
+In float16: the interpreter multiplies no bfloat16.
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from holdfast.kernels.dense.weights_grad import weights_grad
+from parity import relative_error
+
+
+def check(B, T, G, H, D, initial=True, reset=None):
+    torch.manual_seed(0)
+    dg, h = torch.randn(B, T, G, H, D).half(), torch.randn(B, T, H, D).half()
+    entry = torch.randn(B, H, D).half() if initial else None
+    got = weights_grad(dg, h, entry, reset)
+    first = torch.zeros(B, 1, H, D).half() if entry is None else entry[:, None]
+    before = torch.cat([first, h[:, :-1]], 1).double()
+    if reset is not None:
+        before = before.masked_fill(reset[:, :, None, None], 0)
+    right = torch.einsum("btghi,bthj->ghij", dg.double(), before)
+    assert relative_error(got.double(), right) <= 1e-6, (B, T, G, H, D)
+
+
+def interpreted():
+    # many SMs, so that the tokens are cut into parts
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=64)
+    check(3, 200, 2, 2, 24)
+    check(2, 300, 1, 1, 40, initial=False)
+    check(1, 1, 3, 1, 8)
+    resets = torch.rand(7, 100) < 0.2
+    check(7, 100, 2, 1, 16, reset=resets)
+    check(7, 100, 2, 1, 16, reset=resets.T.contiguous().T)
+    check(7, 100, 2, 1, 16, reset=resets[:1].expand(7, 100))

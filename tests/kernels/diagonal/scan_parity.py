@@ -1,0 +1,78 @@
+"""The Triton scan, called as its backend is, against the oracle: in the interpreter and on a GPU."""
+
+import torch
+
+from holdfast.kernels.diagonal.triton_scan import TritonScan
+from holdfast.planner import Plan
+from holdfast.recurrences import RECURRENCES, Draw, Sizes, oracle
+from parity import cast, relative_error, values_and_grads
+
+# that of `verify` in float32; of half precision the rounding of outputs, twice over
+LIMITS = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+def plan(block=16, segments=4, steps=2, stages=1, warps=1, piece=0):
+    return Plan("triton", tuple(locals().items()))
+
+
+def example(name, dtype, length, packed=None, batch=2, channels=18, device="cpu"):
+    """Arguments with gates of both signs and zero; packed: offsets."""
+    draw = Draw(0, dtype, device)
+    arguments = RECURRENCES[name].example(draw, Sizes(B=1 if packed else batch, T=length, D=channels))
+    if name != "hgrn":
+        sign = torch.randint(-1, 2, arguments["a"].shape, generator=torch.Generator().manual_seed(1))
+        arguments["a"] = arguments["a"] * sign.to(device)
+    if packed:
+        arguments["initial_state"] = Draw(3, dtype, device).state(len(packed) - 1, channels)
+    return arguments
+
+
+def run(name, arguments, which, cu_seqlens=None, rows=None):
+    """o, final state, then gradients for cotangents of ones and of the numbers of a draw."""
+    backend, (call, _) = TritonScan(), RECURRENCES[name].map(**arguments)
+    half = call.x.element_size() == 2
+    lines = call.x.shape[0] * call.x.shape[1] // (which["segments"] * which["steps"]) + call.x.shape[0] + 9
+    entries = torch.full((lines, call.x.shape[2]), torch.nan, device=call.x.device) if half else None
+    o, final = backend.forward(which, call, cu_seqlens, entries)
+    grad_o, grad_final = cotangents(o, final)
+    grads = backend.backward(which, call, cu_seqlens, None if half else o, grad_o, grad_final, entries)
+    return [o, final, *(x for x in grads if x is not None)]
+
+
+def cotangents(o, final):
+    draw = Draw(7, torch.float64)
+    return draw.normal(*o.shape).to(o), draw.normal(*final.shape).to(final)
+
+
+def exact(name, arguments, cu_seqlens=None):
+    """The same from the oracle in float64."""
+    leaves = {key: x.detach().double().requires_grad_() for key, x in arguments.items()}
+    o, final = oracle(RECURRENCES[name], leaves, cu_seqlens)
+    given = [g.double() for g in cotangents(o, final)]
+    names = [key for key in ("a", "g", "x", "theta", "initial_state") if key in leaves]
+    return [o, final, *torch.autograd.grad((o, final), [leaves[key] for key in names], given)]
+
+
+def check(name, dtype, length, which, packed=None, batch=2, channels=18, device="cpu"):
+    dtype = getattr(torch, dtype)
+    arguments = example(name, dtype, length, packed, batch, channels, device)
+    # offsets need not be contiguous
+    cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
+    got, right = run(name, arguments, which, cu_seqlens), exact(name, arguments, cu_seqlens)
+    errors = [relative_error(x.double(), y) for x, y in zip(got, right, strict=True)]
+    assert all(error <= LIMITS[dtype] for error in errors), (name, dtype, length, str(which), packed, errors)
+    return errors
+
+
+def interpreted():
+    """Each kernel: both histories, ragged ends, packed sequences, pieces. The interpreter walks a scan in Python."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    small = {"block": 4, "segments": 2}
+    for name in ("rglru", "hgrn", "rotlru"):
+        print(name, check(name, "float32", 7, plan(**small), batch=1, channels=6))
+        print(name, check(name, "float16", 7, plan(**small), [0, 0, 3, 7, 7], channels=4))
+        print(name, check(name, "float16", 10, plan(**small, piece=8), batch=1, channels=4))
+
+
+__all__ = ["cast", "check", "interpreted", "plan", "values_and_grads"]

@@ -1,0 +1,148 @@
+"""The Triton scan where there is no GPU: right in the interpreter, and compiled for GPUs without spilling registers."""
+
+import pytest
+import torch
+
+from holdfast.kernels.diagonal.triton_scan import TritonScan, _Run
+from holdfast.ops import diagonal
+from holdfast.planner import Device, Plan, Problem
+from holdfast.planner.models import diagonal_scan
+from holdfast.recurrences.definition import DiagonalCall
+
+pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
+
+from interpreted import interpret
+from triton_compile import TARGETS, compile_for
+
+B, T, D = 8, 4096, 2048
+
+
+def problem(dtype="bfloat16", *traits, sizes=(B, T, D)):
+    return Problem("rglru", "diagonal", dtype, tuple(zip("BTD", sizes, strict=True)), frozenset(traits))
+
+
+def test_every_kernel_is_right_in_the_interpreter():
+    assert interpret("kernels.diagonal.scan_parity", "interpreted").count("\n") == 9
+
+
+def test_recomputed_states_are_those_of_the_forward_pass_bit_for_bit():
+    assert "equal" in interpret("kernels.diagonal.recomputation", "interpreted")
+
+
+def arguments(pairs, direction, x, a, recompute):
+    """Of a launch at B8 T4096 D2048."""
+    import triton.language as tl
+
+    numbers = D // 2 if pairs else D
+    plan = diagonal_scan.candidates(
+        problem("bfloat16", *(["complex"] if pairs else [])), Device.named("h200"), direction
+    )[0].plan
+    given = {
+        "a": a,
+        "x": x,
+        "o": x,
+        "initial": None,
+        "final": torch.float32,
+        "product": None,
+        "entries": torch.float32 if recompute else None,
+        "bounds": None,
+        "length": T,
+        "piece_length": T,
+        "per_row": 1,
+        "BLOCK": plan["block"],
+        "SEGMENTS": plan["segments"],
+        "STEPS": plan["steps"],
+        "STAGES": plan["stages"],
+        "grad_o": x,
+        "grad_a": a,
+        "grad_x": x,
+        "grad_final": None,
+        "grad_initial": torch.float32,
+    }
+    strides = {f"{name}_{axis}": size for name in ("a", "x", "grad") for axis, size in (("row", T * D), ("step", D))}
+    given |= strides
+    if pairs:
+        given |= {"theta": a, "grad_theta": a, "theta_row": T * D // 2, "theta_step": D // 2, "pairs": numbers}
+        given |= {"ELEMENT": tl.bfloat16 if x == torch.int32 else tl.float32}
+    else:
+        given |= {"channels": numbers, "LOG": False}
+    return given, plan["warps"]
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_scan_over_channels_compiles_without_spilling(capability, direction):
+    from holdfast.kernels.diagonal import triton_channels
+
+    given, warps = arguments(False, direction, torch.bfloat16, torch.bfloat16, True)
+    made = compile_for(getattr(triton_channels, direction), capability, given, num_warps=warps)
+    assert made.stack == 0
+    # loads and stores of 16 bytes a thread, or of 8 where a thread has 4 channels
+    width = "v4" if direction == "forward" else "v2"
+    assert f"st.global.{width}.b32" in made.ptx
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_rotational_scan_compiles(direction):
+    from holdfast.kernels.diagonal import triton_pairs
+
+    given, warps = arguments(True, direction, torch.int32, torch.bfloat16, True)
+    made = compile_for(getattr(triton_pairs, direction), 90, given, num_warps=warps)
+    assert made.registers <= 255
+
+
+def test_both_passes_have_the_same_tiles():
+    """The backward pass would otherwise look for states where the forward pass left none."""
+    for sizes in ((8, 4096, 2048), (3, 512, 1536), (1, 1_000_000, 64), (2, 5, 6)):
+        for traits in ((), ("complex",), ("varlen",)):
+            plans = {
+                candidate.plan[key]
+                for key in ("segments", "steps")
+                for direction in ("forward", "backward")
+                for candidate in diagonal_scan.candidates(
+                    problem("float16", *traits, sizes=sizes), Device.named("h200"), direction
+                )
+            }
+            assert plans == {diagonal_scan.SEGMENTS, diagonal_scan.STEPS}
+    assert diagonal_scan.ROWS == diagonal.ENTRY_STEPS
+
+
+def test_few_channels_are_cut_into_pieces_and_many_are_not():
+    h200 = Device.named("h200")
+    few = diagonal_scan.candidates(problem(sizes=(1, 1_000_000, 64)), h200, "forward")[0].plan
+    assert few["piece"] > 0
+    assert few["piece"] % diagonal_scan.ROWS == 0
+    assert diagonal_scan.candidates(problem(), h200, "forward")[0].plan["piece"] == 0
+    packed = problem("bfloat16", "varlen", sizes=(1, 1_000_000, 64))
+    assert diagonal_scan.candidates(packed, h200, "forward")[0].plan["piece"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "reason"),
+    [
+        (problem(), "cpu", "it needs an NVIDIA GPU; the inputs are on cpu"),
+        (problem("float64"), "h200", "it takes float32, bfloat16, float16; got float64"),
+        (problem(sizes=(1, 1, 2**23)), "h200", "it takes 4194304 channels at most; got 8388608"),
+        (problem(), "a100", None),
+    ],
+)
+def test_reasons(given, device, reason):
+    assert TritonScan().reject(given, Device.named(device)) == reason
+
+
+def test_an_old_gpu_is_refused():
+    old = Device("cuda", "old", capability=(7, 5))
+    assert TritonScan().reject(problem(), old) == "it needs compute capability 8.0; old has 7.5"
+
+
+@pytest.mark.parametrize("wide", ["a", "theta"])
+def test_gates_of_any_width_are_read_as_the_plan_reckons(wide):
+    """Buffers of shared memory are planned for gates of x's dtype, or of four bytes where any gate is wider."""
+    gates = {"a": torch.ones(1, 4, 3).bfloat16(), "theta": torch.ones(1, 4, 3).bfloat16()}
+    gates[wide] = gates[wide].double()
+    call = DiagonalCall(x=torch.ones(1, 4, 6).bfloat16(), **gates)
+    assert "wide_gate" in diagonal.problem("rotlru", call, None, False).traits
+    read = _Run(Plan("triton", (("piece", 0),)), call, None)._read(call.x)
+    assert [x.dtype for x in read.tensors[:2]].count(torch.float32) == 1
+    assert max(x.element_size() for x in read.tensors) == 4

@@ -1,0 +1,124 @@
+"""The Triton single pass, called as its backend is, against the step loop in float64: interpreted and on a GPU."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.matrix.reference import Reference
+from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
+from holdfast.planner import Plan
+from holdfast.recurrences.definition import MatrixCall
+from parity import relative_error
+
+NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dfloor", "dstate")
+# of `verify` in float32; of half precision, twice the rounding of an output, as products of rounded operands have
+LIMITS = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+def plan(chunk=16, columns=16, keys=16, warps=4, stages=1, segments=1, keep=1):
+    """One plan for both passes."""
+    values = {"chunk": chunk, "columns": columns, "key_columns": keys, "value_columns": columns, "warps": warps}
+    values |= {"stages": stages, "segments": segments, "keep": keep}
+    return Plan("triton", tuple(values.items()))
+
+
+def example(
+    B=1, T=21, H=2, Hq=2, K=16, V=32, dtype=torch.float32, g="mild", beta=True, norm=False, state=True, packed=None
+) -> MatrixCall:
+    """Random arguments on the CPU. g: None, or "mild", "none" (0), "strong" (-50) or "resets" (some -inf, some -50)."""
+    draw = torch.Generator().manual_seed(T + K)
+    sequences = len(packed) - 1 if packed else B
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=draw)
+
+    decays: dict[str, Callable[[], Tensor]] = {
+        "mild": lambda: -uniform(B, T, H),
+        "none": lambda: torch.zeros(B, T, H),
+        "strong": lambda: torch.full((B, T, H), -50.0),
+        "resets": lambda: torch.where(
+            uniform(B, T, H) < 0.2, -torch.inf, torch.where(uniform(B, T, H) < 0.2, -50.0, -0.01 * uniform(B, T, H))
+        ),
+    }
+    return MatrixCall(
+        normal(B, T, Hq, K).to(dtype),
+        (normal(B, T, Hq, K) * K**-0.5).to(dtype),
+        normal(B, T, H, V).to(dtype),
+        decays[g]() if g else None,
+        uniform(B, T, H) if beta else None,
+        0.5 * uniform(B, T, H) + 0.01 if norm else None,
+        normal(sequences, H, K, V + norm) if state else None,
+        K**-0.5,
+        1e-6,
+    )
+
+
+def moved(call: MatrixCall, device: str, dtype: torch.dtype | None = None) -> MatrixCall:
+    return MatrixCall(*(None if x is None else x.to(device, dtype or x.dtype) for x in call[:7]), *call[7:])
+
+
+def run(backend, plans, call, cu_seqlens, cotangents):
+    """o, final state, and the gradients of all that was given."""
+    forward, backward = plans
+    o, state = backend.forward(forward, call, cu_seqlens)
+    grads, grad_state = backend.backward(backward, call, cu_seqlens, *cotangents)
+    grads = [*grads, None if call.initial_state is None else grad_state]
+    return {name: x for name, x in zip(NAMES, [o, state, *grads], strict=True) if x is not None}
+
+
+def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
+    """name -> (error of the kernel, error of the PyTorch path in the same dtype), relative to float64.
+
+    ends: whether a gradient comes through the final state.
+    """
+    call = moved(call, device)
+    # offsets may be a view
+    cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
+    sequences = len(packed) - 1 if packed else call.v.shape[0]
+    draw = torch.Generator().manual_seed(7)
+    shape = (sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3] + (call.norm_floor is not None))
+    grad_o = torch.randn(call.v.shape, generator=draw).to(call.v)
+    grad_state = torch.randn(shape, generator=draw).to(device) if ends else None
+    wide = (grad_o.double(), grad_state.double() if ends else None)
+    stepwise = (Plan("reference", (("segment", 64), ("chunk", 64))),) * 2
+    segments = (Plan("chunked", (("chunk", 64), ("segment", 1024))),) * 2
+    right = run(
+        exact(), stepwise if exact is Reference else segments, moved(call, device, torch.float64), cu_seqlens, wide
+    )
+    same = run(Chunked(), segments, call, cu_seqlens, (grad_o, grad_state))
+    got = run(TritonSinglePass(), plans, call, cu_seqlens, (grad_o, grad_state))
+    assert {name: x.dtype for name, x in got.items()} == {name: x.dtype for name, x in same.items()}
+    return {
+        name: (relative_error(got[name].double(), x), relative_error(same[name].double(), x))
+        for name, x in right.items()
+    }
+
+
+def check(label, call, which, packed=None, limit=None, **options):
+    found = errors(call, (which, which), packed, **options)
+    limit = limit or LIMITS[call.v.dtype]
+    assert all(mine <= limit for mine, _ in found.values()), (label, str(which), found)
+    print(label, {name: f"{mine:.0e}" for name, (mine, _) in found.items()})
+
+
+def interpreted():
+    """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    check("split columns, a ragged tail", example(), plan())
+    check("no decay, no strength, no states", example(g=None, beta=False, state=False), plan(columns=32), ends=False)
+    check("grouped, widths of no tile", example(H=4, T=17, K=20, V=24), plan(columns=32, keys=32))
+    check("segments", example(T=45, B=2, H=1, Hq=1), plan(columns=32, segments=3))
+    check("a state kept now and then", example(T=45, H=1, Hq=1), plan(columns=32, keep=2))
+    check("normalised", example(norm=True), plan())
+    check("normalised segments", example(T=37, H=1, Hq=1, norm=True), plan(segments=2, columns=32))
+    check("packed", example(norm=True, packed=(0, 0, 5, 21)), plan(columns=32), packed=(0, 0, 5, 21))
+    check("resets", example(g="resets"), plan(columns=32))
+    check("half precision", example(dtype=torch.float16), plan(columns=32))
+    check("one token", example(T=1), plan(columns=32))
+    check("no token", example(T=0), plan(columns=32))

@@ -1,0 +1,90 @@
+"""The Triton kernels of intra_chunk where there is no GPU: right in the interpreter, and compiled for GPUs."""
+
+import pytest
+import torch
+
+from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
+from holdfast.planner import Device, Problem
+from holdfast.planner.models import intra_chunk
+
+pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
+
+from interpreted import interpret
+from triton_compile import TARGETS, compile_for
+
+B, H = 16, 12
+
+
+def problem(chunk=64, width=64, dtype="float16"):
+    sizes = {"B": B, "T": chunk, "H": H, "Hq": H, "K": width, "V": width, "C": chunk}
+    return Problem.of("intra_chunk", "matrix", dtype, sizes, {"decay=scalar": True, "states": True, "gate=silu": True})
+
+
+def test_every_kernel_is_right_in_the_interpreter():
+    assert interpret("kernels.matrix.intra_chunk_parity", "interpreted").count("\n") == 3
+
+
+def arguments(chunk, width, direction, device="h200"):
+    plan = intra_chunk.candidates(problem(chunk, width), Device.named(device), direction)[0].plan
+    half, wide = torch.float16, torch.float32
+    given = dict.fromkeys(("q", "k", "v", "states", "gate", "o", "grad_o", "grad_q", "grad_k", "grad_v"), half)
+    given |= dict.fromkeys(("g", "high", "low", "grad_rows", "grad_columns"), wide) | {"grad_states": half}
+    given |= {"scale": 0.125, "length": chunk, "chunk": chunk, "chunks": 16, "heads": H, "groups": H}
+    given |= {"keys": width, "values": width, "SIGMOID": False, "PRECISION": "tf32", "STAGES": plan["stages"]}
+    given |= {"BLOCK": plan["block"], "BLOCK_K": width, "BLOCK_V": width, "BLOCK_N": plan["columns"]}
+    return given, plan["warps"]
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+def test_the_forward_kernel_compiles_without_spilling_and_keeps_scores_on_chip(capability):
+    from holdfast.kernels.matrix import triton_intra_chunk_forward
+
+    given, warps = arguments(128, 64, "forward", "a100" if capability == 80 else "h200")
+    made = compile_for(triton_intra_chunk_forward.forward, capability, given, num_warps=warps)
+    assert made.stack == 0
+    # one store, of the output: scores go nowhere
+    stores = [line for line in made.ttgir.splitlines() if "tt.store" in line]
+    assert len(stores) == 1
+    assert f"{given['BLOCK']}x{given['BLOCK_N']}" in stores[0]
+
+
+@pytest.mark.parametrize("kernel", ["queries", "keys_and_values", "entering_states"])
+@pytest.mark.parametrize(("chunk", "width"), [(128, 64), (512, 256)])
+def test_the_backward_kernels_take_no_more_shared_memory_than_planned(kernel, chunk, width):
+    from holdfast.kernels.matrix import triton_intra_chunk_backward
+
+    given, warps = arguments(chunk, width, "backward")
+    given |= {"states": torch.float32, "grad_states": torch.float32}
+    made = compile_for(getattr(triton_intra_chunk_backward, kernel), 90, given, num_warps=warps)
+    planned = intra_chunk.candidates(problem(chunk, width), Device.named("h200"), "backward")[0].shared
+    assert made.shared <= planned <= Device.named("h200").shared_per_block
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (problem(chunk=15), "it takes chunks of 16 to 512 steps; got 15"),
+        (problem(chunk=513), "it takes chunks of 16 to 512 steps; got 513"),
+        (problem(width=257), "it takes K of 16 to 256; got 257"),
+        (problem(dtype="float64"), "it takes float32, bfloat16, float16; got float64"),
+        (problem(512, 256), None),
+    ],
+)
+def test_reasons(given, reason):
+    assert TritonIntraChunk().reject(given, Device.named("h200")) == reason
+
+
+@pytest.mark.parametrize("device", ["h200", "a100"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("chunk", "width"), [(16, 16), (64, 64), (100, 48), (256, 128), (512, 256)])
+def test_every_problem_has_a_plan_that_fits(device, dtype, direction, chunk, width):
+    assert intra_chunk.candidates(problem(chunk, width, dtype), Device.named(device), direction)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "width", "tile"), [(64, 64, (64, 64, 1)), (128, 64, (64, 64, 1)), (256, 128, (64, 128, 2))]
+)
+def test_the_best_plan_is_the_best_that_was_measured(chunk, width, tile):
+    plan = intra_chunk.candidates(problem(chunk, width), Device.named("h200"), "forward")[0].plan
+    assert (plan["block"], plan["columns"], plan["stages"]) == tile

@@ -1,0 +1,120 @@
+"""CUDA C++ compiled without a GPU: the kept machine code, and what is said when something is missing."""
+
+import multiprocessing
+import sys
+
+import pytest
+
+from holdfast.kernels.common import nvrtc
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason=f"{nvrtc.missing()}")
+SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'
+
+
+@needs_nvrtc
+def test_machine_code_is_kept_and_found_again(tmp_path):
+    first = nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path)
+    again = nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path)
+    assert first.code == again.code
+    assert "registers" in first.log
+    assert again.log == ""
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@needs_nvrtc
+def test_what_decides_the_code_decides_its_name(tmp_path):
+    nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path)
+    nvrtc.compile_source(SOURCE, "sm_80", store=tmp_path)
+    nvrtc.compile_source(SOURCE.replace("2.0f", "3.0f"), "sm_90", store=tmp_path)
+    nvrtc.compile_source(SOURCE, "sm_90", ["--use_fast_math"], store=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def compile_into(folder, barrier, queue):
+    barrier.wait()
+    queue.put(nvrtc.compile_source(SOURCE, "sm_90", store=folder).code)
+
+
+@needs_nvrtc
+def test_processes_that_compile_at_once_agree(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=compile_into, args=(tmp_path, barrier, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    codes = {queue.get(timeout=120) for _ in processes}
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    assert len(codes) == 1
+    (kept,) = tmp_path.iterdir()
+    assert nvrtc._kept(kept) in codes
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:-40], lambda code: code[:-1] + b"x"])
+def test_a_damaged_file_is_compiled_anew(tmp_path, damage):
+    right = nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).code
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).code == right
+    assert nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).log == ""
+
+
+@needs_nvrtc
+def test_a_file_that_cannot_be_read_costs_a_compile(tmp_path):
+    nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.unlink()
+    kept.mkdir()
+    assert nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).code
+    # nor does what could not take its place stay behind
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(nvrtc.Path, "home", no_home)
+    assert nvrtc.folder() is None
+
+
+@needs_nvrtc
+def test_a_folder_that_cannot_be_written_costs_only_the_copy(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert nvrtc.compile_source(SOURCE, "sm_90", store=blocked / "cubins").code
+
+
+@needs_nvrtc
+def test_an_error_carries_the_compilers_words():
+    with pytest.raises(RuntimeError, match=r"sm_90[\s\S]*undeclared_thing"):
+        nvrtc.compile_source(SOURCE.replace("2.0f", "undeclared_thing"), "sm_90")
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    nvrtc._bindings.cache_clear()
+    try:
+        assert "holdfast[cuda]" in nvrtc.missing()
+    finally:
+        nvrtc._bindings.cache_clear()
+
+
+@needs_nvrtc
+def test_an_architecture_that_the_compiler_does_not_know_is_said():
+    assert nvrtc.missing((9, 0)) is None
+    assert "does not know sm_990" in nvrtc.missing((99, 0))
+
+
+def test_bindings_without_their_library_are_said(monkeypatch):
+    class Unloadable:
+        nvrtcResult = int
+
+        @staticmethod
+        def nvrtcGetSupportedArchs():
+            raise RuntimeError("Failed to dlopen libnvrtc.so")
+
+    monkeypatch.setattr(nvrtc, "_bindings", lambda: (None, Unloadable))
+    assert "libnvrtc" in nvrtc.missing()

@@ -1,0 +1,192 @@
+"""The fused dense kernels on an NVIDIA GPU: as exact as a 16-bit step loop, every option, every size, repeatable."""
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.kernels.common.backend import Rejected
+from holdfast.kernels.dense import launch
+from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell, oracle
+from holdfast.recurrences.dense import recurrence
+from parity import cast, relative_error, values_and_grads
+
+pytestmark = pytest.mark.gpu
+NAMES = ["elman", "lstm", "gru", "slstm"]
+every_op = pytest.mark.parametrize("name", NAMES)
+HALF = [torch.bfloat16, torch.float16]
+# One block a head; a head over several; a head with weights in shared memory too; widths that are padded.
+SHAPES = [
+    {"B": 5, "T": 40, "H": 3, "D": 64},
+    {"B": 20, "T": 24, "H": 2, "D": 256},
+    {"B": 3, "T": 12, "H": 1, "D": 1536},
+    {"B": 3, "T": 9, "H": 2, "D": 20},
+]
+
+
+def example(name, dtype=torch.bfloat16, seed=0, **sizes):
+    return RECURRENCES[name].example(Draw(seed, dtype, device="cuda"), Sizes(**sizes))
+
+
+def run(name, arguments, backend="fused", **options):
+    return getattr(holdfast, name)(**arguments, output_final_state=True, backend=backend, **options)
+
+
+def half_loop(which, dtype):
+    """The step loop whose product is of 16-bit numbers, with float32 state: what 16-bit PyTorch would compute."""
+
+    def call(a):
+        states = list(a["initial_state"].unbind(0))
+        x, R, b, outputs = a["x"], a["R"], a["b"], []
+        for t in range(x.shape[1]):
+            product = torch.einsum("ghij,bhj->gbhi", R, states[0].to(dtype)).float()
+            gates = []
+            for k, gate in enumerate(which.gates):
+                value = b[k].float().expand_as(states[0])
+                if gate in which.input:
+                    value = value + x[:, t, which.input.index(gate)].float()
+                if gate in which.recurrent:
+                    value = value + product[which.recurrent.index(gate)]
+                gates.append(value)
+            states = list(which.step(states, gates))
+            outputs.append(states[0].to(dtype))
+        return torch.stack(outputs, 1), torch.stack(states)
+
+    return call
+
+
+def assert_as_exact(got, plain, right):
+    errors = [(relative_error(x, y), relative_error(z, y)) for x, z, y in zip(got, plain, right, strict=True)]
+    assert all(mine <= 2 * theirs + 1e-6 for mine, theirs in errors), errors
+
+
+@every_op
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"D{s['D']}")
+def test_errs_at_most_twice_as_much_as_a_half_precision_step_loop(name, dtype, shape):
+    arguments = example(name, dtype, **shape)
+    which = RECURRENCES[name].map(**arguments)[0].cell
+    right = values_and_grads(lambda a: oracle(RECURRENCES[name], a), cast(arguments, torch.float64))
+    plain = values_and_grads(half_loop(which, dtype), arguments)
+    got = values_and_grads(lambda a: run(name, a), arguments)
+    again = values_and_grads(lambda a: run(name, a), arguments)
+    assert_as_exact(got, plain, right)
+    assert all(torch.equal(x, y) for x, y in zip(got, again, strict=True))
+
+
+@every_op
+@pytest.mark.parametrize("D", [64, 256])
+def test_options(name, D):
+    arguments = example(name, B=5, T=30, H=2, D=D) | {"reset": torch.rand(5, 30, device="cuda") < 0.1}
+    for options in ({}, {"recurrent_grad_clip": 0.02}, {"cut_recurrent_grad": True}):
+        right = values_and_grads(lambda a, o=options: oracle(RECURRENCES[name], a | o), cast(arguments, torch.float64))
+        got = values_and_grads(lambda a, o=options: run(name, a, **o), arguments)
+        assert [relative_error(x, y) <= 1e-2 for x, y in zip(got, right, strict=True)] == [True] * len(got)
+
+
+@pytest.mark.parametrize("D", [64, 768])
+@pytest.mark.parametrize("B", [1, 4, 9, 33])
+@pytest.mark.parametrize("T", [1, 2, 33])
+def test_sizes_at_the_edges(B, T, D):
+    arguments = example("gru", B=B, T=T, H=1, D=D)
+    right = values_and_grads(lambda a: oracle(RECURRENCES["gru"], a), cast(arguments, torch.float64))
+    got = values_and_grads(lambda a: run("gru", a), arguments)
+    assert max(relative_error(x, y) for x, y in zip(got, right, strict=True)) <= 1e-2
+
+
+@pytest.mark.parametrize("D", [64, 512])
+def test_the_error_does_not_grow_over_a_thousand_steps(D):
+    arguments = example("lstm", B=4, T=1024, H=1, D=D)
+    h, _ = run("lstm", arguments)
+    right, _ = oracle(RECURRENCES["lstm"], cast(arguments, torch.float64))
+    errors = [relative_error(h[:, t : t + 128], right[:, t : t + 128]) for t in range(0, 1024, 128)]
+    assert max(errors) <= 1.5 * min(errors)
+
+
+@cell(states=("h", "c"), gates=("a", "b", "k"), input=("a", "k"), recurrent=("b", "a"))
+def own(s, g):
+    c = torch.sigmoid(g.a) * s.c + torch.tanh(g.k + s.h) * torch.sigmoid(g.b)
+    return {"h": torch.nn.functional.softsign(c), "c": c}
+
+
+@pytest.mark.parametrize("D", [48, 320])
+def test_a_cell_of_ones_own(D):
+    definition = recurrence(own)
+    arguments = definition.example(Draw(0, torch.bfloat16, device="cuda"), Sizes(B=6, T=30, H=2, D=D))
+    right = values_and_grads(lambda a: oracle(definition, a), cast(arguments, torch.float64))
+    got = values_and_grads(lambda a: holdfast.rnn(own, **a, output_final_state=True, backend="fused"), arguments)
+    assert max(relative_error(x, y) for x, y in zip(got, right, strict=True)) <= 1e-2
+
+
+@pytest.mark.parametrize("D", [64, 256])
+def test_left_out_arguments_and_a_second_backward(D):
+    arguments = {k: v.requires_grad_() for k, v in example("lstm", B=3, T=12, H=2, D=D).items() if k in ("x", "R")}
+    h, _ = run("lstm", arguments)
+    first = torch.autograd.grad(h.float().square().sum(), list(arguments.values()), retain_graph=True)
+    second = torch.autograd.grad(h.float().square().sum(), list(arguments.values()))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    assert not any(x.isnan().any() for x in first)
+
+
+@pytest.mark.parametrize("D", [64, 256])
+def test_what_one_backend_keeps_another_can_use(D):
+    arguments = {k: v.requires_grad_() for k, v in example("gru", B=3, T=12, H=2, D=D).items()}
+    found = {}
+    for backend in ("fused", "loop"):
+        h, final = run("gru", arguments, backend=backend)
+        found[backend] = [h, final, *torch.autograd.grad(h.float().sum() + final.sum(), list(arguments.values()))]
+    for x, y in zip(*found.values(), strict=True):
+        assert relative_error(x, y) <= 1e-2
+
+
+@pytest.mark.parametrize("D", [64, 256])
+def test_a_captured_graph_replays(D):
+    arguments = {k: v.requires_grad_() for k, v in example("lstm", B=3, T=12, H=2, D=D).items()}
+
+    def step():
+        h, final = run("lstm", arguments)
+        return [h, *torch.autograd.grad(h.float().sum() + final.sum(), list(arguments.values()))]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        right = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(captured, right, strict=True))
+
+
+@every_op
+def test_it_is_the_default_and_compiles_into_one_graph(name):
+    arguments = {k: v.requires_grad_() for k, v in example(name, B=2, T=9, H=2, D=64).items()}
+    op = getattr(holdfast, name)
+    compiled = torch.compile(lambda **a: op(**a)[0], fullgraph=True)
+    assert torch.equal(compiled(**arguments), run(name, arguments)[0])
+
+
+def test_what_it_cannot_take_is_said_and_runs_elsewhere():
+    arguments = example("lstm", torch.float32, B=2, T=5, H=1, D=16)
+    with pytest.raises(Rejected, match="bfloat16 or float16"):
+        run("lstm", arguments)
+    assert run("lstm", arguments, backend=None)[0].shape == (2, 5, 1, 16)
+    huge = {"x": torch.zeros(1, 1, 4, 1, 2688), "R": torch.zeros(4, 1, 2688, 2688)}
+    with pytest.raises(Rejected, match="too large for the chip"):
+        holdfast.lstm(**{k: v.cuda().bfloat16() for k, v in huge.items()}, backend="fused")
+
+
+def test_a_grid_that_was_stuck_is_reported_by_the_next_call():
+    arguments = example("lstm", B=2, T=5, H=1, D=256)
+    launch._failed(arguments["x"].device).fill_(1)
+    with pytest.raises(RuntimeError, match="gave up waiting"):
+        run("lstm", arguments)
+    assert not run("lstm", arguments)[0].isnan().any()
+
+
+def test_a_new_batch_size_compiles_nothing():
+    run("lstm", example("lstm", B=2, T=3, H=1, D=64))
+    before = launch.nvrtc.load.cache_info().misses
+    for B in (1, 5, 16):
+        run("lstm", example("lstm", B=B, T=4, H=2, D=64))
+    assert launch.nvrtc.load.cache_info().misses == before

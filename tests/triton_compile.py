@@ -1,0 +1,80 @@
+"""Compiles Triton kernels for GPUs that are not there."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TARGETS = (80, 90, 100)
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """registers: 32-bit, a thread. stack: bytes a thread that spilt or do not fit registers. shared: bytes a block."""
+
+    registers: int
+    stack: int
+    shared: int
+    ttgir: str
+    ptx: str
+
+
+def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **options: int) -> Compiled:
+    """Compiles a kernel as a launch with these arguments would, pointers and integers divisible by 16.
+
+    arguments: by name; a torch dtype stands for a pointer to it, an int for an integer of 32 bits or of 64, a float for
+    a float32; None and what the kernel declares constexpr are compiled in. options: num_warps and the like.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = {
+        name for name, parameter in zip(kernel.arg_names, kernel.params, strict=True) if parameter.is_constexpr
+    }
+    signature, values, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        value = arguments[name]
+        if name in constants or value is None:
+            signature[name], values[name] = "constexpr", value
+        elif isinstance(value, torch.dtype):
+            signature[name] = _POINTERS[value]
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1:
+            signature[name], values[name] = "constexpr", 1
+        else:
+            signature[name] = "i32" if value < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature=signature, constexprs=values, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    registers, stack = _resources(made.asm["cubin"])
+    return Compiled(registers, stack, made.metadata.shared, made.asm["ttgir"], made.asm["ptx"])
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found, said
+    return int(found[1]), int(found[2])
