@@ -28,8 +28,11 @@ _HEADS = {
 
 def page(records: Sequence[Record]) -> str:
     """The page: for each record what it was measured with, what it comes to, then a plot and a table for each group."""
-    names = dict.fromkeys(row.runner for record in records for row in record.rows)
-    runners = sorted(names, key=lambda name: not name.startswith("holdfast"))
+    # those that have something to draw: there are fewer colours than runners
+    drawn = dict.fromkeys(
+        row.runner for record in records for row in record.rows if row.median_ms is not None or row.step_errors
+    )
+    runners = sorted(drawn, key=lambda name: not name.startswith("holdfast"))
     with_plots = can_plot()
     note = "" if with_plots else '<p class="dim">Without plots: matplotlib is not installed.</p>'
     names = _names(records)

@@ -18,5 +18,7 @@ def prepare(case: Case, device: torch.device, variant: str) -> Subject:
         raise Refused(f"unrolls the loop over steps: measured up to {longest} steps only")
     options = dict(case.options)
     loop = case.work.exact
+    # past 8 compilations of one function the compiler gives up; each case is a new one
+    torch.compiler.reset()
     compiled = torch.compile(lambda a: loop(a, options))
     return Subject(case.arguments(device), compiled, lambda a: loop(a, options), shared=True)
