@@ -28,7 +28,8 @@ def test_changed_ignores_what_is_not_given():
 
 
 def test_demo_is_valid():
-    LanguageModelConfig().changed(DEMO)
+    config = LanguageModelConfig().changed(DEMO)
+    assert {name: getattr(config, name) for name in DEMO} == dict(DEMO)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def state(*shape, dtype=torch.float32):
         (
             {"backend": "fast"},
             ValueError,
-            r"backend: expected one of .*'chunked', 'reference' for simple_gla; got 'fast'",
+            r"backend: expected one of 'hopper', 'decode', 'triton', 'chunked', 'reference' for simple_gla; got 'fast'",
         ),
         ({"cu_seqlens": torch.tensor([0, 5])}, ValueError, r"cu_seqlens: expected packed inputs with B = 1; got B = 2"),
         ({"cu_seqlens": [0, 5]}, TypeError, r"cu_seqlens: expected a tensor; got list"),

@@ -107,10 +107,10 @@ def test_hopper_kernels_run_on_hopper_alone(name):
         assert told.passes[0].chosen.seconds < 1.5 * told.passes[0].floor_seconds
     else:
         assert "compute capability" in told.passed_over["hopper"]
-        chosen = told.passes[0].chosen
-        # an RTX 3090's matrix units are slower for these products than its memory for the call
-        arithmetic = chosen.candidate.operations / device.reached_tensor_rate
-        assert chosen.seconds < 2 * max(told.passes[0].floor_seconds, arithmetic)
+        # an RTX 3090's matrix units take longer for chunks of 64 tokens than its memory takes for the call
+        B, T, H, K, V = (MATRIX[0][axis] for axis in "BTHKV")
+        arithmetic = 2 * B * T * H * (2 * K * V + 64 * (K + V)) / device.reached_tensor_rate
+        assert told.passes[0].chosen.seconds < 2 * max(told.passes[0].floor_seconds, arithmetic)
 
 
 @pytest.mark.parametrize("name", DEVICES)

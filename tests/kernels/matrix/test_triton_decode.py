@@ -52,7 +52,7 @@ def test_gates_of_one_token_and_one_head_compile():
     for kernel in (mlstm_gates, mlstm_gates_gradient):
         found = dict.fromkeys(kernel.arg_names, 1) | {"largest": 87.0, "cu_seqlens": None, "EXPONENTIAL": True}
         found |= {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")} | {"BLOCK": 512}
-        compile_for(kernel, 80, found, num_warps=4)
+        assert compile_for(kernel, 80, found, num_warps=4).stack == 0
 
 
 def test_what_decoding_cannot_serve_is_said():

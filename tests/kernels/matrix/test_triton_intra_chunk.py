@@ -60,6 +60,17 @@ def test_the_backward_kernels_take_no_more_shared_memory_than_planned(kernel, ch
     assert made.shared <= planned <= Device.named("h200").shared_per_block
 
 
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize(("kernel", "most"), [("queries", 0), ("keys_and_values", 120), ("entering_states", 0)])
+def test_the_backward_kernels_compile_and_spill_little(kernel, most, capability):
+    from holdfast.kernels.matrix import triton_intra_chunk_backward
+
+    given, warps = arguments(128, 64, "backward", "a100" if capability == 80 else "h200")
+    given |= {"states": torch.float32, "grad_states": torch.float32}
+    made = compile_for(getattr(triton_intra_chunk_backward, kernel), capability, given, num_warps=warps)
+    assert made.stack <= most
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

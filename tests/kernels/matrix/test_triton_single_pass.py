@@ -54,20 +54,21 @@ def test_compiles_for_gpus_that_are_not_here(passed, capability):
     made = compile_for(sweep, capability, arguments(passed, torch.bfloat16, 64, 64, 64), num_warps=4)
     assert "cp.async" in made.ptx
     assert ("wgmma" if capability == 90 else "tcgen05.mma" if capability == 100 else "mma.sync") in made.ptx
-    # the passes that also sum gates' gradients spill more: see docs/lab-notes.md
-    assert passed in ("dq", "dk") or made.stack <= 320
+    # the passes that also sum gates' gradients spill most: see docs/lab-notes.md
+    assert made.stack <= (832 if passed == "dk" else 64 if passed == "dq" else 224)
 
 
 @pytest.mark.parametrize(
-    ("passed", "options"),
+    ("passed", "options", "most"),
     [
-        ("o", {"NORMALIZE": True, "floor_ptr": torch.float32, "norm_ptr": torch.float32}),
-        ("dq", {"ADD": True, "output_ptr": torch.float32, "output_add_ptr": torch.float32}),
-        ("o", {"cu_seqlens": torch.int64}),
+        ("o", {"NORMALIZE": True, "floor_ptr": torch.float32, "norm_ptr": torch.float32}, 64),
+        ("dq", {"ADD": True, "output_ptr": torch.float32, "output_add_ptr": torch.float32}, 280),
+        ("o", {"cu_seqlens": torch.int64}, 16),
     ],
 )
-def test_compiles_with_a_normaliser_and_packed(passed, options):
-    compile_for(sweep, 90, arguments(passed, torch.float16, 64, 64, 64, **options), num_warps=4)
+def test_compiles_with_a_normaliser_and_packed(passed, options, most):
+    made = compile_for(sweep, 90, arguments(passed, torch.float16, 64, 64, 64, **options), num_warps=4)
+    assert made.stack <= most
 
 
 def test_compiles_in_float32():
@@ -78,10 +79,10 @@ def test_compiles_in_float32():
 def test_the_composition_compiles():
     given = arguments("dq", torch.bfloat16, 64, 64, 64)
     given |= {"source_add_ptr": None, "last_ptr": torch.float32, "decay_ptr": torch.float32}
-    compile_for(advance, 90, {name: given[name] for name in advance.arg_names}, num_warps=4)
+    assert compile_for(advance, 90, {name: given[name] for name in advance.arg_names}, num_warps=4).stack == 0
     states = {"states_ptr": torch.float32, "decay_ptr": torch.float32, "first_ptr": None, "last_ptr": torch.float32}
     numbers = {"H": 16, "size": 4096, "SEGMENTS": 16, "REVERSE": False, "BLOCK": 512}
-    compile_for(compose, 90, states | numbers, num_warps=4)
+    assert compile_for(compose, 90, states | numbers, num_warps=4).stack == 0
 
 
 def test_tensors_that_kernels_cannot_read_are_copied():
@@ -97,7 +98,7 @@ def test_tensors_that_kernels_cannot_read_are_copied():
 @pytest.mark.parametrize("name", ["o", "dk"])
 def test_compiles_for_one_token_and_one_head(name):
     ones = dict.fromkeys(("T", "H", "tokens", "q_step", "q_head", "kept_offset"), 1)
-    compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4)
+    assert compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4).stack <= 16
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 256), (torch.float32, 128)])

@@ -21,8 +21,6 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Elements of state over all steps that the oracle may go through: with the gradients, about ten float64 tensors of
 # this many elements.
 ORACLE_BUDGET = {"cpu": 2**23, "cuda": 2**27}
-# Steps of a case that is timed: the oracle takes them one by one, a dozen launches each. Errors over steps need all.
-ORACLE_STEPS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +104,6 @@ def checked(case: Case, device: torch.device) -> Case:
     sizes = dict(case.sizes)
     # the axis along which chunks or steps follow one another
     time = "G" if case.op == "inter_chunk_scan" else "T"
-    if case.kind != "error":
-        sizes[time] = min(sizes[time], ORACLE_STEPS)
     for axis, least in ((time, 256), ("B", 1), ("H", 1)):
         excess = case.work.state_steps(sizes) / budget
         if excess <= 1 or axis not in sizes:
