@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from holdfast.kernels.common import planning
+from holdfast.planner import tables
+
 # cuBLAS repeats bit for bit only with a fixed workspace, and reads this when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -55,3 +58,12 @@ def fixed_seeds():
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
+
+
+@pytest.fixture
+def no_table():
+    """Plans from the models alone, whatever this checkout's tables have of the present device."""
+    planning.forget()
+    with tables.instead(None):
+        yield
+    planning.forget()

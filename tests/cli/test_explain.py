@@ -6,16 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
-from holdfast.kernels.common import planning
 from holdfast.planner import tables
 
-
-@pytest.fixture(autouse=True)
-def no_table():
-    planning.forget()
-    with tables.instead(None):
-        yield
-    planning.forget()
+pytestmark = pytest.mark.usefixtures("no_table")
 
 
 def explain(*arguments):

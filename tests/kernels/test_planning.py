@@ -14,6 +14,8 @@ from holdfast.planner.movement import Prediction
 from holdfast.planner.tables import Table, Timing
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
+pytestmark = pytest.mark.usefixtures("no_table")
+
 FORWARD = Problem("gla", "matrix", "float32", (("B", 1), ("T", 8)))
 BOTH = Problem("gla", "matrix", "float32", (("B", 1), ("T", 8)), frozenset({"needs_grad"}))
 H200 = Device.named("h200")
@@ -40,14 +42,6 @@ class Stub:
 
 def plan(name, n=0):
     return Plan(name, (("n", n),))
-
-
-@pytest.fixture(autouse=True)
-def no_table():
-    planning.forget()
-    with tables.instead(None):
-        yield
-    planning.forget()
 
 
 def chosen(backends, problem=FORWARD, name=None, direction="forward"):

@@ -14,6 +14,8 @@ from holdfast.ops.halves import HALVES
 from holdfast.planner import Candidate, Device, Grid, Plan, tables
 from holdfast.recurrences import RECURRENCES
 
+pytestmark = pytest.mark.usefixtures("no_table")
+
 SIZES = {"B": 4, "T": 4096, "H": 32, "K": 128, "V": 64}
 OPS = [*RECURRENCES, *HALVES]
 
@@ -21,14 +23,6 @@ OPS = [*RECURRENCES, *HALVES]
 def sizes_of(op):
     known = AXES[RECURRENCES[op].family] if op in RECURRENCES else HALVES[op].sizes
     return {name: SIZES.get(name, 64) for name in known if name in "BTGHKVCD"}
-
-
-@pytest.fixture(autouse=True)
-def no_table():
-    planning.forget()
-    with tables.instead(None):
-        yield
-    planning.forget()
 
 
 @pytest.mark.parametrize("op", OPS)

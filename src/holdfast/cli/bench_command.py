@@ -140,9 +140,11 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = RESULTS / "report.html",
 ) -> None:
     """Draw results as plots and tables on one self-contained HTML page."""
+    from holdfast.planner.whole_file import write_text
+
     from .bench.figure import can_plot
     from .bench.page import page
-    from .bench.record import is_record, read, write_text
+    from .bench.record import is_record, read
     from .errors import UserError
 
     found = list(results or [path for path in sorted(RESULTS.glob("*/*.json"), key=_place) if is_record(path)])

@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import subprocess
-import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from holdfast.planner import Device
+from holdfast.planner.whole_file import write_text
 
 from .result import Result
 from .roofs import Roofs
@@ -107,24 +107,6 @@ def now() -> str:
 def write(record: Record, path: Path) -> None:
     """Writes the file whole or not at all."""
     write_text(path, json.dumps({"format": FORMAT} | asdict(record), indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all. Raises OSError that names this file, not the draft beside it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            # mkstemp's files are private
-            os.chmod(draft, 0o644)
-            os.replace(draft, path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def is_record(path: Path) -> bool:

@@ -4,9 +4,7 @@
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from typing import Any, get_args
 from ..device import Device
 from ..plan import Direction, Plan
 from ..problem import Problem
+from ..whole_file import write_text
 
 FORMAT = 1
 FOLDER = Path(__file__).parent
@@ -108,21 +107,8 @@ def read(path: Path) -> Table:
 
 
 def write(path: Path, table: Table) -> None:
-    """Replaces the file in one step, so that a reader sees the old one or the new one. Raises OSError that names it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(_text(table))
-            # mkstemp's files are readable by their owner alone
-            Path(temporary).chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    """Replaces the file whole. Raises OSError that names it."""
+    write_text(path, _text(table))
     _read_once.cache_clear()
 
 
