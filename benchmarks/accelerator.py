@@ -60,9 +60,11 @@ RUNNERS = (
     "-flashrnn alternating",
     "-flashrnn triton_fused",
     *(f"-flashrnn@{text}" for text in ("slstm", "elman", "B64", "lstm float16", "H48", "H6", "H3", "D1024", "error")),
-    *(f"-fla@{text}" for text in ("B1 T", "B3 T", "B4 T4096 H16")),
+    *(f"-fla@{text}" for text in ("B1 T", "B3 T", "B4 T4096 H16", ": delta_rule")),
     "-fla chunk@one step",
-    "-fla fused_recurrent@B4 T4096 H32",
+    *(f"-fla fused_recurrent@{text}" for text in ("B4 T4096 H32", "hgrn")),
+    # more than four minutes for a first call
+    "-fla chunk@: gla B4 T4096 H32 K128 V128 bfloat16 fwd+bwd",
     *(f"-mamba_ssm ssd@{text}" for text in ("B3 T512", "one step")),
     "-accelerated-scan warp",
     # there for scale, once

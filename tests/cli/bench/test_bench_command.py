@@ -9,8 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
-from holdfast.cli.bench import clock, live, page, plot
+from holdfast.cli.bench import clock, live, page, plot, session
 from holdfast.cli.bench.case import Case
+from holdfast.cli.bench.cold import First
 from holdfast.cli.bench.groups import groups
 from holdfast.cli.bench.peers import Peer
 from holdfast.cli.bench.record import Record, device_facts, device_folder, now, read, versions, write
@@ -133,6 +134,71 @@ def test_the_command_takes_up_its_own_unfinished_run_only(monkeypatch, tmp_path,
     result = CliRunner().invoke(app, [*line, "--pass", "fwd", "--fresh"])
     assert result.exit_code == 0, result.output
     assert len(read(tmp_path / "benchmarks/results/cpu/rglru.json").rows) == 2
+
+
+def breaks_at(monkeypatch, number):
+    """The row of that number breaks the device; returns what the process would have been replaced by."""
+    rows, replaced = [], []
+
+    def lost(device):
+        rows.append(device)
+        return "an illegal memory access" if len(rows) == number else ""
+
+    def execv(path, arguments):
+        replaced.append(arguments)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(session, "lost", lost)
+    monkeypatch.setattr(live.os, "execv", execv)
+    return replaced
+
+
+def test_a_broken_device_is_a_row_and_another_process_goes_on_after_it(monkeypatch, tmp_path, roof):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "roofs", lambda device: roof)
+    first = First(2.5)
+    monkeypatch.setattr(live, "first_calls", lambda cases, *rest, **more: {(cases[0], "holdfast chunked"): first})
+    line = ["bench", "--suite", "smoke", "--match", "rglru", "--device", "cpu", "--seconds", "0.01", "--cold", "1"]
+    line += ["--runners", "holdfast chunked,holdfast reference", "--commit", "abc", "--fresh"]
+    replaced = breaks_at(monkeypatch, 2)
+    monkeypatch.setattr(live.sys, "argv", ["holdfast", *line])
+    result = CliRunner().invoke(app, line)
+    assert "an illegal memory access" in result.output
+    assert replaced == [[live.sys.executable, "-m", "holdfast", *line[:-1]]]
+    draft = tmp_path / "benchmarks/results/cpu/smoke.unfinished.json"
+    assert [(row.status, row.detail) for row in read(draft).rows] == [
+        ("ok", ""),
+        ("failed", "an illegal memory access"),
+    ]
+    # the new process: no first call is measured twice
+    monkeypatch.setattr(live, "first_calls", lambda *rest, **more: pytest.fail("it had been measured"))
+    result = CliRunner().invoke(app, line[:-1])
+    assert result.exit_code == 0, result.output
+    rows = read(tmp_path / "benchmarks/results/cpu/smoke.json").rows
+    assert [row.status for row in rows] == ["ok", "failed", "ok", "ok"]
+    assert rows[0].first_call_s == 2.5
+    assert [path.name for path in (tmp_path / "benchmarks/results/cpu").iterdir()] == ["smoke.json"]
+
+
+def test_suites_that_were_finished_are_not_measured_again_when_a_run_goes_on(monkeypatch, tmp_path, roof):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "roofs", lambda device: roof)
+    line = ["bench", "--suite", "proposal-057,mlx-recurrence", "--scaled", "--match", "rotlru", "--device", "cpu"]
+    line += ["--seconds", "0.01", "--runners", "holdfast chunked", "--commit", "abc"]
+    breaks_at(monkeypatch, 3)
+    monkeypatch.setattr(live.sys, "argv", ["holdfast", *line])
+    CliRunner().invoke(app, line)
+    folder = tmp_path / "benchmarks/results/cpu"
+    done = read(folder / "proposal-057-scaled.json").rows
+    assert len(done) == 2
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    assert read(folder / "proposal-057-scaled.json").rows == done
+    # and are, when it had come to its end
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    assert read(folder / "proposal-057-scaled.json").rows != done
+    assert [row.status for row in read(folder / "mlx-recurrence-scaled.json").rows] == ["ok", "ok"]
 
 
 def test_a_failed_write_leaves_the_old_file(record, tmp_path):

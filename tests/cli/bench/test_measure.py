@@ -97,6 +97,23 @@ def test_what_fails_only_at_full_size_gets_no_time(roof):
     assert "finite" in row.detail
 
 
+def test_what_is_too_long_for_the_steps_is_compared_in_full_with_the_pytorch_backend(monkeypatch, roof):
+    from holdfast.cli.bench import case as cases
+
+    monkeypatch.setattr(matrix, "BACKENDS", (*matrix.BACKENDS, Broken("broken", gradient=1.001)))
+    long = GLA.with_sizes(dict(GLA.sizes) | {"T": 600})
+    monkeypatch.setattr(cases, "ORACLE_BUDGET", {"cpu": 2000})
+    monkeypatch.setattr(cases, "IN_CHUNKS_BUDGET", {"cpu": 2**20})
+    assert checked(long, CPU) != long
+    row = measure(long, HoldfastRunner("reference"), CPU, roof)
+    assert (row.status, row.checked_at, row.checked_by) == ("ok", dict(long.sizes), "chunked")
+    row = measure(long, HoldfastRunner("broken"), CPU, roof)
+    assert (row.status, row.detail) == ("wrong", "relative error 1.0e-03 of the gradient 1, limit 1.0e-04")
+    # another function, so not what the op's backend says
+    row = measure(long, next(peer for peer in PEERS if peer.name == "torch SDPA"), CPU, roof)
+    assert (row.status, row.checked_at, row.checked_by) == ("ok", dict(checked(long, CPU).sizes), "")
+
+
 def test_a_refusing_backend_is_a_row_with_its_reason(monkeypatch, roof):
     class Elsewhere(Chunked):
         name = "elsewhere"
@@ -208,10 +225,15 @@ def test_runners_of_a_case_get_the_same_arguments(roof):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", ["events", "graph"])
-def test_a_gpu_is_timed_by_events_or_replays(method, roof):
-    row = measure(replace(GLA, passes="fwd"), HoldfastRunner("chunked"), torch.device("cuda"), roof, method)
+@pytest.mark.parametrize(
+    ("method", "sizes", "replayed"),
+    [("events", {}, True), ("graph", {}, True), ("events", {"B": 4, "T": 4096, "H": 16, "K": 64, "V": 64}, False)],
+)
+def test_a_gpu_is_timed_by_events_or_replays(method, sizes, replayed, roof):
+    case = replace(GLA, passes="fwd").with_sizes(dict(GLA.sizes) | sizes)
+    row = measure(case, HoldfastRunner("chunked"), torch.device("cuda"), roof, method)
     assert (row.status, row.detail) == ("ok", "")
-    assert ("replay" in row.method) == (method == "graph")
+    # the small one costs the host more than the device
+    assert ("replay" in row.method) == replayed
     assert row.memory_bytes > 0
     assert row.host_ms > 0

@@ -18,6 +18,9 @@ Kind = Literal["time", "error", "host"]
 KINDS = get_args(Kind)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
+# Elements of the arguments of which the backward pass of the PyTorch backend in float64 holds about ten times as many.
+IN_CHUNKS_BUDGET = {"cpu": 0, "cuda": 2**29}
+
 # Elements of state over all steps that the oracle may go through: with the gradients, about ten float64 tensors of
 # this many elements.
 ORACLE_BUDGET = {"cpu": 2**23, "cuda": 2**27}
@@ -92,6 +95,12 @@ def _draw(
     op: str, sizes: tuple[tuple[str, int], ...], dtype: torch.dtype, device: torch.device | str, seed: int, state: bool
 ) -> dict[str, Any]:
     return workload(op).example(dict(sizes), dtype, device, seed, state)
+
+
+def fits_in_chunks(case: Case, device: torch.device) -> bool:
+    """Whether the PyTorch backend can say in float64 what the case's result is, at its full size."""
+    held = sum(x.numel() for x in leaves(case.arguments("meta")))
+    return case.work.in_chunks is not None and held <= IN_CHUNKS_BUDGET.get(device.type, 0)
 
 
 def checked(case: Case, device: torch.device) -> Case:

@@ -24,13 +24,14 @@ def write_request(what: Iterable[tuple[Case, str]], device: torch.device, folder
 def request() -> tuple[list[tuple[Case, Runner]], torch.device]:
     """What the file that this process's argument names asks for."""
     data = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    return [(_case(each["case"]), _runner(each)) for each in data["wanted"]], torch.device(data["device"])
+    return [(case_of(each["case"]), _runner(each)) for each in data["wanted"]], torch.device(data["device"])
 
 
-def _case(fields: dict[str, object]) -> Case:
+def case_of(fields: dict[str, object]) -> Case:
+    """The case that asdict took apart."""
     pairs = {name: tuple(tuple(pair) for pair in fields[name]) for name in ("sizes", "options")}
     return Case(**fields | pairs)
 
 
 def _runner(each: dict[str, object]) -> Runner:
-    return next(runner for runner in runners_of(_case(each["case"])) if runner.name == each["runner"])
+    return next(runner for runner in runners_of(case_of(each["case"])) if runner.name == each["runner"])

@@ -104,6 +104,11 @@ def time_calls(run: Callable[[], object], device: torch.device, calls: int = 20)
     return _summary(times, f"host clock, blocks of {calls} calls, device not waited for")
 
 
+def bound_by_host(median_ms: float | None, host_ms: float | None) -> bool:
+    """Whether a call takes the host so long that the time between events is not the device's."""
+    return bool(median_ms and host_ms and host_ms > 0.8 * median_ms)
+
+
 def host_ms(run: Callable[[], object], device: torch.device, runs: int = 10) -> float | None:
     """Milliseconds that the host spends on a call without waiting for the device; None where they are the same."""
     if device.type != "cuda":

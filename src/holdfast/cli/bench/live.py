@@ -1,6 +1,8 @@
 """Measures in front of a person: progress, a table for each case, where the results went."""
 
 import gc
+import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,13 +16,14 @@ from rich.text import Text
 
 from ..errors import UserError
 from . import clock
+from .begun import Begun, keep, kept
 from .case import Case
 from .cold import Firsts, first_calls
 from .record import Record, commit, device_facts, device_folder, now, read, versions
 from .result import Result
 from .roofs import Roofs, roofs
 from .selection import Selection, runners_of
-from .session import Each, Job, count, run, unfinished
+from .session import DeviceLost, Each, Job, count, run, unfinished
 from .subject import Runner
 from .table import COLUMNS, cells
 
@@ -73,28 +76,33 @@ def _table(case: Case, rows: list[Result]) -> Group:
     return Group(title, *([table] if table.row_count else []), *lines, "")
 
 
-def _started(record: Record, out: Path, fresh: bool, console: Console) -> Record:
-    """The record with the rows and roofs of an unfinished run of the same command; UserError if another's is there."""
+def _started(record: Record, out: Path, since: str, fresh: bool, console: Console) -> Record:
+    """The record with the rows and roofs of an unfinished run of the same command, or of this run, which began at
+    since, if another process has finished the suite in it; UserError if the unfinished run is of another."""
     draft = unfinished(out)
-    if fresh or not draft.exists():
+    if fresh:
         return record
-    found = read(draft)
-    if not record.continues(found):
-        raise UserError(
-            f"{draft} is an unfinished run of another command, commit or device: keep it under another name "
-            "(bench report takes any), or add --fresh to drop it"
-        )
+    if draft.exists():
+        found = read(draft)
+        if not record.continues(found):
+            raise UserError(
+                f"{draft} is an unfinished run of another command, commit or device: keep it under another name "
+                "(bench report takes any), or add --fresh to drop it"
+            )
+    elif since and out.exists() and record.continues(found := read(out)) and found.date >= since:
+        pass
+    else:
+        return record
     rows = "1 row is" if len(found.rows) == 1 else f"{len(found.rows)} rows are"
     console.print(f"{rows} there from a run that was cut short; --fresh drops them", soft_wrap=True)
     return replace(record, rows=found.rows, roofs=found.roofs, first_calls=record.first_calls or found.first_calls)
 
 
 def _cold(
-    named: list[Named], done: set[tuple[Case, str]], device: torch.device, choices: Choices, console: Console
+    cases: list[Case], done: set[tuple[Case, str]], device: torch.device, choices: Choices, console: Console
 ) -> Firsts:
     if not choices.cold:
         return {}
-    cases = [case for each in named for case in each.cases]
     with console.status(f"first calls, {choices.cold} side by side, each in a process of its own"):
         return first_calls(
             cases,
@@ -107,7 +115,10 @@ def _cold(
 
 
 def measure_live(named: list[Named], device: torch.device, choices: Choices, results: Path) -> None:
-    """Measures, prints, and writes each to results/<device>/<name>.json, or to choices.out."""
+    """Measures, prints, and writes each to results/<device>/<name>.json, or to choices.out.
+
+    Where a kernel breaks the device for this process, a new one takes its place and goes on after that row.
+    """
     every = [case for each in named for case in each.cases]
     choices.wanted.check(every, "--runners")
     if choices.counters is not None:
@@ -123,33 +134,38 @@ def measure_live(named: list[Named], device: torch.device, choices: Choices, res
         roof = roofs(device)
     rates = ", ".join(f"{dtype} {rate / 1e12:.3g} Top/s" for dtype, rate in roof.rates.items())
     console.print(f"{facts['name']}: copy {roof.copy_bandwidth / 1e9:.4g} GB/s, matrix product {rates}\n")
-    starts = []
-    for each in named:
-        out = choices.out or results / device_folder(facts) / f"{each.name}.json"
-        starts.append((each, out, _started(_empty(each, facts, roof, choices), out, choices.fresh, console)))
-    done = {(row.to_case(), row.runner) for _, _, record in starts for row in record.rows}
-    firsts = _cold(named, done, device, choices, console)
+    folder = results / device_folder(facts)
+    outs = [choices.out or folder / f"{each.name}.json" for each in named]
+    records = [_empty(each, facts, roof, choices) for each in named]
+    place = outs[0].with_name(f"{'+'.join(out.stem for out in outs)}.begun.json")
+    before = None if choices.fresh else kept(records, place)
+    since = before.date if before else ""
+    records = [_started(record, out, since, choices.fresh, console) for record, out in zip(records, outs, strict=True)]
+    if before is None:
+        done = {(row.to_case(), row.runner) for record in records for row in record.rows}
+        before = Begun(min(record.date for record in records), _cold(every, done, device, choices, console))
+        keep(before, records, place)
     finished = []
-    for each, out, record in starts:
+    for each, out, record in zip(named, outs, records, strict=True):
         console.print(f"\n{each.title}", style="bold")
-        job = Job(
-            tuple(each.cases),
-            device,
-            choices.wanted,
-            "graph" if choices.graph else "events",
-            firsts,
-        )
+        method: clock.Method = "graph" if choices.graph else "events"
+        job = Job(tuple(each.cases), device, choices.wanted, method, before.firsts)
         try:
             finished.append((_shown(job, record, out, console), out))
         except KeyboardInterrupt:
             said = f"interrupted: what was measured is in {unfinished(out)}, and the same command goes on from there"
             console.print(said, highlight=False, soft_wrap=True)
             raise
+        except DeviceLost as said:
+            console.print(f"{said}, as this one does now in a new process", highlight=False, soft_wrap=True)
+            again = [argument for argument in sys.argv[1:] if argument != "--fresh"]
+            os.execv(sys.executable, [sys.executable, "-m", "holdfast", *again])
         console.print(f"written to {out}", highlight=False, soft_wrap=True)
     if choices.counters is not None:
         with console.status("hardware counters"):
             count(finished, choices.counters, device)
         console.print("hardware counters written beside their rows")
+    place.unlink()
 
 
 def _empty(named: Named, facts: dict[str, object], roof: Roofs, choices: Choices) -> Record:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from holdfast.ops.parity import cast, leaves, relative_error
 
-from .case import Case, checked
-from .clock import Method, host_ms, time_calls, time_runs
+from .case import Case, checked, fits_in_chunks
+from .clock import Method, bound_by_host, host_ms, time_calls, time_runs
 from .floor import floor_bytes, history_bytes, operations
 from .memory import extra_bytes
 from .result import Result, of_case
@@ -109,6 +109,13 @@ def _timed(
     row: Result, case: Case, run: Callable[[], object], device: torch.device, roof: Roofs, method: Method
 ) -> Result:
     times = time_calls(run, device) if case.kind == "host" else time_runs(run, device, method)
+    host = None if case.kind == "host" else host_ms(run, device)
+    if method == "events" and bound_by_host(times.median_ms, host):
+        # the device waits for the host: its own time is that of replays
+        try:
+            times = time_runs(run, device, "graph")
+        except RuntimeError as error:
+            row = replace(row, note="; ".join(filter(None, (row.note, f"cannot be captured: {one_line(error)[:80]}"))))
     row = replace(
         row,
         median_ms=times.median_ms,
@@ -124,7 +131,7 @@ def _timed(
     floor_ms = moved / roof.copy_bandwidth * 1e3
     return replace(
         row,
-        host_ms=host_ms(run, device),
+        host_ms=host,
         floor_bytes=moved,
         floor_ms=floor_ms,
         floor_ratio=times.median_ms / floor_ms,
@@ -134,9 +141,17 @@ def _timed(
 
 
 def _measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, method: Method) -> Result:
-    grad, small = case.passes != "fwd", checked(case, device)
-    row = replace(of_case(case, runner.name, "ok"), limit=LIMITS[case.dtype], checked_at=dict(small.sizes))
-    subject = runner.prepare(small, device)
+    grad, small, by = case.passes != "fwd", checked(case, device), ""
+    subject = runner.prepare(case, device)
+    if small != case and subject.shared and fits_in_chunks(case, device):
+        # the very run that is timed; a smaller one may go by another plan
+        small, by = case, "chunked"
+        subject = replace(subject, exact=lambda a: case.work.in_chunks(a, dict(case.options)))
+    elif small != case:
+        subject = runner.prepare(small, device)
+    row = replace(
+        of_case(case, runner.name, "ok"), limit=LIMITS[case.dtype], checked_at=dict(small.sizes), checked_by=by
+    )
     run = one_pass(subject.call, subject.inputs, grad)
     got = run()
     error, where, exact = _compare(small, subject, got, device)
@@ -183,7 +198,16 @@ def measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, metho
         return of_case(case, runner.name, "missing", one_line(error))
     except Exception as error:  # whatever an implementation raises is a result, and the others are still to be measured
         return of_case(case, runner.name, "failed", one_line(error))
-    finally:
-        if device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
+
+
+def lost(device: torch.device) -> str:
+    """Frees what a row took; in words, why nothing runs on the device any more in this process, or ""."""
+    gc.collect()
+    if device.type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    except RuntimeError as error:  # an invalid address, an assertion: the context is gone, and with it all memory
+        return one_line(error)
+    return ""

@@ -15,7 +15,8 @@ class Result:
     """What one runner did in one case.
 
     error: the largest relative error of the output, and for fwd+bwd of every gradient, against the float64 oracle;
-    limit: the most that counts as right; checked_at: the sizes at which they were compared.
+    limit: the most that counts as right; checked_at: the sizes at which they were compared; checked_by: the backend
+    that stood in for the step-by-step oracle, in float64 too.
     first_call_s: seconds of the first call in a process of its own with empty compile caches; None where that was not
     measured. median_ms, low_ms, high_ms: median and quartiles of the runs; method: how they were taken. host_ms: what
     the host spends a call, on a GPU. memory_bytes: peak beyond the inputs; history_bytes: the state after every step in
@@ -39,6 +40,7 @@ class Result:
     error: float | None = None
     limit: float | None = None
     checked_at: dict[str, int] | None = None
+    checked_by: str = ""
     first_call_s: float | None = None
     median_ms: float | None = None
     low_ms: float | None = None

@@ -6,17 +6,22 @@ from pathlib import Path
 
 import torch
 
+from ..errors import UserError
 from .case import Case
 from .clock import Method
 from .cold import Firsts, died
 from .counters import counted
-from .measure import measure
+from .measure import lost, measure
 from .record import Record, write
 from .result import Result, of_case
 from .selection import EVERYTHING, Selection, runners_of
 from .subject import Runner
 
 Each = Callable[[Case, Runner, Result | None], None]
+
+
+class DeviceLost(UserError):
+    """A kernel broke the device's context: this process can measure nothing more."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ def run(job: Job, record: Record, out: Path, each: Each = lambda case, runner, r
 
     The file `unfinished(out)` is rewritten after each row; at the end it takes out's place. each: called with None
     before a runner is measured, and with its row after.
+
+    Raises DeviceLost after the row of what broke the device's context.
     """
     draft = unfinished(out)
     record, firsts = replace(record, complete=False), job.firsts or {}
@@ -50,15 +57,20 @@ def run(job: Job, record: Record, out: Path, each: Each = lambda case, runner, r
             if (case, runner.name) in done:
                 continue
             each(case, runner, None)
+            broken = ""
             if how := died(firsts, case, runner):
                 result = of_case(case, runner.name, "failed", how)
             else:
                 result = measure(case, runner, job.device, record.roofs, job.method)
+                if broken := lost(job.device):
+                    result = of_case(case, runner.name, "failed", broken)
             if (first := firsts.get((case, runner.name))) is not None:
                 result = replace(result, first_call_s=first.seconds)
             record = replace(record, rows=(*record.rows, result))
             write(record, draft)
             each(case, runner, result)
+            if broken:
+                raise DeviceLost(f"{runner.name} in {case}: {broken}; the same command goes on after it")
     record = replace(record, complete=True)
     write(record, out)
     draft.unlink()

@@ -1,5 +1,6 @@
 """How figures are written, in the terminal and on the page."""
 
+from .clock import bound_by_host
 from .result import Result
 
 COLUMNS = ("runner", "ms", "quartiles", "x floor", "first s", "host ms", "memory", "error", "what")
@@ -37,11 +38,15 @@ def said(result: Result) -> str:
         words.append(f"absolute error at the last step: {last}")
     if result.checked_at and result.checked_at != result.sizes:
         words.append("checked at " + " ".join(f"{axis}{size}" for axis, size in result.checked_at.items()))
+    if result.checked_by:
+        words.append(f"checked against {result.checked_by} in float64")
     if result.low_ms and result.high_ms and result.high_ms > 1.5 * result.low_ms:
         words.append("unsteady: was something else running?")
     # replays leave the host out already
-    if result.host_ms and result.median_ms and result.host_ms > 0.8 * result.median_ms and "graph" not in result.method:
-        words.append("bound by the host: --graph takes it out")
+    if "replay" in (result.method or ""):
+        words.append("replayed")
+    elif bound_by_host(result.median_ms, result.host_ms):
+        words.append("bound by the host")
     if result.predicted_ms and result.median_ms:
         words.append(f"predicted {milliseconds(result.predicted_ms)} ms")
     if result.dram_bytes is not None:

@@ -16,7 +16,7 @@ from holdfast.planner.tables import Table, Timing
 
 from .case import Case
 from .clock import time_runs
-from .measure import LIMITS, measure, one_line, one_pass
+from .measure import LIMITS, lost, measure, one_line, one_pass
 from .record import versions
 from .roofs import Roofs
 from .selection import EVERYTHING, Selection
@@ -116,8 +116,10 @@ def _tuned(case: Case, device: torch.device, wanted: Selection, say: Say) -> Tab
         runner = HoldfastRunner(backend.name)
         if not wanted.takes(runner.name, case) or (backend.name == SLOW and not wanted.items):
             continue
-        # right first: a small form of the case against the oracle
+        # right first
         row = measure(case, runner, device, _NO_ROOFS)
+        if broken := lost(device):
+            raise ValueError(f"--tune: {backend.name} in {case} broke the device: {broken}")
         if row.status != "ok":
             say(f"  {backend.name}: {row.status}: {row.detail}")
             continue

@@ -30,7 +30,7 @@ class Workload:
     both give (output, final state). output: arguments -> a tensor of the output's shape and dtype, uninitialised.
     state_steps: sizes -> elements of state times steps, which is what the oracle costs, but for the dense family, where
     gates count too. state_size: sizes -> elements of state of one step. has_state: whether example knows initial
-    states.
+    states. in_chunks: exact by the PyTorch backend, for sizes at which the steps take too long; None without one.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Workload:
     state_steps: Callable[[Mapping[str, int]], int]
     state_size: Callable[[Mapping[str, int]], int]
     has_state: bool = False
+    in_chunks: Callable[[dict[str, Any], dict[str, Any]], Any] | None = None
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raises ValueError for an axis that the op lacks, one that is missing, or a size below 1."""
@@ -108,6 +109,9 @@ def _of_recurrence(recurrence: Recurrence) -> Workload:
         output, final_state = op_of(recurrence)(**arguments, **options, output_final_state=state, backend=backend)
         return (output, final_state) if state else output
 
+    def in_chunks(arguments: dict[str, Any], options: dict[str, Any]) -> Any:
+        return call(arguments, options, "chunked")
+
     required = _REQUIRED[recurrence.family]
     return Workload(
         name=recurrence.name,
@@ -123,6 +127,7 @@ def _of_recurrence(recurrence: Recurrence) -> Workload:
         state_steps=_state_steps(recurrence.family),
         state_size=_state_size(recurrence),
         has_state=True,
+        in_chunks=None if recurrence.family == "dense" else in_chunks,
     )
 
 
