@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.ops.parity import cast, leaves, relative_error
 
-from .case import Case, checked, fits_in_chunks
+from .case import Case, better_in_chunks, checked
 from .clock import Method, bound_by_host, host_ms, time_calls, time_runs
 from .floor import floor_bytes, history_bytes, operations
 from .memory import extra_bytes
@@ -143,7 +143,7 @@ def _timed(
 def _measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, method: Method) -> Result:
     grad, small, by = case.passes != "fwd", checked(case, device), ""
     subject = runner.prepare(case, device)
-    if small != case and subject.shared and fits_in_chunks(case, device):
+    if subject.shared and better_in_chunks(case, device):
         # the very run that is timed; a smaller one may go by another plan
         small, by = case, "chunked"
         subject = replace(subject, exact=lambda a: case.work.in_chunks(a, dict(case.options)))

@@ -34,7 +34,8 @@ def _state_update(case: Case, inputs: dict[str, Any]) -> Subject:
     batch, _, heads, width = inputs["x"].shape
     size = inputs["B"].shape[3]
     start = inputs["initial_state"].mT.contiguous()
-    # strides of 0 tell it that dt and A are one number a head
+    # strides of 0 tell it that dt and A are one number a head; it does not run without a bias of dt and D
+    zero = torch.zeros(heads, device=inputs["x"].device)[:, None].expand(heads, width)
     one = {
         "x": inputs["x"][:, 0].contiguous(),
         "dt": inputs["dt"][:, 0, :, None].expand(batch, heads, width),
@@ -45,7 +46,8 @@ def _state_update(case: Case, inputs: dict[str, Any]) -> Subject:
     }
 
     def call(a: dict[str, Any]) -> Any:
-        return selective_state_update(a["state"], a["x"], a["dt"], a["A"], a["B"], a["C"]), a["state"]
+        out = selective_state_update(a["state"], a["x"], a["dt"], a["A"], a["B"], a["C"], D=zero, dt_bias=zero)
+        return out, a["state"]
 
     def exact(a: dict[str, Any]) -> Any:
         given = {"x": a["x"][:, None], "dt": a["dt"][..., 0][:, None], "A": a["A"][:, 0, 0]}
