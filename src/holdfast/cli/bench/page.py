@@ -42,7 +42,7 @@ def page(records: Sequence[Record]) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Holdfast benchmarks</title><style>{_CSS}</style></head><body>
 <h1>Holdfast benchmarks</h1>
-<p>Results are compared with a float64 step-by-step oracle first; where they are off, no time is given.
+<p>Results are compared with float64 first; where they are off, no time is given.
 The floor is the time that the inputs and outputs alone take at the copy bandwidth measured in the same run.
 "Holdfast" in a line is the fastest of its backends, "best peer" the fastest other implementation of the same function.
 </p>
@@ -71,6 +71,12 @@ def _repeated(record: Record, records: Sequence[Record]) -> int | None:
         if same and other.complete and other.date > record.date and cases <= {row.case for row in other.rows}:
             return n
     return None
+
+
+def _command(command: str) -> str:
+    """Folded where it is long."""
+    code = f"<code>{escape(command)}</code>"
+    return code if len(command) < 200 else f"<details><summary>The command</summary>{code}</details>"
 
 
 def _facts(record: Record) -> str:
@@ -103,7 +109,7 @@ def _record(
     figures = _figures(record, f"r{number}", runners) if with_plots else ""
     others = "\n".join(_rows(group) for group in groups(row for row in record.rows if row.kind != "time"))
     return f"""<section id="r{number}"><h2>{escape(names[number])}</h2>
-<p>{escape(record.title)}. <code>{escape(record.command)}</code></p><dl>{_facts(record)}</dl>
+<p>{escape(record.title)}. {_command(record.command)}</p><dl>{_facts(record)}</dl>
 {targets}{sections.glance(record)}{sections.memory(record)}{sections.counters(record)}{figures}
 {sections.host(record)}{sections.carried_tables(record)}{sections.first_calls(record)}
 <h3>All rows</h3>
