@@ -14,8 +14,11 @@ CASES = (
     # the shape of the document, a short batch, a long sequence; decoding; what a call costs the host
     "B4 T4096 H32 K128",
     "simple_gla B1 T4096 H8",
-    "gated_delta_rule B1 T4096 H8",
     "simple_gla B1 T32768",
+    "simple_gla B8 T2048",
+    "gated_delta_rule B1 T4096 H16",
+    "gated_delta_rule B1 T32768 H8",
+    "ssd B4 T4096 H32 Hq1",
     "one step of decoding",
     "host time",
     # scans
@@ -52,13 +55,15 @@ CASES = (
 RUNNERS = (
     # right everywhere and slow there
     "-holdfast reference",
+    "-holdfast alternating",
     "-holdfast loop",
     "-holdfast chunked",
     "-torch.compile",
     # they compile anew for each size, for 20 to 100 s
     "-flashrnn alternating",
     "-flashrnn triton_fused",
-    *(f"-flashrnn@{text}" for text in ("slstm", "elman", "B64", "lstm float16", "H48", "H6", "H3", "D1024", "error")),
+    *(f"-flashrnn@{text}" for text in ("slstm", "elman", "B64", "lstm float16", "H48", "H6", "H3")),
+    *(f"-flashrnn@{text}" for text in ("D1024", "D2048", "error")),
     *(f"-fla@{text}" for text in ("B1 T", "B3 T", "B4 T4096 H16", ": delta_rule")),
     "-fla chunk@one step",
     *(f"-fla fused_recurrent@{text}" for text in ("B4 T4096 H32", "hgrn")),

@@ -1,4 +1,4 @@
-"""Times every plan that fits of the Triton scans and of intra_chunk, beside what the planner predicts of it.
+"""Times every plan that fits of the GPU scans and of intra_chunk, beside what the planner predicts of it.
 
     python benchmarks/triton_plans.py            # on an NVIDIA GPU: predicted and measured times, the planner's rank
     python benchmarks/triton_plans.py --list     # anywhere: the plans and predictions for an H200
@@ -15,18 +15,36 @@ from typing import Any
 import torch
 
 from holdfast.kernels.common.backend import describe
+from holdfast.kernels.diagonal.hopper_inter_chunk_scan import HopperInterChunkScan
+from holdfast.kernels.diagonal.hopper_scan import HopperScan
 from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
 from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
 from holdfast.kernels.diagonal.triton_scan import TritonScan
+from holdfast.kernels.matrix.hopper_intra_chunk import HopperIntraChunk
 from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
 from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
 from holdfast.ops.diagonal import ENTRY_STEPS
 from holdfast.planner import Candidate, Device, Direction, Problem
-from holdfast.planner.models import diagonal_scan, inter_chunk_scan, intra_chunk
+from holdfast.planner.models import (
+    diagonal_hopper,
+    diagonal_scan,
+    inter_chunk_hopper,
+    inter_chunk_scan,
+    intra_chunk,
+    intra_chunk_hopper,
+)
 from holdfast.recurrences import Draw
 from holdfast.recurrences.definition import DiagonalCall
 
 CACHE = 256 * 2**20
+SCANS, STATES, INSIDE = (
+    {backend.name: backend for backend in backends}
+    for backends in (
+        (TritonScan(), HopperScan()),
+        (TritonInterChunkScan(), HopperInterChunkScan()),
+        (TritonIntraChunk(), HopperIntraChunk()),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -55,13 +73,19 @@ def scan(B: int, T: int, D: int, pairs: bool, direction: Direction) -> Case:
     def run(plan: Any, made: Any) -> Any:
         call, entries, grad = made
         if direction == "forward":
-            return TritonScan().forward(plan, call, None, entries)
-        return TritonScan().backward(plan, call, None, None, grad, None, entries)
+            return SCANS[plan.backend].forward(plan, call, None, entries)
+        return SCANS[plan.backend].backward(plan, call, None, None, grad, None, entries)
 
     traits = {"complex": pairs, "needs_grad": True}
     problem = Problem.of("rotlru" if pairs else "rglru", "diagonal", "bfloat16", {"B": B, "T": T, "D": D}, traits)
     name = f"{problem.op} B{B} T{T} D{D} {direction}"
-    return Case(name, problem, direction, diagonal_scan.every, make, run)
+
+    def candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+        yield from diagonal_scan.every(problem, device, direction)
+        if SCANS["hopper"].reject(problem, device) is None:
+            yield from diagonal_hopper.every(problem, device, direction)
+
+    return Case(name, problem, direction, candidates, make, run)
 
 
 def states(B: int, G: int, H: int, K: int, V: int, rank: int = 0) -> Case:
@@ -75,9 +99,14 @@ def states(B: int, G: int, H: int, K: int, V: int, rank: int = 0) -> Case:
     name = f"inter_chunk_scan B{B} H{H} G{G} {K}x{V}" + (f" rank {rank}" if rank else "")
 
     def run(plan: Any, call: Any) -> Any:
-        return TritonInterChunkScan().forward(plan, call, None)
+        return STATES[plan.backend].forward(plan, call, None)
 
-    return Case(name, problem, "forward", inter_chunk_scan.every, make, run)
+    def candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+        yield from inter_chunk_scan.every(problem, device, direction)
+        if STATES["hopper"].reject(problem, device) is None:
+            yield from inter_chunk_hopper.every(problem, device)
+
+    return Case(name, problem, "forward", candidates, make, run)
 
 
 def inside(B: int, H: int, C: int, width: int) -> Case:
@@ -91,9 +120,14 @@ def inside(B: int, H: int, C: int, width: int) -> Case:
     problem = Problem.of("intra_chunk", "matrix", "float16", sizes, {"states": True, "gate=silu": True})
 
     def run(plan: Any, call: Any) -> Any:
-        return TritonIntraChunk().forward(plan, call)
+        return INSIDE[plan.backend].forward(plan, call)
 
-    return Case(f"intra_chunk B{B} H{H} C{C} d{width}", problem, "forward", intra_chunk.every, make, run)
+    def candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+        yield from intra_chunk.every(problem, device, direction)
+        if INSIDE["hopper"].reject(problem, device) is None:
+            yield from intra_chunk_hopper.every(problem, device)
+
+    return Case(f"intra_chunk B{B} H{H} C{C} d{width}", problem, "forward", candidates, make, run)
 
 
 CASES = (

@@ -13,7 +13,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
-TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+from uniform_registers import unset_uniform_registers
+
+TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,18 @@ class Compiled:
 class Recorded(Exception):
     """Carries a launch instead of running it."""
 
-    def __init__(self, kernel: Any, arguments: Any, constants: dict[str, Any], warps: int) -> None:
+    def __init__(
+        self, kernel: Any, arguments: Any, constants: dict[str, Any], warps: int, registers: int | None = None
+    ) -> None:
         self.kernel, self.arguments, self.constants, self.warps = kernel, arguments, constants, warps
+        self.registers = registers
 
 
-def record(kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any], warps: int, types: Any) -> None:
+def record(
+    kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any], warps: int, types: Any, registers: Any = None
+) -> None:
     """In place of holdfast.kernels.common.gluon_launch.launch."""
-    raise Recorded(kernel, arguments, constants, warps)
+    raise Recorded(kernel, arguments, constants, warps, registers)
 
 
 def _type_of(argument: Any) -> str:
@@ -56,12 +63,15 @@ def compile_launch(launch: Recorded) -> Compiled:
     signature = {name: "constexpr" if name in launch.constants else _type_of(values[name]) for name in names}
     constants = {(names.index(name),): values[name] for name in names if signature[name] == "constexpr"}
     source = GluonASTSource(launch.kernel, signature, constants)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": launch.warps})
+    options = {"num_warps": launch.warps, "maxnreg": launch.registers}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(made.asm["ptx"])
         command = [get_ptxas(90).path, "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        unset = unset_uniform_registers(path.with_suffix(".cubin").read_bytes())
+    assert not unset, unset
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
     return Compiled(made.metadata.shared, int(spilled[1]), said, made.asm["ptx"])

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from uniform_registers import unset_uniform_registers
+
 TARGETS = (80, 90, 100)
 
 _POINTERS = {
@@ -33,7 +35,7 @@ class Compiled:
 
 
 def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **options: int) -> Compiled:
-    """Compiles a kernel as a launch with these arguments would, pointers and integers divisible by 16.
+    """Compiles a kernel of Triton or Gluon as a launch would; pointers and integers are taken for multiples of 16.
 
     arguments: by name; a torch dtype stands for a pointer to it, an int for an integer of 32 bits or of 64, a float for
     a float32; None and what the kernel declares constexpr are compiled in. options: num_warps and the like.
@@ -41,6 +43,7 @@ def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **op
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     constants = {
         name for name, parameter in zip(kernel.arg_names, kernel.params, strict=True) if parameter.is_constexpr
@@ -55,14 +58,18 @@ def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **op
             attributes[(place,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = "fp32"
-        elif value == 1:
+        elif value == 1 and not kernel.params[place].do_not_specialize:
             signature[name], values[name] = "constexpr", 1
         else:
             signature[name] = "i32" if value < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and not kernel.params[place].do_not_specialize:
                 attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature=signature, constexprs=values, attrs=attributes)
+    language = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = language(kernel, signature, values, attributes)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    if capability == 90:
+        unset = unset_uniform_registers(made.asm["cubin"])
+        assert not unset, unset
     registers, stack = _resources(made.asm["cubin"])
     return Compiled(registers, stack, made.metadata.shared, made.asm["ttgir"], made.asm["ptx"])
 

@@ -18,6 +18,7 @@ _OPS = (
     "delta_rule",
     "elman",
     "gated_delta_rule",
+    "gated_rms_norm",
     "gla",
     "gru",
     "hgrn",

@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import re
 import subprocess
-from ctypes import c_float, c_int, c_long, c_uint, c_void_p
+from ctypes import c_float, c_int, c_long, c_longlong, c_uint, c_void_p
 from pathlib import Path
 
 import torch
@@ -58,6 +58,13 @@ class Emulated:
         done = self.library.launch(*sizes, c_long(shared), c_uint(self.seed), c_long(PATIENCE), places)
         assert done, "the kernel's threads wait for one another for ever"
 
+    def repeated(self, threads, pointers, numbers):
+        def run(blocks, tensors, *rest):
+            assert (len(tensors), len(rest)) == (pointers, numbers)
+            self.launch((blocks, 1, 1), threads, 0, [*tensors, *map(c_longlong, rest)])
+
+        return run
+
 
 def _points(x: object) -> bool:
-    return x is None or isinstance(x, torch.Tensor) or not isinstance(x, c_int | c_float)
+    return x is None or isinstance(x, torch.Tensor) or not isinstance(x, c_int | c_float | c_longlong)

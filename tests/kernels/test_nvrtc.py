@@ -1,9 +1,12 @@
 """CUDA C++ compiled without a GPU: the kept machine code, and what is said when something is missing."""
 
+import ctypes
 import multiprocessing
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from holdfast.kernels.common import nvrtc
 
@@ -118,3 +121,29 @@ def test_bindings_without_their_library_are_said(monkeypatch):
 
     monkeypatch.setattr(nvrtc, "_bindings", lambda: (None, Unloadable))
     assert "libnvrtc" in nvrtc.missing()
+
+
+def test_a_repeated_launch_hands_over_each_calls_own_arguments(monkeypatch):
+    seen = []
+
+    def launch(function, *rest):
+        *sizes, places, _ = rest
+        values = [
+            ctypes.c_int64.from_address(ctypes.c_int64.from_address(places + 8 * k).value).value for k in range(4)
+        ]
+        seen.append((function, sizes, values))
+        return (len(seen) == 3,)
+
+    driver = SimpleNamespace(cuLaunchKernel=launch, CUstream=lambda at: at, cuGetErrorString=lambda error: (0, b"no"))
+    monkeypatch.setattr(nvrtc, "_bindings", lambda: (driver, SimpleNamespace(nvrtcResult=str)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    run = nvrtc.Kernel("step", "it", None).repeated(256, 2, 2)
+    x, y = torch.zeros(3), torch.zeros(4)
+    run(5, [x, y], 2**40, 3)
+    run(6, [y, x], 1, -1)
+    assert seen == [
+        ("it", [5, 1, 1, 256, 1, 1, 0, 7], [x.data_ptr(), y.data_ptr(), 2**40, 3]),
+        ("it", [6, 1, 1, 256, 1, 1, 0, 7], [y.data_ptr(), x.data_ptr(), 1, -1]),
+    ]
+    with pytest.raises(RuntimeError, match="launching step: no"):
+        run(5, [x, y], 1, 1)

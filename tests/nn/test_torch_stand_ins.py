@@ -69,6 +69,25 @@ def test_results_and_gradients_are_torch_nns(kind, options):
 
 
 @every_kind
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("packed", [False, True])
+def test_directions_side_by_side_as_on_a_gpu(kind, heads, packed, monkeypatch):
+    """Both directions as heads of one call: the results of two calls."""
+    ours = getattr(holdfast.nn, kind)(INPUT, HIDDEN, num_layers=2, bidirectional=True, num_heads=heads)
+    x = torch.randn(9, 3, INPUT, requires_grad=True)
+    hx = states(kind, 4, 3, HIDDEN)
+    leaves = [*ours.parameters(), x, *(hx if kind == "LSTM" else [hx])]
+    found = []
+    for _ in range(2):
+        results = tensors(ours(pack_padded_sequence(x, [9, 5, 2]) if packed else x, hx))
+        loss = sum((result * torch.linspace(-1, 1, result.numel()).view_as(result)).sum() for result in results)
+        found.append([*results, *torch.autograd.grad(loss, leaves)])
+        monkeypatch.setattr(type(ours), "_groups", lambda self, layer, x: [self._suffixes(layer)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
+
+
+@every_kind
 @pytest.mark.parametrize("sorted_already", [True, False])
 @pytest.mark.parametrize(("layers", "both"), [(1, False), (2, True)])
 def test_packed_sequences_are_torch_nns(kind, sorted_already, layers, both):

@@ -347,7 +347,7 @@ def test_autocast_casts_inputs_and_keeps_decays_and_states_wide():
         (
             {"backend": "magic"},
             ValueError,
-            "backend: expected one of 'triton', 'chunked' for inter_chunk_scan; got 'magic'",
+            "backend: expected one of 'hopper', 'triton', 'chunked' for inter_chunk_scan; got 'magic'",
         ),
     ],
 )
@@ -378,7 +378,11 @@ def test_chunk_offsets_that_cannot_be(bounds):
         ({"chunk_size": 0}, ValueError, "chunk_size: expected at least 1; got 0"),
         ({"chunk_size": 16.0}, TypeError, "chunk_size: expected an integer; got float"),
         ({"gate_activation": "relu"}, ValueError, "gate_activation: expected 'silu' or 'sigmoid'; got 'relu'"),
-        ({"backend": "magic"}, ValueError, "backend: expected one of 'triton', 'chunked' for intra_chunk; got 'magic'"),
+        (
+            {"backend": "magic"},
+            ValueError,
+            "backend: expected one of 'hopper', 'triton', 'chunked' for intra_chunk; got 'magic'",
+        ),
     ],
 )
 def test_a_mistake_in_intra_chunk_is_named(wrong, error, message):

@@ -47,7 +47,7 @@ SHARED = {
     "unknown backend": (
         {"backend": "magic"},
         ValueError,
-        "backend: expected one of 'triton', 'chunked', 'reference' for",
+        "backend: expected one of 'hopper', 'triton', 'chunked', 'reference' for",
     ),
 }
 GATE = {

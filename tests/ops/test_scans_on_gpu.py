@@ -6,12 +6,13 @@ import torch
 import holdfast
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
+from holdfast.kernels.matrix.hopper_intra_chunk import HopperIntraChunk
 from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
 from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
 from holdfast.ops import inter_chunk_scan, intra_chunk
 from holdfast.planner import Problem
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, oracle
-from kernels.diagonal import recomputation, scan_parity, states_parity
+from kernels.diagonal import hopper_parity, recomputation, scan_parity, states_parity
 from kernels.matrix import intra_chunk_parity
 from parity import assert_close, cast, leaves, op_and_oracle, relative_error, values_and_grads
 
@@ -26,8 +27,8 @@ def example(name, dtype=torch.float32, **sizes):
     return RECURRENCES[name].example(Draw(0, dtype, "cuda"), Sizes(**sizes))
 
 
-def run(name, arguments, **options):
-    return getattr(holdfast, name)(**arguments, output_final_state=True, backend="triton", **options)
+def run(name, arguments, backend="triton"):
+    return getattr(holdfast, name)(**arguments, output_final_state=True, backend=backend)
 
 
 @every_op
@@ -83,10 +84,30 @@ def test_a_sequence_may_be_split_anywhere(name, at):
 
 
 @every_op
-@pytest.mark.parametrize("sizes", [{"T": 0}, {"T": 1, "D": 2}, {"T": 1000, "D": 2, "B": 1}, {"T": 65, "D": 1000}])
+def test_no_steps_return_the_initial_state_and_its_gradient(name):
+    arguments = example(name, T=0)
+    initial = arguments["initial_state"].requires_grad_()
+    h, final = run(name, arguments)
+    assert h.shape == arguments["x"].shape
+    assert torch.equal(final, initial)
+    given = torch.randn_like(final)
+    (grad,) = torch.autograd.grad(final, initial, given)
+    assert torch.equal(grad, given)
+
+
+@every_op
+@pytest.mark.parametrize("sizes", [{"T": 1, "D": 2}, {"T": 1000, "D": 2, "B": 1}, {"T": 65, "D": 1000}])
 def test_any_length_and_width(name, sizes):
     got, exact = op_and_oracle(getattr(holdfast, name), RECURRENCES[name], example(name, **sizes), backend="triton")
     assert_close(got, exact, 2e-5)
+
+
+@every_op
+@pytest.mark.parametrize("sizes", [{"T": 1, "D": 32}, {"T": 65, "D": 992, "B": 1}])
+def test_any_length_and_width_on_hopper(name, sizes):
+    arguments = example(name, torch.bfloat16, **sizes)
+    got, exact = op_and_oracle(getattr(holdfast, name), RECURRENCES[name], arguments, backend="hopper")
+    assert_close(got, exact, 2.0**-7)
 
 
 @every_op
@@ -122,6 +143,38 @@ def test_the_backward_pass_computes_the_forward_states_again_bit_for_bit(name, s
 
 
 @every_op
+@pytest.mark.parametrize(("dtype", "packed"), [("bfloat16", None), ("float16", [0, 0, 3, 90, 140, 140])])
+def test_the_hopper_scan_matches_the_oracle(name, dtype, packed):
+    plan = scan_parity.hopper(64, 32, 3, 4) if name == "rotlru" else scan_parity.hopper(64, 16, 3, 1)
+    scan_parity.check(name, dtype, 140, plan, packed, channels=224, device="cuda")
+
+
+@pytest.mark.parametrize("length", [33, 64, 200])
+def test_the_hopper_backward_pass_computes_the_forward_states_again_bit_for_bit(length):
+    hopper_parity.check_recomputation("rglru", length, device="cuda")
+
+
+@every_op
+def test_the_hopper_scan_takes_strided_inputs(name):
+    hopper_parity.check_strides(name, 70, device="cuda")
+
+
+@every_op
+def test_the_hopper_scan_through_the_op(name):
+    """At the size that is timed: against the Triton scan, and its own repetition bit for bit."""
+    arguments = example(name, torch.bfloat16, B=2, T=4096, D=2048)
+
+    def both(backend):
+        return values_and_grads(
+            lambda a: getattr(holdfast, name)(**a, output_final_state=True, backend=backend), arguments
+        )
+
+    first, second = both("hopper"), both("hopper")
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    assert_close(first, both("triton"), 2.0**-7)
+
+
+@every_op
 @pytest.mark.parametrize("width", [8, 1024])
 def test_a_million_steps(name, width):
     arguments = example(name, T=1_000_000 if width == 8 else 100_000, D=width, B=1)
@@ -130,15 +183,16 @@ def test_a_million_steps(name, width):
     assert_close(values_and_grads(lambda a: run(name, a), arguments), exact, 2e-5)
 
 
-def test_more_than_two_to_the_31_elements():
-    length, width, tail = 2**20 + 300, 2100, 200
+@pytest.mark.parametrize("backend", ["triton", "hopper"])
+def test_more_than_two_to_the_31_elements(backend):
+    length, width, tail = 2**20 + 300, 2112, 200
     a = torch.full((1, length, width), 0.5, dtype=torch.bfloat16, device="cuda")
     # nothing before the tail reaches it
     a[:, -tail] = 0
     x = torch.empty_like(a).normal_()
     short_a, short_x = a[:, -tail:].clone().requires_grad_(), x[:, -tail:].clone()
-    h, final = run("rglru", {"a": a.requires_grad_(), "x": x})
-    short, last = run("rglru", {"a": short_a, "x": short_x})
+    h, final = run("rglru", {"a": a.requires_grad_(), "x": x}, backend)
+    short, last = run("rglru", {"a": short_a, "x": short_x}, backend)
     assert relative_error(h[:, -tail:].double(), short.double()) <= 2.0**-8
     assert relative_error(final, last) <= 1e-6
     (grad,) = torch.autograd.grad(h, a, x)
@@ -158,6 +212,20 @@ def test_the_scan_of_states_matches_the_loop(dtype, vector, rank, packed):
     which = TritonInterChunkScan().candidates(problem, describe(torch.device("cuda")), "forward")[0].plan
     shape = {"vector": vector, "rank": rank, "chunks": 33, "keys": 40, "values": 72}
     states_parity.check(dtype, which, packed, "cuda", **shape)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vector", "rank", "packed", "keys"),
+    [
+        ("bfloat16", False, 4, None, 64),
+        ("float32", True, 1, [0, 0, 2, 6, 33, 33], 32),
+        ("float16", True, 16, [0, 0, 2, 6, 33, 33], 16),
+        ("float32", False, 2, None, 128),
+    ],
+)
+def test_the_hopper_scan_of_states_matches_the_loop(dtype, vector, rank, packed, keys):
+    shape = {"vector": vector, "rank": rank, "chunks": 33, "keys": keys, "values": 80}
+    states_parity.check(dtype, states_parity.hopper(keys), packed, "cuda", **shape)
 
 
 @pytest.mark.parametrize("vector", [False, True])
@@ -208,20 +276,54 @@ def test_intra_chunk_matches_the_loop(dtype, shape, given):
     intra_chunk_parity.check(dtype, *plans, given=given, device="cuda", **shape)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stages", "shape"),
+    [
+        ("float16", 2, {"length": 300, "chunk": 128, "keys": 64, "values": 64}),
+        ("bfloat16", 1, {"length": 600, "chunk": 256, "keys": 128, "values": 128, "harsh": True, "batch": 2}),
+        ("float16", 2, {"length": 100, "chunk": 64, "keys": 64, "values": 128, "groups": 2, "given": ""}),
+        (
+            "bfloat16",
+            1,
+            {"length": 700, "chunk": 512, "keys": 128, "values": 64, "given": "g", "activation": "sigmoid"},
+        ),
+        ("float16", 2, {"length": 200, "chunk": 256, "keys": 64, "values": 64, "given": "states gate"}),
+    ],
+    ids=str,
+)
+def test_intra_chunk_on_hopper_matches_the_loop(dtype, stages, shape):
+    plans = intra_chunk_parity.hopper(stages), intra_chunk_parity.plan(32, 32)
+    intra_chunk_parity.check(dtype, *plans, device="cuda", **shape)
+
+
+def test_intra_chunk_on_hopper_at_the_size_that_is_timed():
+    """Many blocks at once: the bits of two runs, and of one sequence alone."""
+    call = intra_chunk_parity.call(torch.float16, "g states gate", 256, 256, 16, 12, 12, 128, 128, device="cuda")
+    call = call._replace(states=call.states.half())
+    first, second = (HopperIntraChunk().forward(intra_chunk_parity.hopper(1), call) for _ in range(2))
+    assert torch.equal(first, second)
+    alone = call._replace(**{name: getattr(call, name)[5:6] for name in intra_chunk_parity.NAMES})
+    assert torch.equal(first[5:6], HopperIntraChunk().forward(intra_chunk_parity.hopper(1), alone))
+    plain = TritonIntraChunk().forward(intra_chunk_parity.plan(64, 128), call)
+    assert relative_error(first.double(), plain.double()) <= 2e-3
+
+
 def test_intra_chunk_with_a_sigmoid_gate():
     plan = intra_chunk_parity.plan(64, 64)
     intra_chunk_parity.check("float32", plan, plan, activation="sigmoid", device="cuda", length=130, chunk=64)
 
 
-def test_intra_chunk_of_more_than_two_to_the_31_elements():
+@pytest.mark.parametrize("backend", [TritonIntraChunk(), HopperIntraChunk()], ids=lambda backend: backend.name)
+def test_intra_chunk_of_more_than_two_to_the_31_elements(backend):
     heads, width, chunk = 64, 128, 64
     length = 2**31 // (heads * width) + 300
     q, k, v = (torch.empty(1, length, heads, width, dtype=torch.float16, device="cuda").normal_() for _ in range(3))
-    g = torch.full((1, length, heads), -0.1, device="cuda")
-    o = intra_chunk(q, k, v, g, chunk_size=chunk, backend="triton")
+    given = IntraChunkCall(q, k, v, torch.full((1, length, heads), -0.1, device="cuda"), chunk_size=chunk)
     start = (length - 1) // chunk * chunk
-    short = intra_chunk(q[:, start:], k[:, start:], v[:, start:], g[:, start:], chunk_size=chunk, backend="triton")
-    assert torch.equal(o[:, start:], short)
+    tail = given._replace(**{name: getattr(given, name)[:, start:] for name in "qkvg"})
+    # one plan for both: blocks of other sizes add in another order
+    plan = intra_chunk_parity.plan(64, 128) if backend.name == "triton" else intra_chunk_parity.hopper(2)
+    assert torch.equal(backend.forward(plan, given)[:, start:], backend.forward(plan, tail))
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 1.5e-2)])

@@ -1,4 +1,4 @@
-"""Modules: drop-ins for torch.nn's recurrent layers, and sequence mixers with a decode step."""
+"""Modules: drop-ins for torch.nn's recurrent layers, sequence mixers with a decode step, and patch for transformers."""
 
 from .delta_net import DeltaNet
 from .gated_delta_net import GatedDeltaNet
@@ -7,6 +7,7 @@ from .gru import GRU
 from .lstm import LSTM
 from .mamba2 import Mamba2
 from .mlstm import MLSTM
+from .patching import patch, unpatch
 from .retnet import RetNet
 from .rglru import RGLRU
 from .rnn import RNN
@@ -26,4 +27,6 @@ __all__ = [
     "Mamba2",
     "RetNet",
     "RotLRU",
+    "patch",
+    "unpatch",
 ]

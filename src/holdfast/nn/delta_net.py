@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from holdfast.ops import delta_rule
 
 from .check import check_input, check_positive, check_state, head_width, wide
-from .norm import GatedRMSNorm, l2_normalize
+from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
 
 State = tuple[Tensor, Tensor]
@@ -74,8 +74,17 @@ class DeltaNet(nn.Module):
         S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
         qkv, tail = self.conv(self.qkv_proj(x), tail, cu_seqlens)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(self.widths, -1))
-        beta = self.beta_proj(x).to(dtype).sigmoid()
-        if self.allow_neg_eigval:
-            beta = 2 * beta
-        o, S = delta_rule(l2_normalize(q), l2_normalize(k), v, beta, None, S, True, cu_seqlens, self.backend)
+        o, S = delta_rule(
+            q,
+            k,
+            v,
+            self.beta_proj(x),
+            initial_state=S,
+            output_final_state=True,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+            qk_l2norm=True,
+            beta_sigmoid=True,
+            allow_neg_eigval=self.allow_neg_eigval,
+        )
         return self.out_proj(self.norm(o).flatten(-2)), (S, tail)

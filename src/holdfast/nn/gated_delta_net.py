@@ -1,13 +1,12 @@
 """The mixer of Gated DeltaNet."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.ops import gated_delta_rule
 
 from .check import check_divides, check_input, check_positive, check_state, head_width, wide
 from .decay_init import initial_A_log, initial_dt_bias
-from .norm import GatedRMSNorm, l2_normalize
+from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
 
 State = tuple[Tensor, Tensor]
@@ -87,10 +86,23 @@ class GatedDeltaNet(nn.Module):
         S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
         qkv, tail = self.conv(self.qkv_proj(x), tail, cu_seqlens)
         q, k, v = qkv.split(self.widths, -1)
-        q, k = (l2_normalize(part.unflatten(-1, (self.num_heads, -1))) for part in (q, k))
+        q, k = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k))
         v, gate = (part.unflatten(-1, (self.num_v_heads, -1)) for part in (v, self.gate_proj(x)))
-        a, b = self.decay_beta_proj(x).to(dtype).chunk(2, -1)
-        g = -self.A_log.to(dtype).exp() * F.softplus(a + self.dt_bias)
-        beta = b.sigmoid() * 2 if self.allow_neg_eigval else b.sigmoid()
-        o, S = gated_delta_rule(q, k, v, g, beta, None, S, True, cu_seqlens, self.backend)
+        a, b = self.decay_beta_proj(x).chunk(2, -1)
+        o, S = gated_delta_rule(
+            q,
+            k,
+            v,
+            a,
+            b,
+            initial_state=S,
+            output_final_state=True,
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            qk_l2norm=True,
+            beta_sigmoid=True,
+            allow_neg_eigval=self.allow_neg_eigval,
+        )
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, tail)

@@ -4,13 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdfast.ops import gated_rms_norm
+
 from .check import wide
 
 
 class GatedRMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, times silu(gate) where a gate is given.
 
-    weight: of the given shape, which is that of x's last axes: [D] is shared between heads, [H, D] is each head's own.
+    weight: [D], shared between heads, or [H, D], each head's own.
     """
 
     def __init__(self, *shape: int, eps: float = 1e-5) -> None:
@@ -19,12 +21,8 @@ class GatedRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(shape))
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """x, gate and the result: [..., D] or [..., H, D]."""
-        dtype = wide(x.dtype)
-        y = F.rms_norm(x.to(dtype), x.shape[-1:], eps=self.eps) * self.weight
-        if gate is not None:
-            y = y * F.silu(gate.to(dtype))
-        return y.to(x.dtype)
+        """x, gate and the result: [B, T, H, D]."""
+        return gated_rms_norm(x, gate, self.weight, self.eps)
 
 
 class HeadLayerNorm(nn.Module):
@@ -39,9 +37,3 @@ class HeadLayerNorm(nn.Module):
         """x and the result: [..., H, D]."""
         y = F.layer_norm(x.to(wide(x.dtype)), x.shape[-1:], eps=self.eps) * self.weight
         return y.to(x.dtype)
-
-
-def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(sum(x^2) + eps) over the last axis."""
-    y = x.to(wide(x.dtype))
-    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + eps)).to(x.dtype)

@@ -86,39 +86,59 @@ class Stack(nn.Module):
     def _step(
         self, x: Tensor, R: Tensor, b: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """One layer in one direction. x [B, T, gates, H, D], R [gates, H, D, D], b [gates, H, D], state [S, N, H, D].
+        """One layer in one direction, or in both as heads of one call.
 
-        x has the bias of weight_ih, b is that of weight_hh. Returns h [B, T, H, D] and the final state.
+        x [B, T, gates, H, D], R [gates, H, D, D], b [gates, H, D], state [S, N, H, D]. x has the bias
+        of weight_ih, b is that of weight_hh. Returns h [B, T, H, D] and the final state.
         """
         raise NotImplementedError
 
-    def _direction(self, sequences: Sequences, x: Tensor, suffix: str, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _groups(self, layer: int, x: Tensor) -> list[list[str]]:
+        """The suffixes of a layer's directions, together those that run as heads of one call.
+
+        On a GPU a step of two directions costs little more than one of either; a CPU multiplies two heads in more time
+        than two calls take, from about 256 channels on.
+        """
+        suffixes = self._suffixes(layer)
+        return [suffixes] if x.is_cuda else [[suffix] for suffix in suffixes]
+
+    def _directions(
+        self, sequences: Sequences, x: Tensor, suffixes: list[str], states: Tensor | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """The output of each direction and the final states [S, directions, N, hidden], as states."""
         heads = (self.gates, self.num_heads, self.head_dim)
-        bias_ih, b = (getattr(self, name + suffix, None) for name in ("bias_ih", "bias_hh"))
-        projected = F.linear(x, getattr(self, "weight_ih" + suffix), bias_ih)
-        R = getattr(self, "weight_hh" + suffix).unflatten(0, heads)
-        b = None if b is None else b.unflatten(0, heads)
-        if state is not None:
-            state = state.unflatten(-1, heads[1:]).to(wide(projected.dtype))
-        h, final = self._step(projected.unflatten(-1, heads), R, b, state, sequences.cu_seqlens)
-        return h.flatten(2), final.flatten(2)
+        inputs, weights, biases = [], [], []
+        for suffix in suffixes:
+            given = sequences.turned(x) if suffix.endswith("_reverse") else x
+            bias_ih, b = (getattr(self, name + suffix, None) for name in ("bias_ih", "bias_hh"))
+            inputs.append(F.linear(given, getattr(self, "weight_ih" + suffix), bias_ih).unflatten(-1, heads))
+            weights.append(getattr(self, "weight_hh" + suffix).unflatten(0, heads))
+            biases += [] if b is None else [b.unflatten(0, heads)]
+        if states is not None:
+            states = states.unflatten(-1, heads[1:]).transpose(1, 2).flatten(2, 3).to(wide(inputs[0].dtype))
+        b = _joined(biases, 1) if biases else None
+        h, final = self._step(_joined(inputs, 3), _joined(weights, 1), b, states, sequences.cu_seqlens)
+        split = (len(suffixes), self.num_heads)
+        parts = zip(suffixes, h.unflatten(2, split).flatten(3).unbind(2), strict=True)
+        outputs = [sequences.turned(y) if suffix.endswith("_reverse") else y for suffix, y in parts]
+        return outputs, final.unflatten(2, split).flatten(3).transpose(1, 2)
 
     def _run(self, sequences: Sequences, states: Tensor | None) -> tuple[Tensor, Tensor]:
         """Output [B, T, directions * hidden] and final states [S, layers * directions, N, hidden]."""
-        x, finals = sequences.x, []
+        x, finals, done = sequences.x, [], 0
         for layer in range(self.num_layers):
             if layer > 0 and self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
             outputs = []
-            for suffix in self._suffixes(layer):
-                state = None if states is None else states[:, len(finals)]
-                backwards = suffix.endswith("_reverse")
-                h, final = self._direction(sequences, sequences.turned(x) if backwards else x, suffix, state)
-                outputs.append(sequences.turned(h) if backwards else h)
+            for suffixes in self._groups(layer, x):
+                given = None if states is None else states[:, done : done + len(suffixes)]
+                found, final = self._directions(sequences, x, suffixes, given)
+                outputs += found
                 finals.append(final)
-            x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
+                done += len(suffixes)
+            x = _joined(outputs, -1)
         # as torch.nn has it, hx has the output's dtype
-        return x, torch.stack(finals, 1).to(x.dtype)
+        return x, torch.cat(finals, 1).to(x.dtype)
 
     def _states(self, hx: Any, names: tuple[str, ...], count: int, batched: bool) -> Tensor | None:
         """hx checked and stacked as [S, layers * directions, N, hidden]."""
@@ -169,3 +189,7 @@ class Stack(nn.Module):
         if not batched:
             return output[0], finals[:, :, 0].unbind(0)
         return output if self.batch_first else output.transpose(0, 1), finals.unbind(0)
+
+
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)

@@ -4,6 +4,7 @@ from .delta_rule import delta_rule
 from .elman import elman
 from .explain import explain
 from .gated_delta_rule import gated_delta_rule
+from .gated_rms_norm import gated_rms_norm
 from .gla import gla
 from .gru import gru
 from .hgrn import hgrn
@@ -27,6 +28,7 @@ __all__ = [
     "elman",
     "explain",
     "gated_delta_rule",
+    "gated_rms_norm",
     "gla",
     "gru",
     "hgrn",

@@ -78,6 +78,57 @@ def check_arguments(
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """prepare, for an op that has no recurrence behind it."""
+    metadata = _metadata(expected_arguments, cu_seqlens, arguments, sizes)
+    if metadata in _PASSED:
+        return dict(arguments)
+    checked = _check(expected_arguments, cu_seqlens, arguments, sizes)
+    if metadata is not None:
+        if len(_PASSED) >= 4096:
+            _PASSED.clear()
+        _PASSED[metadata] = expected_arguments
+    return checked
+
+
+# metadata that has passed its checks, which read nothing else, and what it was checked against, kept so that its id
+# stays its own
+_PASSED: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+
+
+def _metadata(
+    expected_arguments: Mapping[str, Any],
+    cu_seqlens: Any,
+    arguments: Mapping[str, Any],
+    sizes: Mapping[str, int] | None,
+) -> tuple[Any, ...] | None:
+    """All that the checks read, hashable; None where it is not, or where arguments may be cast."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        parts = [
+            None
+            if x is None
+            else tuple([None if y is None else (y.shape, y.dtype, y.device) for y in x])
+            if type(x) is tuple
+            else (x.shape, x.dtype, x.device)
+            for x in arguments.values()
+        ]
+        packed = None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype)
+        fixed = None if sizes is None else tuple(sizes.items())
+        metadata = (id(expected_arguments), *arguments, *parts, packed, fixed)
+        # sizes that are traced have no hash
+        hash(metadata)
+        device = next(iter(arguments.values())).device
+    except (AttributeError, TypeError):
+        return None
+    return None if torch.is_autocast_enabled(device.type) else metadata
+
+
+def _check(
+    expected_arguments: Mapping[str, Argument | tuple[Argument, ...]],
+    cu_seqlens: Tensor | None,
+    arguments: Mapping[str, Any],
+    sizes: Mapping[str, int] | None,
+) -> dict[str, Any]:
     first = next(iter(arguments.values()))
     specs, given = {}, {}
     for name, x in arguments.items():
@@ -167,4 +218,8 @@ def _autocasts(x: Tensor) -> bool:
 
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether a backward pass may follow."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False

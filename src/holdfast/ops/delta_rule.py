@@ -18,6 +18,10 @@ def delta_rule(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     backend: str | None = None,
+    *,
+    qk_l2norm: bool = False,
+    beta_sigmoid: bool = False,
+    allow_neg_eigval: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """DeltaNet: S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T, o_t = scale S_t^T q_t.
 
@@ -26,9 +30,15 @@ def delta_rule(
     Args:
         k: keys [B, T, Hq, K]; the recurrence is stable for beta |k|^2 <= 2, so keys are usually normalised to length 1.
         beta: write strength [B, T, H], 0 to 1, or to 2 for negative eigenvalues; any floating dtype.
+        qk_l2norm: divides each query and key by sqrt(|.|^2 + 1e-6) first.
+        beta_sigmoid: takes sigmoid(beta) as the write strength.
+        allow_neg_eigval: doubles sigmoid(beta), so that a step may reflect the state (Grazzi et al. 2024,
+            arXiv:2411.12537); needs beta_sigmoid.
 
     The other args, returns and errors are those of `simple_gla` without g: q [B, T, Hq, K], v [B, T, H, V], states
     float32 [N, H, K, V]; returns o [B, T, H, V] and the final state or None.
     """
     given = prepare(DELTA_RULE, cu_seqlens, {"q": q, "k": k, "v": v, "beta": beta, "initial_state": initial_state})
-    return matrix.run(DELTA_RULE, DELTA_RULE.map(**given, scale=scale), output_final_state, cu_seqlens, backend)
+    options = {"qk_l2norm": qk_l2norm, "beta_sigmoid": beta_sigmoid, "allow_neg_eigval": allow_neg_eigval}
+    mapped = DELTA_RULE.map(**given, scale=scale, **options)
+    return matrix.run(DELTA_RULE, mapped, output_final_state, cu_seqlens, backend)

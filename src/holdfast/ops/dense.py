@@ -1,13 +1,15 @@
 """The dense family's custom ops: plan, kernel, autograd and fake tensors, once for all of its cells."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.common.planning import remembered, resolve
 from holdfast.kernels.dense import kept
+from holdfast.kernels.dense.alternating import Alternating
 from holdfast.kernels.dense.fused import Fused
 from holdfast.kernels.dense.loop import Loop
 from holdfast.kernels.dense.reference import Reference
@@ -18,8 +20,9 @@ from holdfast.recurrences.definition import DenseCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 
 from .check import needs_grad, prepare
+from .registration import define, differentiable
 
-BACKENDS = (Fused(), Loop(), Reference())
+BACKENDS = (Fused(), Alternating(), Loop(), Reference())
 
 
 def problem(op: str, call: DenseCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
@@ -34,6 +37,8 @@ def problem(op: str, call: DenseCall, cu_seqlens: Tensor | None, grad: bool) -> 
         "recurrent_grad_clip": call.recurrent_grad_clip is not None,
         "cut_recurrent_grad": call.cut_recurrent_grad,
         "varlen": cu_seqlens is not None,
+        # some backends begin packed sequences from zeros alone; of a batch none cares
+        "initial_state": cu_seqlens is not None and call.initial_state is not None,
         "needs_grad": grad,
     }
     return Problem.of(op, "dense", call.x.dtype, sizes, traits)
@@ -66,21 +71,41 @@ def run(
     if not isinstance(cut_recurrent_grad, bool):
         raise TypeError(f"cut_recurrent_grad: expected a bool; got {type(cut_recurrent_grad).__name__}")
     grad = needs_grad(*(given[name] for name in ("x", "R", "b", "initial_state")))
-    h, final_state, _, _ = dense_forward(
+    h, final_state, _, _ = _dense(
         *given.values(), cu_seqlens, recurrent_grad_clip, cut_recurrent_grad, cell.key, grad, backend or ""
     )
     return h, final_state if output_final_state else None
 
 
+_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+
+
 def _select(
     call: DenseCall, cu_seqlens: Tensor | None, grad: bool, direction: Direction, backend: str
 ) -> tuple[Any, Plan]:
-    what, device = problem(call.cell.name, call, cu_seqlens, grad), describe(call.x.device)
-    return resolve(BACKENDS, what, device, backend, direction)
+    x = call.x
+    # what `problem` reads, in less time than it takes to make and hash a Problem
+    given = (call.reset is None, call.recurrent_grad_clip is None, call.cut_recurrent_grad, cu_seqlens is None)
+    given += (call.initial_state is None,)
+    key = (call.cell.key, x.shape, x.dtype, x.device, given, grad, direction, backend)
+    found = _SELECTED.get(key)
+    if found is None:
+        if len(_SELECTED) >= 4096:
+            _SELECTED.clear()
+        what, device = problem(call.cell.name, call, cu_seqlens, grad), describe(x.device)
+        found = _SELECTED[key] = resolve(BACKENDS, what, device, backend, direction)
+    return found
 
 
-@torch.library.custom_op("holdfast::dense_forward", mutates_args=())
-def dense_forward(
+_AS_IT_IS = nullcontext()
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
+
+
+def _forward(
     x: Tensor,
     R: Tensor,
     b: Tensor | None,
@@ -100,15 +125,16 @@ def dense_forward(
     """
     call = DenseCall(lookup(cell), x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
     chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with _without_autocast(x):
         h, final_state, states, gates = chosen.forward(plan, call, cu_seqlens, grad)
         if grad and kept.compact(x) and not chosen.compact:
             states, gates = kept.pack(call, cu_seqlens, states, gates)
         return h, final_state, states, gates
 
 
-@dense_forward.register_fake
-def _(x, R, b, initial_state, reset, cu_seqlens, recurrent_grad_clip, cut_recurrent_grad, cell, grad, backend):
+def _forward_fake(
+    x, R, b, initial_state, reset, cu_seqlens, recurrent_grad_clip, cut_recurrent_grad, cell, grad, backend
+):
     which, dtype = lookup(cell), compute_dtype(x.dtype)
     batch, length, _, heads, width = x.shape
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -124,8 +150,7 @@ def _(x, R, b, initial_state, reset, cu_seqlens, recurrent_grad_clip, cut_recurr
     return x.new_empty(batch, length, heads, width), final_state, states, gates
 
 
-@torch.library.custom_op("holdfast::dense_backward", mutates_args=())
-def dense_backward(
+def _gradients(
     grad_h: Tensor | None,
     grad_final: Tensor | None,
     R: Tensor,
@@ -149,12 +174,12 @@ def dense_backward(
     """
     which = lookup(cell)
     # x's shape without its memory: what is saved stands for its values
-    x = R.new_zeros(()).expand(batch, length, len(which.input), *R.shape[1:3])
+    x = R.new_empty(()).expand(batch, length, len(which.input), *R.shape[1:3])
     if gates.numel() == 0 and x.numel() > 0:
         raise RuntimeError("dense_backward: expected what dense_forward saves with grad=True; it ran with grad=False")
     call = DenseCall(which, x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
     chosen, plan = _select(call, cu_seqlens, True, "backward", backend)
-    with torch.autocast(R.device.type, enabled=False):
+    with _without_autocast(R):
         saved = (states, gates) if h is None else (h, states, gates)
         if h is not None and not chosen.compact:
             saved = kept.unpack(call, cu_seqlens, *saved)
@@ -163,8 +188,7 @@ def dense_backward(
     return tuple(R.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
-@dense_backward.register_fake
-def _(
+def _gradients_fake(
     grad_h,
     grad_final,
     R,
@@ -190,12 +214,18 @@ def _(
     return dx, *rest
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.set_materialize_grads(False)
-    x, *tensors = inputs[:6]
-    h, _, states, gates = output
-    ctx.save_for_backward(*tensors, h if kept.compact(x) else None, states, gates)
-    ctx.rest = x.shape[0], x.shape[1], *inputs[6:9], inputs[10]
+dense_forward = define("dense_forward", _forward, _forward_fake)
+dense_backward = define("dense_backward", _gradients, _gradients_fake)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    ctx.rest = inputs[0].shape[0], inputs[0].shape[1], *inputs[6:9], inputs[10]
+
+
+def _save_outputs(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+    h, _, states, gates = outputs
+    ctx.mark_non_differentiable(states, gates)
+    ctx.save_for_backward(*inputs[1:6], h if kept.compact(inputs[0]) else None, states, gates)
 
 
 def _backward(ctx: Any, grad_h: Tensor | None, grad_final: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -205,4 +235,4 @@ def _backward(ctx: Any, grad_h: Tensor | None, grad_final: Tensor | None, *_: An
     return dx, dR, db, grad_initial, *(None,) * 7
 
 
-dense_forward.register_autograd(_backward, setup_context=_setup)
+_dense = differentiable(dense_forward, _save, _backward, 4, _save_outputs)

@@ -8,6 +8,7 @@ from torch import Tensor
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.diagonal.chunked import Chunked
+from holdfast.kernels.diagonal.hopper_scan import HopperScan
 from holdfast.kernels.diagonal.reference import Reference
 from holdfast.kernels.diagonal.triton_scan import TritonScan
 from holdfast.planner import Direction, Plan, Problem
@@ -15,10 +16,10 @@ from holdfast.recurrences.definition import DiagonalCall, Recurrence
 
 from .check import needs_grad
 
-BACKENDS = (TritonScan(), Chunked(), Reference())
+BACKENDS = (HopperScan(), TritonScan(), Chunked(), Reference())
 
 # Steps between two states that a backend may keep for its backward pass; plans may keep fewer.
-ENTRY_STEPS = 128
+ENTRY_STEPS = 32
 
 
 def problem(op: str, call: DiagonalCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:

@@ -8,6 +8,7 @@ from torch import Tensor
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.diagonal.chunked_inter_chunk_scan import ChunkedInterChunkScan
+from holdfast.kernels.diagonal.hopper_inter_chunk_scan import HopperInterChunkScan
 from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
 from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
 from holdfast.planner import Direction, Plan, Problem
@@ -15,7 +16,7 @@ from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
 
-BACKENDS = (TritonInterChunkScan(), ChunkedInterChunkScan())
+BACKENDS = (HopperInterChunkScan(), TritonInterChunkScan(), ChunkedInterChunkScan())
 
 ARGUMENTS = {
     "states": Argument("what each chunk adds to the state", "B chunks H K V"),

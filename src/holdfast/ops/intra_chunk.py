@@ -8,6 +8,7 @@ from torch import Tensor
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.matrix.chunked_intra_chunk import ChunkedIntraChunk
+from holdfast.kernels.matrix.hopper_intra_chunk import HopperIntraChunk
 from holdfast.kernels.matrix.intra_chunk import Activation, IntraChunkCall
 from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
 from holdfast.planner import Direction, Plan, Problem
@@ -15,7 +16,7 @@ from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
 
-BACKENDS = (TritonIntraChunk(), ChunkedIntraChunk())
+BACKENDS = (HopperIntraChunk(), TritonIntraChunk(), ChunkedIntraChunk())
 
 ARGUMENTS = {
     "q": Argument("queries", "B T Hq K"),

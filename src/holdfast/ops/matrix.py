@@ -1,24 +1,36 @@
 """The matrix family's custom ops: plan, kernel, autograd and fake tensors, once for all of its recurrences."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.common.planning import remembered, resolve
 from holdfast.kernels.matrix.chunked import Chunked
 from holdfast.kernels.matrix.hopper_backend import Hopper
+from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
+from holdfast.kernels.matrix.one_name import OneName
 from holdfast.kernels.matrix.reference import Reference
 from holdfast.kernels.matrix.triton_decode import TritonDecode
+from holdfast.kernels.matrix.triton_delta import TritonDelta
+from holdfast.kernels.matrix.triton_gla import TritonGLA
 from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 
 from .check import needs_grad
+from .registration import define, differentiable
 
-BACKENDS = (Hopper(), TritonDecode(), TritonSinglePass(), Chunked(), Reference())
+BACKENDS = (
+    OneName(Hopper(), HopperDelta()),
+    TritonDecode(),
+    OneName(TritonSinglePass(), TritonDelta(), TritonGLA()),
+    Chunked(),
+    Reference(),
+)
 
 
 def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
@@ -53,15 +65,34 @@ def run(
     return o, final_state if output_final_state else None
 
 
+_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+
+
 def _select(
     call: MatrixCall, cu_seqlens: Tensor | None, op: str, grad: bool, direction: Direction, backend: str
 ) -> tuple[Any, Plan]:
-    what, device = problem(op, call, cu_seqlens, grad), describe(call.v.device)
-    return resolve(BACKENDS, what, device, backend, direction)
+    q, k, v, g, beta, floor = call[:6]
+    # what `problem` reads, in less time than it takes to make and hash a Problem
+    axes = (q.shape[2], k.shape[3], 0 if g is None else g.dim(), beta is None, floor is None, cu_seqlens is None)
+    key = (BACKENDS, op, v.shape, v.dtype, v.device, axes, call.delta, grad, direction, backend)
+    found = _SELECTED.get(key)
+    if found is None:
+        if len(_SELECTED) >= 4096:
+            _SELECTED.clear()
+        what, device = problem(op, call, cu_seqlens, grad), describe(v.device)
+        found = _SELECTED[key] = resolve(BACKENDS, what, device, backend, direction)
+    return found
 
 
-@torch.library.custom_op("holdfast::matrix_forward", mutates_args=())
-def matrix_forward(
+_AS_IT_IS = nullcontext()
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
+
+
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -80,20 +111,18 @@ def matrix_forward(
     """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider)."""
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
-    with torch.autocast(v.device.type, enabled=False):
+    with _without_autocast(v):
         return chosen.forward(plan, call, cu_seqlens)
 
 
-@matrix_forward.register_fake
-def _(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
+def _forward_fake(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     columns = v.shape[3] + int(norm_floor is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
     return torch.empty_like(v, memory_format=torch.contiguous_format), state
 
 
-@torch.library.custom_op("holdfast::matrix_backward", mutates_args=())
-def matrix_backward(
+def _gradients(
     grad_o: Tensor | None,
     grad_final: Tensor | None,
     q: Tensor,
@@ -113,14 +142,15 @@ def matrix_backward(
     """Gradients of q, k, v, g, beta, norm_floor and initial_state; an empty tensor for one that was not given."""
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
-    with torch.autocast(v.device.type, enabled=False):
+    with _without_autocast(v):
         grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final)
     grads = [*grads, None if initial_state is None else grad_state]
     return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
-@matrix_backward.register_fake
-def _(grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, backend):
+def _gradients_fake(
+    grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, backend
+):
     inputs = (q, k, v, g, beta, norm_floor, initial_state)
     empty = [
         v.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs
@@ -128,8 +158,7 @@ def _(grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, ep
     return tuple(empty)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.set_materialize_grads(False)
+def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
     ctx.save_for_backward(*inputs[:7], inputs[10])
     ctx.rest = inputs[7:10], inputs[11], inputs[13]
 
@@ -141,11 +170,11 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tup
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 7
 
 
-matrix_forward.register_autograd(_backward, setup_context=_setup)
+matrix_backward = define("matrix_backward", _gradients, _gradients_fake)
+matrix_forward = differentiable(define("matrix_forward", _forward, _forward_fake), _save, _backward, inputs=7)
 
 
-@torch.library.custom_op("holdfast::matrix_step", mutates_args=("state",))
-def matrix_step(
+def _step(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -162,7 +191,7 @@ def matrix_step(
     """One token of a MatrixCall without a normaliser: o [B, 1, H, V] in v's dtype; state [B, H, K, V] is updated."""
     call = MatrixCall(q, k, v, g, beta, norm_floor, state, scale, eps, delta)
     chosen, plan = _select(call, None, op, False, "forward", backend)
-    with torch.autocast(v.device.type, enabled=False):
+    with _without_autocast(v):
         if isinstance(chosen, TritonDecode):
             return chosen.step(plan, call, state)
         o, after = chosen.forward(plan, call, None)
@@ -170,6 +199,8 @@ def matrix_step(
     return o
 
 
-@matrix_step.register_fake
-def _(q, k, v, g, beta, norm_floor, state, scale, eps, delta, op, backend):
+def _step_fake(q, k, v, g, beta, norm_floor, state, scale, eps, delta, op, backend):
     return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+matrix_step = define("matrix_step", _step, _step_fake, mutates=["state"])

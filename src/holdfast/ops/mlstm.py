@@ -1,9 +1,11 @@
 """mlstm: the matrix memory of xLSTM."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from holdfast.recurrences.mlstm import MLSTM, Gating, State
+from holdfast.recurrences.mlstm import MLSTM, Gates, Gating, State, gates
 
 from . import matrix
 from .check import prepare
@@ -52,15 +54,23 @@ def mlstm(
         ValueError, TypeError: for an argument of the wrong shape, dtype or device, named in the message; for an unknown
             gating or a backend that is unknown or cannot serve the call.
     """
+    check_gating(gating, normalize)
+    arguments = {"q": q, "k": k, "v": v, "i": i, "f": f, "initial_state": initial_state}
+    given = prepare(MLSTM, cu_seqlens, arguments)
+    options = {"gating": gating, "normalize": normalize, "scale": scale, "eps": eps, "cu_seqlens": cu_seqlens}
+    gates_of = fastest_gates(given["i"], given["f"], torch.promote_types(given["v"].dtype, torch.float32))
+    mapped = MLSTM.map(**given, **options, gates_of=gates_of)
+    return matrix.run(MLSTM, mapped, output_final_state, cu_seqlens, backend)
+
+
+def check_gating(gating: Gating, normalize: bool) -> None:
+    """Raises ValueError for an unknown gating, or for one whose states have to be normalised."""
     if gating not in ("exp", "sigmoid"):
         raise ValueError(f"gating: expected 'exp' or 'sigmoid'; got {gating!r}")
     if gating == "exp" and not normalize:
         raise ValueError("normalize: expected True with gating='exp', whose states are scaled by exp(-m); got False")
-    arguments = {"q": q, "k": k, "v": v, "i": i, "f": f, "initial_state": initial_state}
-    given = prepare(MLSTM, cu_seqlens, arguments)
-    options = {"gating": gating, "normalize": normalize, "scale": scale, "eps": eps, "cu_seqlens": cu_seqlens}
-    wide = torch.promote_types(given["v"].dtype, torch.float32)
-    if can_fuse(given["i"], given["f"], wide):
-        options["gates_of"] = fused_gates
-    mapped = MLSTM.map(**given, **options)
-    return matrix.run(MLSTM, mapped, output_final_state, cu_seqlens, backend)
+
+
+def fastest_gates(i: Tensor, f: Tensor, wide: torch.dtype) -> Callable[..., Gates]:
+    """recurrences.mlstm.gates, in one launch where that runs. wide: the states' dtype."""
+    return fused_gates if can_fuse(i, f, wide) else gates

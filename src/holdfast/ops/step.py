@@ -8,21 +8,32 @@ import torch
 from torch import Tensor
 
 from holdfast.recurrences import RECURRENCES
+from holdfast.recurrences.mlstm import Gating
+from holdfast.recurrences.simple_gla import default_scale
 
 from . import matrix
 from .check import prepare
+from .mlstm import check_gating, fastest_gates
+
+# of the mappings, read once: to read a signature takes longer than to launch the kernel
+_PARAMETERS = {name: frozenset(signature(recurrence.map).parameters) for name, recurrence in RECURRENCES.items()}
+# what its mapping takes beyond belongs to longer sequences
+_PARAMETERS["mlstm"] -= {"cu_seqlens", "gates_of"}
 
 
 @torch.no_grad()
-def step(op: str, arguments: Mapping[str, Any], state: Tensor, backend: str | None = None) -> Tensor:
+def step(
+    op: str, arguments: Mapping[str, Any], state: Tensor | tuple[Tensor, Tensor, Tensor], backend: str | None = None
+) -> Tensor:
     """One step of decoding: what `op` returns for one token, with the state's memory used again.
 
     A captured CUDA graph therefore decodes token after token on the same state. Gradients are not recorded.
 
     Args:
-        op: a matrix recurrence whose state is one tensor: all but "mlstm".
+        op: a matrix recurrence.
         arguments: the op's arguments by name, tensors of one token (T = 1) and options such as scale; no initial_state.
         state: [B, H, K, V], float32 (float64 for float64 inputs), contiguous; overwritten by the state after the token.
+            Of "mlstm" the tuple (C [B, H, K, V], n [B, H, K], m [B, H]), each overwritten.
         backend: as in every op.
 
     Returns:
@@ -32,22 +43,58 @@ def step(op: str, arguments: Mapping[str, Any], state: Tensor, backend: str | No
         ValueError, TypeError: for an unknown op or argument, for an argument of the wrong shape, dtype or device, named
             in the message; for a backend that is unknown or cannot serve the call.
     """
-    known = [name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix" and name != "mlstm"]
+    known = [name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix"]
     if op not in known:
         raise ValueError(f"op: expected one of {', '.join(known)}; got {op!r}")
     recurrence = RECURRENCES[op]
     options = {name: x for name, x in arguments.items() if name not in recurrence.arguments}
     for name in options:
-        if name not in signature(recurrence.map).parameters:
+        if name not in _PARAMETERS[op]:
             raise TypeError(f"arguments: expected names that {op} takes; got {name!r}")
     if "initial_state" in arguments:
         raise TypeError("arguments: expected no initial_state, which is state; got one")
     tensors = {name: arguments.get(name) for name in recurrence.arguments if name != "initial_state"}
     given = prepare(recurrence, None, tensors | {"initial_state": state})
+    if op == "mlstm":
+        return _mlstm(given, backend or "", **options)
     call, finish = recurrence.map(**given, **options)
-    if call.v.shape[1] != 1:
-        raise ValueError(f"arguments: expected one token (T = 1); got T = {call.v.shape[1]}")
-    if not state.is_contiguous():
-        raise ValueError(f"state: expected a contiguous tensor; got strides {list(state.stride())}")
+    _check_token(call.v, state)
     o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, backend or "")
     return o if finish is None else finish(o, state)[0]
+
+
+def _check_token(v: Tensor, state: Tensor) -> None:
+    if v.shape[1] != 1:
+        raise ValueError(f"arguments: expected one token (T = 1); got T = {v.shape[1]}")
+    if not state.is_contiguous():
+        raise ValueError(f"state: expected a contiguous tensor; got strides {list(state.stride())}")
+
+
+def _mlstm(
+    given: dict[str, Any],
+    backend: str,
+    gating: Gating = "exp",
+    normalize: bool = True,
+    scale: float | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The token of an mLSTM: C by the kernel of the others, in place; n, a column beside C's V, by PyTorch's own."""
+    check_gating(gating, normalize)
+    if any(x is None for x in given["initial_state"] or (None,)):
+        raise TypeError("state: expected the tensors (C, n, m); got None")
+    q, k, v, (C, n, m) = *(given[name] for name in "qkv"), given["initial_state"]
+    _check_token(v, C)
+    # of one token, nothing beside C: so that h is rounded once
+    q, k, wide = q.to(C.dtype), k.to(C.dtype), v.to(C.dtype)
+    scale = default_scale(scale, k)
+    g, beta, floor, last = fastest_gates(given["i"], given["f"], C.dtype)(
+        given["i"], given["f"], m, None, gating == "exp"
+    )
+    h = matrix.matrix_step(q, k, wide, g, beta, None, C, scale, eps, False, "mlstm", backend)
+    m.copy_(last)
+    if normalize:
+        q, k = (x[:, 0].repeat_interleave(v.shape[2] // x.shape[2], 1) for x in (q, k))
+        n.mul_(g[:, 0, :, None].exp()).add_(beta[:, 0, :, None] * k)
+        inner = scale * (n * q).sum(-1)[:, None]
+        h = h / (torch.maximum(inner.abs(), floor) + eps)[..., None]
+    return h.to(v.dtype)

@@ -14,6 +14,8 @@ from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
 from holdfast.recurrences.simple_gla import SIMPLE_GLA
 
 from .families import backends_of, op_of
+from .gated_rms_norm import BACKENDS as GATED_NORM_BACKENDS
+from .gated_rms_norm import gated_rms_norm
 from .inter_chunk_scan import BACKENDS as INTER_CHUNK_BACKENDS
 from .inter_chunk_scan import inter_chunk_scan
 from .intra_chunk import BACKENDS as INTRA_CHUNK_BACKENDS
@@ -69,13 +71,21 @@ def verify(device: torch.device, seed: int = 0) -> Iterator[Verdict]:
         yield _verdict("inter_chunk_scan", backend.name, partial(_compose, inter=backend.name), attempt)
     for backend in INTRA_CHUNK_BACKENDS:
         yield _verdict("intra_chunk", backend.name, partial(_compose, intra=backend.name), attempt)
+    on_cpu, arguments = (_normalised(Draw(seed, torch.float32, place)) for place in ("cpu", device))
+    # held against its equation by tests/ops/test_gated_rms_norm.py
+    attempt = _Try(partial(_normalise, backend="pytorch"), on_cpu, arguments, LIMIT, True)
+    for backend in GATED_NORM_BACKENDS:
+        yield _verdict("gated_rms_norm", backend.name, partial(_normalise, backend=backend.name), attempt)
 
 
 @dataclass(frozen=True)
 class _Try:
-    """Arguments to run a backend on, and how near its results have to come. grads: whether to check gradients too."""
+    """Arguments to run a backend on, what is right of them, and how near it has to come.
 
-    recurrence: Recurrence
+    grads: whether to check gradients too.
+    """
+
+    right: Callable[[Any], Any]
     on_cpu: dict[str, Any]
     arguments: dict[str, Any]
     limit: float
@@ -91,11 +101,12 @@ class _Try:
         grads: bool = True,
     ) -> "_Try":
         on_cpu, arguments = (recurrence.example(Draw(seed, dtype, place), sizes) for place in ("cpu", device))
-        return _Try(recurrence, on_cpu, arguments, LIMIT if dtype == torch.float32 else HALF_LIMIT, grads)
+        limit = LIMIT if dtype == torch.float32 else HALF_LIMIT
+        return _Try(partial(oracle, recurrence), on_cpu, arguments, limit, grads)
 
     @cached_property
     def exact(self) -> list[Tensor]:
-        return self.results(lambda a: oracle(self.recurrence, a), cast(self.on_cpu, torch.float64))
+        return self.results(self.right, cast(self.on_cpu, torch.float64))
 
     def results(self, run: Callable[[Any], Any], arguments: dict[str, Any]) -> list[Tensor]:
         if self.grads:
@@ -111,6 +122,15 @@ def _compose(a: dict[str, Tensor], inter: str | None = None, intra: str | None =
     after, final = inter_chunk_scan(states, total, None, None, a["initial_state"], True, backend=inter)
     entering = torch.cat([a["initial_state"][:, None], after[:, :-1]], 1)
     return intra_chunk(a["q"], a["k"], a["v"], a["g"], entering, chunk_size=_CHUNK, backend=intra), final
+
+
+def _normalised(draw: Draw) -> dict[str, Tensor]:
+    B, T, H, D = _SIZES.B, _SIZES.T, _SIZES.H, _SIZES.D
+    return {"o": draw.normal(B, T, H, D), "gate": draw.normal(B, T, H, D), "weight": draw.normal(H, D)}
+
+
+def _normalise(a: dict[str, Tensor], backend: str) -> Tensor:
+    return gated_rms_norm(**a, backend=backend)
 
 
 def _verdict(op: str, backend: str, run: Callable[[Any], Any], attempt: _Try) -> Verdict:

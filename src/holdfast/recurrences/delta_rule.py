@@ -1,5 +1,6 @@
 """DeltaNet: what the state predicts for a key is replaced, by a share beta, with the value."""
 
+import torch
 from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
@@ -7,6 +8,29 @@ from .example import Draw, Sizes
 from .simple_gla import QKV, STATE, default_scale, draw_qkv
 
 BETA = {"beta": Argument("write strength, 0 to 1 (to 2 for negative eigenvalues)", "B T H", "float")}
+L2_EPS = 1e-6
+
+
+def l2_normalize(x: Tensor) -> Tensor:
+    """x / sqrt(sum(x^2) + 1e-6) over the last axis, computed in float32 or wider, in x's dtype."""
+    y = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + L2_EPS)).to(x.dtype)
+
+
+def write_strength(beta: Tensor, q: Tensor, beta_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
+    """beta as the rule takes it: as it comes, sigmoid(beta), or 2 sigmoid(beta) with allow_neg_eigval.
+
+    Raises ValueError for allow_neg_eigval without beta_sigmoid, since a strength that comes as it is needs no doubling.
+    """
+    if not beta_sigmoid:
+        if allow_neg_eigval:
+            raise ValueError(
+                "allow_neg_eigval: expected beta_sigmoid=True beside it, since it doubles sigmoid(beta) and takes any "
+                "other beta as it comes; got beta_sigmoid=False"
+            )
+        return beta
+    beta = beta.to(torch.promote_types(q.dtype, torch.float32)).sigmoid()
+    return 2 * beta if allow_neg_eigval else beta
 
 
 def draw_delta(draw: Draw, sizes: Sizes) -> dict[str, Tensor]:
@@ -16,9 +40,20 @@ def draw_delta(draw: Draw, sizes: Sizes) -> dict[str, Tensor]:
 
 
 def _map(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, initial_state: Tensor | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    qk_l2norm: bool = False,
+    beta_sigmoid: bool = False,
+    allow_neg_eigval: bool = False,
 ) -> tuple[MatrixCall, None]:
     scale = default_scale(scale, k)
+    beta = write_strength(beta, q, beta_sigmoid, allow_neg_eigval)
+    if qk_l2norm:
+        q, k = l2_normalize(q), l2_normalize(k)
     return MatrixCall(q, k, v, beta=beta, initial_state=initial_state, scale=scale, delta=True), None
 
 

@@ -15,7 +15,7 @@ from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.gru import gru
 from holdfast.recurrences.lstm import lstm
 
-ONE_BLOCK = Plan("fused", (("blocks", 1), ("tiles", 1), ("stages", 4)))
+ONE_BLOCK = Plan("fused", (("blocks", 1), ("stages", 4)))
 SPREAD = Plan(
     "fused",
     (
@@ -95,7 +95,7 @@ def test_arguments_match_the_signatures(launched, which, plan, D):
     assert [tuple(x.shape) for x in (states, gates)] == [*kept.shapes(which, B, T, H, D)]
     given = assert_matches(launched[-1])
     spread = plan is SPREAD
-    assert launched[-1][1:4] == (("spread_forward", (4, 1, 1), 256) if spread else ("resident_forward", (1, 2, 1), 128))
+    assert launched[-1][1:4] == (("spread_forward", (4, 1, 1), 256) if spread else ("resident_forward", (2, 2, 1), 64))
     assert launched[-1][-1] == spread
     assert [given[name].value for name in ("batch", "length", "heads", "width")] == [B, T, H, D]
     assert given["x"].shape == (B, T, len(which.input), H, 32)

@@ -1,7 +1,8 @@
-"""The Triton scan, called as its backend is, against the oracle: in the interpreter and on a GPU."""
+"""The Triton and the Hopper scan, called as their backends are, against the oracle: in the interpreter and on a GPU."""
 
 import torch
 
+from holdfast.kernels.diagonal.hopper_scan import HopperScan
 from holdfast.kernels.diagonal.triton_scan import TritonScan
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, oracle
@@ -13,6 +14,13 @@ LIMITS = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 def plan(block=16, segments=4, steps=2, stages=1, warps=1, piece=0):
     return Plan("triton", tuple(locals().items()))
+
+
+def hopper(block, steps, stages, warps):
+    return Plan("hopper", tuple(locals().items()))
+
+
+BACKENDS = {backend.name: backend for backend in (TritonScan(), HopperScan())}
 
 
 def example(name, dtype, length, packed=None, batch=2, channels=18, device="cpu"):
@@ -29,9 +37,10 @@ def example(name, dtype, length, packed=None, batch=2, channels=18, device="cpu"
 
 def run(name, arguments, which, cu_seqlens=None, rows=None):
     """o, final state, then gradients for cotangents of ones and of the numbers of a draw."""
-    backend, (call, _) = TritonScan(), RECURRENCES[name].map(**arguments)
+    backend, (call, _) = BACKENDS[which.backend], RECURRENCES[name].map(**arguments)
     half = call.x.element_size() == 2
-    lines = call.x.shape[0] * call.x.shape[1] // (which["segments"] * which["steps"]) + call.x.shape[0] + 9
+    # room for a state every 8 steps, which no plan passes
+    lines = call.x.shape[0] * call.x.shape[1] // 8 + call.x.shape[0] + 9
     entries = torch.full((lines, call.x.shape[2]), torch.nan, device=call.x.device) if half else None
     o, final = backend.forward(which, call, cu_seqlens, entries)
     grad_o, grad_final = cotangents(o, final)

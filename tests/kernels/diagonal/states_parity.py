@@ -1,8 +1,9 @@
-"""The Triton scan of states between chunks, called as its backend is, against the plain loop."""
+"""The Triton and the Hopper scan of states between chunks, called as their backends are, against the plain loop."""
 
 import torch
 
 from holdfast.kernels.diagonal.chunked_inter_chunk_scan import ChunkedInterChunkScan
+from holdfast.kernels.diagonal.hopper_inter_chunk_scan import HopperInterChunkScan
 from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
 from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
 from holdfast.planner import Plan
@@ -16,10 +17,20 @@ def plan(block_k=8, block_v=4, group=2, warps=1):
     return Plan("triton", tuple(locals().items()))
 
 
+def hopper(block_k=16, block_v=16):
+    """Of the backward pass; forward takes none of its numbers."""
+    return Plan("hopper", (("block_k", block_k), ("block_v", block_v), ("group", 1), ("warps", 2)))
+
+
+BACKENDS = {backend.name: backend for backend in (TritonInterChunkScan(), HopperInterChunkScan())}
+
+
 def call(dtype, vector=False, rank=0, batch=2, chunks=7, heads=3, keys=5, values=6, sequences=None, device="cpu"):
     draw = Draw(0, dtype, device)
     shape = (batch, chunks, heads, keys) if vector else (batch, chunks, heads)
-    factors = (draw.normal(batch, chunks, heads, keys, rank, scale=0.3) for _ in range(2)) if rank else (None, None)
+    # |W Y^T| is about 1: what is erased counts, and no state grows out of float16
+    scale = 1 / (keys**0.5 + rank**0.5)
+    factors = (draw.normal(batch, chunks, heads, keys, rank, scale=scale) for _ in range(2)) if rank else (None, None)
     return InterChunkCall(
         draw.normal(batch, chunks, heads, keys, values),
         draw.log_decay(*shape),
@@ -49,7 +60,7 @@ def check(dtype, which, packed=None, device="cpu", **shape):
     sequences = len(packed) - 1 if packed else None
     given = call(dtype, sequences=sequences, device=device, **({"batch": 1} if packed else {}), **shape)
     exact = InterChunkCall(*(None if x is None else x.double() for x in given))
-    got = run(TritonInterChunkScan(), which, given, cu_seqlens)
+    got = run(BACKENDS[which.backend], which, given, cu_seqlens)
     right = run(ChunkedInterChunkScan(), None, exact, cu_seqlens)
     errors = [relative_error(x.double(), y) for x, y in zip(got, right, strict=True)]
     assert all(error <= LIMITS[dtype] for error in errors), (dtype, str(which), packed, shape, errors)

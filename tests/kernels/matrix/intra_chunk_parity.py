@@ -1,8 +1,9 @@
-"""The Triton kernels of intra_chunk, called as their backend is, against the PyTorch backend in float64."""
+"""The Triton and Hopper kernels of intra_chunk, called as backends are, against the PyTorch backend in float64."""
 
 import torch
 
 from holdfast.kernels.matrix.chunked_intra_chunk import ChunkedIntraChunk
+from holdfast.kernels.matrix.hopper_intra_chunk import HopperIntraChunk
 from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
 from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
 from holdfast.planner import Plan
@@ -16,6 +17,14 @@ NAMES = ("q", "k", "v", "g", "states", "gate")
 
 def plan(block=16, columns=16, stages=1, warps=4):
     return Plan("triton", tuple(locals().items()))
+
+
+def hopper(stages):
+    """Of the forward pass; backward takes a Triton plan."""
+    return Plan("hopper", (("stages", stages),))
+
+
+BACKENDS = {backend.name: backend for backend in (TritonIntraChunk(), HopperIntraChunk())}
 
 
 def call(dtype, given, length, chunk, batch=1, heads=2, groups=1, keys=16, values=24, harsh=False, device="cpu"):
@@ -49,7 +58,7 @@ def check(dtype, forward, backward, given="g states gate", activation="silu", de
     grad_o = Draw(7, dtype, device).normal(*mine.v.shape)
     plain = Plan("chunked", (("chunks", 4),))
     right = run(ChunkedIntraChunk(), plain, plain, mine._replace(**wide), grad_o)
-    got = run(TritonIntraChunk(), forward, backward, mine, grad_o)
+    got = run(BACKENDS[forward.backend], forward, backward, mine, grad_o)
     errors = [relative_error(x.double(), y) for x, y in zip(got, right, strict=True)]
     assert all(error <= LIMITS[dtype] for error in errors), (dtype, str(forward), str(backward), given, shape, errors)
     return errors

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from holdfast.kernels.matrix.triton_decode_step import decode
 from holdfast.kernels.matrix.triton_mlstm_gates import mlstm_gates, mlstm_gates_gradient
 from interpreted import interpret
+from parity import relative_error
 from triton_compile import TARGETS, compile_for
 
 SINGLE_STATE = [name for name, r in RECURRENCES.items() if r.family == "matrix" and name != "mlstm"]
@@ -82,17 +83,47 @@ def test_step_is_the_op_with_its_state_in_place(name):
     assert held.data_ptr() == place
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"gating": "sigmoid"}, {"gating": "sigmoid", "normalize": False}, {"scale": 0.3}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_step_of_an_mlstm_is_the_op_with_its_states_in_place(options, dtype):
+    state = None
+    for n in range(3):
+        arguments = RECURRENCES["mlstm"].example(Draw(n, dtype), Sizes(B=2, T=1, H=4, Hq=2, K=8, V=6))
+        first = arguments.pop("initial_state")
+        state = first if state is None else state
+        held = tuple(x.clone() for x in state)
+        o, state = holdfast.mlstm(**arguments, **options, initial_state=state, output_final_state=True)
+        places = [x.data_ptr() for x in held]
+        got = step("mlstm", arguments | options, held)
+        assert got.dtype == dtype
+        assert relative_error(got.double(), o.double()) <= (1e-6 if dtype == torch.float32 else 2.0**-8)
+        assert all(relative_error(x, y) <= 1e-6 for x, y in zip(held, state, strict=True))
+        assert [x.data_ptr() for x in held] == places
+
+
 def test_step_refuses_what_it_cannot_do():
     arguments = RECURRENCES["simple_gla"].example(Draw(0), Sizes(B=2, T=1, H=4, K=8, V=6))
     state = arguments.pop("initial_state")
     with pytest.raises(ValueError, match="op: expected one of"):
-        step("mlstm", arguments, state)
+        step("lstm", arguments, state)
     with pytest.raises(TypeError, match="got 'decay'"):
         step("simple_gla", arguments | {"decay": 1}, state)
     with pytest.raises(TypeError, match="no initial_state"):
         step("simple_gla", arguments | {"initial_state": state}, state)
     with pytest.raises(ValueError, match="contiguous"):
         step("simple_gla", arguments, state.mT.contiguous().mT)
+    arguments = RECURRENCES["mlstm"].example(Draw(0), Sizes(B=2, T=1, H=4, K=8, V=6))
+    C, n, m = arguments.pop("initial_state")
+    with pytest.raises(TypeError, match="expected a tuple of 3"):
+        step("mlstm", arguments, C)
+    with pytest.raises(TypeError, match=r"the tensors \(C, n, m\)"):
+        step("mlstm", arguments, (C, None, m))
+    with pytest.raises(TypeError, match="got 'cu_seqlens'"):
+        step("mlstm", arguments | {"cu_seqlens": None}, (C, n, m))
+    with pytest.raises(ValueError, match="gating"):
+        step("mlstm", arguments | {"gating": "relu"}, (C, n, m))
     longer = RECURRENCES["simple_gla"].example(Draw(0), Sizes(B=2, T=2, H=4, K=8, V=6))
     state = longer.pop("initial_state")
     with pytest.raises(ValueError, match="got T = 2"):

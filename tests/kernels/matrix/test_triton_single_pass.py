@@ -41,7 +41,7 @@ def arguments(passed, dtype, width, columns, block, **given):
     found |= dict.fromkeys((*NUMBERS, *STRIDES), 4096) | {"cu_seqlens": None, "scale": 0.5, "eps": 1e-6}
     found |= {"Q_GROUP": 1, "K_GROUP": 1, "V_GROUP": 1, "X_GROUP": 1, "WIDTH": width, "COLUMNS": columns}
     found |= {"BLOCK_K": width, "BLOCK_V": block, "CHUNK": 32 if wide else 64, "SEGMENTS": 1, "KEEP": 8, "STAGES": 2}
-    found |= {"REVERSE": reverse, "ADD": False, "NORMALIZE": False, "PRECISION": "tf32x3"}
+    found |= {"REVERSE": reverse, "ADD": False, "NORMALIZE": False, "PRECISION": "tf32x3", "ROUNDING": 2.0**-10}
     return found | {"WIDE": wide} | given
 
 
@@ -61,7 +61,7 @@ def test_compiles_for_gpus_that_are_not_here(passed, capability):
 @pytest.mark.parametrize(
     ("passed", "options", "most"),
     [
-        ("o", {"NORMALIZE": True, "floor_ptr": torch.float32, "norm_ptr": torch.float32}, 64),
+        ("o", {"NORMALIZE": True, "floor_ptr": torch.float32, "norm_ptr": torch.float32}, 256),
         ("dq", {"ADD": True, "output_ptr": torch.float32, "output_add_ptr": torch.float32}, 280),
         ("o", {"cu_seqlens": torch.int64}, 16),
     ],
@@ -98,7 +98,7 @@ def test_tensors_that_kernels_cannot_read_are_copied():
 @pytest.mark.parametrize("name", ["o", "dk"])
 def test_compiles_for_one_token_and_one_head(name):
     ones = dict.fromkeys(("T", "H", "tokens", "q_step", "q_head", "kept_offset"), 1)
-    assert compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4).stack <= 16
+    assert compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4).stack <= 32
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 256), (torch.float32, 128)])

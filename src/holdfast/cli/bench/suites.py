@@ -118,9 +118,14 @@ def _proposal_039() -> Iterator[Case]:
         at = _cases(op, "bfloat16", f"{op}{gate}", options=options)
         for B, T, H, width in shapes:
             yield from at({"B": B, "T": T, "H": H, "K": width, "V": width})
+    # few heads, as FlashQLA publishes them
+    at = _cases("gated_delta_rule", "bfloat16", "gated_delta_rule")
+    for T, H in ((4096, 16), (32768, 8)):
+        yield from at({"B": 1, "T": T, "H": H, "K": 128, "V": 128})
     yield from _cases("ssd", "bfloat16", "ssd, one group")({"B": 4, "T": 4096, "H": 32, "Hq": 1, "K": 128, "V": 64})
     for op, options in ops:
         yield _decode(op, "bfloat16", {"B": 32, "H": 32, "K": 128, "V": 128}, tuple(options.items()))
+    yield _decode("simple_gla", "bfloat16", {"B": 256, "H": 32, "K": 128, "V": 128})
     for op in ("simple_gla", "gated_delta_rule"):
         yield from _host(op, "bfloat16", {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64})
 

@@ -5,6 +5,7 @@ Gluon is Triton's lower language (triton.experimental.gluon): its author places 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -33,6 +34,7 @@ __all__ = [
     "gl",
     "gluon",
     "mbarrier",
+    "mma_v2",
     "tma_load",
     "tma_store",
     "tma_store_wait",

@@ -28,12 +28,13 @@ def launch(
     constants: dict[str, Any],
     warps: int,
     types: tuple[Any, ...],
+    registers: int | None = None,
 ) -> None:
     """Runs kernel on the current stream: arguments in its order, then constants in its order.
 
     types: what tells the arguments' types apart from those of other calls with the same constants: dtypes, which are
     None, and which integers may take more than 32 bits. The first argument is a descriptor, and its device the one that
-    runs.
+    runs. registers: the most that a thread may take; None leaves it to the compiler.
     What a compiled kernel is looked up by holds neither values nor alignments. So the kernel must not be specialised on
     them (do_not_specialize), but for pointers that are always at a multiple of 16 bytes. Where a version of Triton
     launches no compiled kernels, its own launch runs.
@@ -41,13 +42,16 @@ def launch(
     device = arguments[0].base.device
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return launch(kernel, grid, arguments, constants, warps, types)
+            return launch(kernel, grid, arguments, constants, warps, types, registers)
     if not LAUNCHES_COMPILED:
-        kernel[grid](*arguments, **constants, num_warps=warps)
+        kernel[grid](*arguments, **constants, num_warps=warps, maxnreg=registers)
         return None
-    key = (kernel, device, warps, *constants.values(), *types)
+    # the function, since a kernel's hash is that of its source and of all that it reads
+    key = (kernel.fn, device, warps, registers, *constants.values(), *types)
     compiled = _COMPILED.get(key)
     if compiled is None:
-        compiled = _COMPILED[key] = kernel.warmup(*arguments, **constants, num_warps=warps, grid=grid)
+        compiled = _COMPILED[key] = kernel.warmup(
+            *arguments, **constants, num_warps=warps, maxnreg=registers, grid=grid
+        )
     compiled[grid](*arguments, *constants.values())
     return None

@@ -8,6 +8,7 @@ times win over predicted ones.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem, tables
 
@@ -97,10 +98,21 @@ def decide(backends: tuple[Backend, ...], problem: Problem, device: Device, name
     return Decision(best[winner], weighed, reasons, ignored)
 
 
+_REMEMBERED: list[dict[Any, Any]] = []
+
+
+def remembered() -> dict[Any, Any]:
+    """A dict for what `resolve` said, under a key that is made faster than a Problem; `forget` empties it."""
+    _REMEMBERED.append({})
+    return _REMEMBERED[-1]
+
+
 def forget() -> None:
     """Plans every call anew, for a table that has changed."""
     resolve.cache_clear()
     decide.cache_clear()
+    for plans in _REMEMBERED:
+        plans.clear()
 
 
 Timings = dict[Direction, dict[Plan, float]]
@@ -146,7 +158,12 @@ def _why_not(passes: Mapping[Direction, Offer], winning: Mapping[Direction, Offe
     if known == float("inf") or known <= least:
         return f"{winner} comes first"
     word = "measured" if is_measured else "predicted"
-    return f"{word} {known * 1e3:.3g} ms, {winner} {least * 1e3:.3g} ms"
+    return f"{word} {_milliseconds(known)}, {winner} {_milliseconds(least)}"
+
+
+def _milliseconds(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
 
 
 def _others(offers: Mapping[str, Mapping[Direction, list[Offer]]], direction: Direction, chosen: Offer) -> list[Offer]:

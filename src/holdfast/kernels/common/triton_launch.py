@@ -1,5 +1,6 @@
 """Launches of Triton kernels with little host time: what a call needs compiled is looked up by its types alone."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,13 @@ def _kinds(numbers: tuple[int | float, ...]) -> tuple[Any, ...]:
     return tuple((x == 1, x % 16 == 0, -(2**31) <= x < 2**31) if isinstance(x, int) else None for x in numbers)
 
 
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Makes x's device the current one, on which `launch` runs."""
+    # entering torch.cuda's own context takes longer than finding that it is not needed
+    is_current = not x.is_cuda or x.device.index == torch.cuda.current_device()
+    return nullcontext() if is_current else torch.cuda.device_of(x)
+
+
 def launch(
     kernel: Any,
     blocks: tuple[int, ...],
@@ -36,7 +44,8 @@ def launch(
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
         kernel[blocks](*tensors, *numbers, **constants, num_warps=warps)
         return
-    types = [None if x is None else (x.dtype, x.data_ptr() % 16) for x in tensors]
+    places = [None if x is None else x.data_ptr() for x in tensors]
+    types = [None if x is None else (x.dtype, p % 16) for x, p in zip(tensors, places, strict=True)]
     key = (kernel.fn, torch.cuda.current_device(), warps, *constants.values(), *types, _kinds(numbers))
     compiled = _COMPILED.get(key)
     if compiled is None:
@@ -45,4 +54,5 @@ def launch(
             raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
         arguments = (*tensors, *numbers)
         compiled = _COMPILED[key] = kernel.warmup(*arguments, **constants, num_warps=warps, grid=blocks)
-    compiled[(*blocks, 1, 1)[:3]](*tensors, *numbers, *constants.values())
+    # of a tensor, Triton would ask the driver whether its address is one of the device
+    compiled[(*blocks, 1, 1)[:3]](*places, *numbers, *constants.values())

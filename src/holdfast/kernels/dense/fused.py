@@ -1,5 +1,6 @@
 """The whole time loop in one launch, R on chip: CUDA C++ around the cell's printed functions."""
 
+from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -7,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.kernels.common import nvrtc
+from holdfast.kernels.common.backend import describe
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import dense_fused
 from holdfast.recurrences.cell import Cell, lookup
 from holdfast.recurrences.definition import DenseCall
 
-from . import launch
+from . import launch, packed
 from .cells import cpp
 from .kept import gates_dtype, shapes
 from .weights_grad import weights_grad
@@ -37,8 +39,8 @@ class Fused:
             return "needs an NVIDIA GPU of compute capability 8.0 or later"
         if problem.dtype not in ("bfloat16", "float16"):
             return f"needs bfloat16 or float16 inputs, for tensor cores; got {problem.dtype}"
-        if problem.varlen:
-            return "takes sequences of equal length; these are packed (cu_seqlens)"
+        if problem.varlen and "initial_state" in problem.traits:
+            return "takes packed sequences (cu_seqlens) without initial_state alone"
         if 0 in (problem["B"], problem["T"], problem["H"], problem["D"]):
             return "an empty call has nothing to run"
         if problem["H"] > MOST_HEADS:
@@ -47,7 +49,7 @@ class Fused:
             return reason
         if problem.needs_grad and find_spec("triton") is None:
             return "Triton is not installed, which forms dR"
-        if reason := cpp.unprintable(_cell(problem)):
+        if reason := cpp.unprintable(cell_of(problem)):
             return reason
         for direction in ("forward", "backward") if problem.needs_grad else ("forward",):
             if not self.candidates(problem, device, direction):
@@ -63,6 +65,16 @@ class Fused:
     def forward(
         self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if cu_seqlens is None:
+            return self._forward(plan, call, save)
+
+        def run(call: DenseCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            return self._forward(_best(call.cell, call.x, "forward"), call, save)
+
+        every = packed.groups(cu_seqlens, call.x.shape[1], _most(call, "forward"))
+        return packed.forward(every, call, len(cu_seqlens) - 1, save, run)
+
+    def _forward(self, plan: Plan, call: DenseCall, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         cell, x = call.cell, call.x
         batch, length, _, heads, width = x.shape
         padded = -(-width // 8) * 8
@@ -98,6 +110,29 @@ class Fused:
         grad_h: Tensor | None,
         grad_final: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        if cu_seqlens is None:
+            dx, dR, db, grad_initial = self._backward(plan, call, h, states, gates, grad_h, grad_final)
+        else:
+
+            def run(call: DenseCall, *rest: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                return self._backward(_best(call.cell, call.x, "backward"), call, *rest)
+
+            every = packed.groups(cu_seqlens, call.x.shape[1], _most(call, "backward"))
+            dx, dR, db = packed.backward(every, call, h, states, gates, grad_h, grad_final, run)
+            grad_initial = dR.new_zeros(len(call.cell.states), len(cu_seqlens) - 1, *call.x.shape[3:])
+        return dx, dR.to(call.R.dtype), None if call.b is None else db.to(call.R.dtype), grad_initial
+
+    def _backward(
+        self,
+        plan: Plan,
+        call: DenseCall,
+        h: Tensor,
+        states: Tensor,
+        gates: Tensor,
+        grad_h: Tensor | None,
+        grad_final: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """dR and db in float32."""
         cell = call.cell
         batch, length, inputs, heads, width = call.x.shape
         padded = -(-width // 8) * 8
@@ -110,7 +145,7 @@ class Fused:
             _mark(dx)
             _mark(extra)
         # one sum for each range of sequences
-        parts = plan["ranges"] if plan["blocks"] > 1 else -(-batch // (4 * plan["tiles"]))
+        parts = plan["ranges"] if plan["blocks"] > 1 else -(-batch // dense_fused.ROWS)
         db = R.new_empty(parts, len(cell.gates), heads, padded, dtype=torch.float32)
         grad_initial = R.new_empty(len(cell.states), batch, heads, padded, dtype=torch.float32)
         arrays = [R, _bits(call.reset), initial, h, states, gates, _padded(grad_h, padded), _padded(grad_final, padded)]
@@ -126,20 +161,46 @@ class Fused:
                 if only:
                     found |= zip(only, weights_grad(extra, h, before, call.reset), strict=True)
                 dR = torch.stack([found[gate] for gate in cell.recurrent])
-        bias = None if call.b is None else db.sum(0)[..., :width].to(R.dtype)
-        return dx[..., :width], dR[..., :width, :width].to(R.dtype), bias, grad_initial[..., :width]
+        return dx[..., :width], dR[..., :width, :width], db.sum(0)[..., :width], grad_initial[..., :width]
 
 
-def _cell(problem: Problem) -> Cell:
+def cell_of(problem: Problem) -> Cell:
+    """The cell of a call."""
     key = next(trait.removeprefix("cell=") for trait in problem.traits if trait.startswith("cell="))
     return lookup(key)
 
 
+@lru_cache(maxsize=1024)
+def _planned(
+    cell: Cell, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, way: Direction
+) -> list[Plan]:
+    """The plans for a batch x of that shape, the best first."""
+    batch, length, inputs, heads, width = shape
+    sizes = {"B": batch, "T": length, "H": heads, "D": width, "S": len(cell.states), "G": len(cell.gates)}
+    sizes |= {"Gi": inputs, "Gr": len(cell.recurrent)}
+    problem = Problem.of(cell.name, "dense", dtype, sizes, {"needs_grad": True})
+    return [candidate.plan for candidate in dense_fused.candidates(problem, describe(device), way)]
+
+
+def _best(cell: Cell, x: Tensor, way: Direction) -> Plan:
+    return _planned(cell, x.shape, x.dtype, x.device, way)[0]
+
+
+def _most(call: DenseCall, way: Direction) -> int:
+    """Sequences that a batch may have: a block carries the states of all that it takes in turn."""
+    rest = call.x.shape[1:]
+    sizes = (256, 128, 64, 32, 16, 8)
+    return next(n for n in sizes if _planned(call.cell, (n, *rest), call.R.dtype, call.R.device, way))
+
+
 def _padded(x: Tensor | None, width: int) -> Tensor | None:
-    """Contiguous, the last axis filled up with zeros."""
+    """Contiguous, the last axis filled up with zeros, where 16-byte copies can begin."""
     if x is None:
         return None
-    return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+    if x.shape[-1] != width:
+        return F.pad(x, (0, width - x.shape[-1]))
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
 
 
 def _padded_weights(R: Tensor, width: int) -> Tensor:

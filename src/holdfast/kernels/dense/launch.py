@@ -29,7 +29,7 @@ def run(
     values += [c_int(size[name]) for name in "BTHD"]
     dtype = str(arrays[0].dtype).removeprefix("torch.")
     spread = plan["blocks"] > 1
-    rows = 8 * ceil(ceil(size["B"], 8), plan["ranges"]) if spread else 4 * plan["tiles"]
+    rows = 8 * ceil(ceil(size["B"], 8), plan["ranges"]) if spread else dense_fused.ROWS
     kernel, threads, shared = _prepare(plan, cell, direction, dtype, device, size["W"], resets, keeps, rows)
     if not spread:
         kernel.launch((ceil(size["B"], rows), size["H"], 1), threads, shared, values)
@@ -68,11 +68,11 @@ def source_of(
     sizes = {"Gi": len(cell.input), "Gr": len(cell.recurrent), "G": len(cell.gates), "S": len(cell.states)}
     numbers = {"WIDTH": width, "RESETS": int(resets)}
     if plan["blocks"] == 1:
-        stem, threads = "resident", 4 * width
-        shared = dense_fused.resident_shared(sizes, width, plan["tiles"], plan["stages"], direction)
-        numbers |= {"TILES": plan["tiles"], "STAGES": plan["stages"], "SHARED_BYTES": shared, "KEEPS": int(keeps)}
-        # blocks of up to 256 threads share an SM when there are more of them than SMs
-        numbers["BLOCKS_A_SM"] = max(1, 512 // threads)
+        stem, threads = "resident", dense_fused.resident_threads(width)
+        shared = dense_fused.resident_shared(sizes, width, plan["stages"], direction)
+        numbers |= {"STAGES": plan["stages"], "SHARED_BYTES": shared, "KEEPS": int(keeps)}
+        # small blocks share an SM when there are more of them than SMs
+        numbers["BLOCKS_A_SM"] = max(1, 384 // threads)
     else:
         stem, threads = "spread", 32 * (plan["warps"] + 4)
         per_warp = ceil(ceil(width, dense_fused.GROUP), plan["warps"])

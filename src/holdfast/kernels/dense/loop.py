@@ -27,6 +27,8 @@ class Loop:
 
     name = "loop"
     compact = False
+    # the module whose forward and backward run the cell
+    cells = pointwise
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         return None
@@ -40,7 +42,7 @@ class Loop:
         self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         time, places, dtype = timeline(*call.x.shape[:2], cu_seqlens), layout.arrange(call.cell), _dtype(call)
-        run = pointwise.forward(call.cell, dtype, call.x.device)
+        run = self.cells.forward(call.cell, dtype, call.x.device)
         gates = _pre_activations(call, time, places)
         states, rows = _history(call.cell, time, gates, save)
         columns = [gates[:, :, places.column[gate]].split(time.sizes) for gate in call.cell.gates]
@@ -83,7 +85,7 @@ class Loop:
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         cell, dtype = call.cell, _dtype(call)
         time, places = timeline(*call.x.shape[:2], cu_seqlens), layout.arrange(cell)
-        run = pointwise.backward(cell, dtype, call.x.device)
+        run = self.cells.backward(cell, dtype, call.x.device)
         weights = places.weights(call.R, dtype)
         initial = _initial_state(call, time)
         ending = torch.zeros_like(initial) if grad_final is None else time.enter(grad_final.to(dtype))

@@ -1,6 +1,7 @@
-"""dR as one batched product after the loop: dR[g] = sum over tokens of dg h_{t-1}^T, cut into parts of the tokens.
+"""dR as one batched product after the loop: dR[g] = sum over tokens of dg h_{t-1}^T.
 
-Each part writes its own float32 sums and they are added in order, so that a run repeats bit for bit.
+Of one wide head it is a single product of PyTorch's. Else a kernel cuts it into parts of the tokens: each part writes
+its own float32 sums and they are added in order, so that a run repeats bit for bit.
 """
 
 from functools import cache
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from .launch import ceil
+
+# One head from here on is one product: at D 768, B 16, T 1024 on an H200 that takes 0.15 ms, the kernel 0.24.
+WIDE = 512
 
 
 @cache
@@ -74,6 +78,8 @@ def weights_grad(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | 
     h is the state after each step; the product takes the one before it: initial at the first step, none where reset is.
     """
     batch, length, gates, heads, width = dg.shape
+    if heads == 1 and width >= WIDE:
+        return _one_product(dg, h, initial, reset)
     tokens = batch * length
     tile = 128 if width >= 128 else 64 if width > 32 else 32
     tiles = ceil(width, tile) ** 2
@@ -104,3 +110,13 @@ def weights_grad(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | 
         num_stages=3,
     )
     return out.sum(0)
+
+
+def _one_product(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:
+    before = torch.empty_like(h)
+    before[:, 1:] = h[:, :-1]
+    before[:, 0] = 0 if initial is None else initial
+    if reset is not None:
+        before.masked_fill_(reset[:, :, None, None], 0)
+    sums = torch.mm(dg.flatten(0, 1).flatten(1).t(), before.flatten(0, 1).flatten(1), out_dtype=torch.float32)
+    return sums.view(dg.shape[2], 1, h.shape[3], h.shape[3])

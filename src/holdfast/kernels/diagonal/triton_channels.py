@@ -178,14 +178,14 @@ def backward(
     d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
     here = d < channels
     segment = tl.arange(0, SEGMENTS)[:, None]
-    a += row * a_row + d[None, :]
-    x += row * x_row + d[None, :]
-    grad_o += row * grad_row + d[None, :]
+    a += row * a_row + start * a_step + d[None, :]
+    x += row * x_row + start * x_step + d[None, :]
+    grad_o += row * grad_row + start * grad_step + d[None, :]
     if entries is not None:
         entries += first_entry(row, sequence, begin, start, length, ROWS) * channels + d
     if grad_x is not None:
-        grad_x += row * length * channels + d[None, :]
-        grad_a += row * length * channels + d[None, :]
+        grad_x += (row * length + start) * channels + d[None, :]
+        grad_a += (row * length + start) * channels + d[None, :]
     before = tl.zeros([BLOCK], tl.float32)
     if initial is not None:
         before = tl.load(initial + sequence * channels + d, mask=here, other=0.0)
@@ -197,18 +197,22 @@ def backward(
     tiles = tl.cdiv(stop - start, ROWS)
     for turn in tl.range(0, tiles, num_stages=STAGES):
         tile = tiles - 1 - turn
-        steps = start + tile * ROWS + segment * STEPS
+        past = tile * ROWS
+        left = (stop - start - past).to(tl.int32)
+        # the first of the tile's steps that has a step of its sequence before it
+        second = tl.where(start + past > begin, 0, 1)
         gates, grads, inputs = (), (), ()
         for j in tl.static_range(STEPS):
-            mask = (steps + j < stop) & here[None, :]
-            gates += (tl.load(a + (steps + j) * a_step, mask=mask, other=NO_GATE),)
-            grads += (tl.load(grad_o + (steps + j) * grad_step, mask=mask, other=0.0),)
+            step = segment * STEPS + j
+            mask = (step < left) & here[None, :]
+            gates += (tl.load(a + past * a_step + step * a_step, mask=mask, other=NO_GATE),)
+            grads += (tl.load(grad_o + past * grad_step + step * grad_step, mask=mask, other=0.0),)
             if grad_x is not None:
                 if entries is not None:
-                    inputs += (tl.load(x + (steps + j) * x_step, mask=mask, other=0.0),)
+                    inputs += (tl.load(x + past * x_step + step * x_step, mask=mask, other=0.0),)
                 else:
-                    earlier = mask & (steps + j > begin)
-                    inputs += (tl.load(x + (steps + j - 1) * x_step, mask=earlier, other=0.0),)
+                    earlier = mask & (step >= second)
+                    inputs += (tl.load(x + past * x_step + (step - 1) * x_step, mask=earlier, other=0.0),)
         history = ()
         if grad_x is not None:
             if entries is not None:
@@ -225,7 +229,8 @@ def backward(
                     h = gate_of(gates[j], LOG) * h + inputs[j].to(tl.float32)
             else:
                 for j in tl.static_range(STEPS):
-                    history += (tl.where(steps + j > begin, inputs[j].to(tl.float32), before[None, :]),)
+                    step = segment * STEPS + j
+                    history += (tl.where(step >= second, inputs[j].to(tl.float32), before[None, :]),)
         p, c = ones, zeros
         for j in tl.static_range(STEPS - 1, -1, -1):
             gate = gate_of(gates[j], LOG)
@@ -239,13 +244,14 @@ def backward(
             total *= row_of(segment == 0, p)
         if grad_x is not None:
             for j in tl.static_range(STEPS - 1, -1, -1):
-                mask = (steps + j < stop) & here[None, :]
+                step = segment * STEPS + j
+                mask = (step < left) & here[None, :]
                 gate = gate_of(gates[j], LOG)
                 dh = grads[j].to(tl.float32) + c
                 c = gate * dh
-                tl.store(grad_x + (steps + j) * channels, dh.to(grad_x.dtype.element_ty), mask=mask)
+                tl.store(grad_x + past * channels + step * channels, dh.to(grad_x.dtype.element_ty), mask=mask)
                 da = (c if LOG else dh) * history[j]
-                tl.store(grad_a + (steps + j) * channels, da.to(grad_a.dtype.element_ty), mask=mask)
+                tl.store(grad_a + past * channels + step * channels, da.to(grad_a.dtype.element_ty), mask=mask)
     if grad_initial is not None:
         tl.store(grad_initial + piece * channels + d, carry, mask=here)
     if product is not None:

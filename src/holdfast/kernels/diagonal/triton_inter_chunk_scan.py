@@ -38,7 +38,7 @@ class TritonInterChunkScan:
     def forward(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V]."""
         with torch.cuda.device_of(call.states):
-            run = _Run(plan, call, cu_seqlens)
+            run = self._run(plan, call, cu_seqlens)
             out = torch.empty_like(call.states, memory_format=torch.contiguous_format)
             return out, run.forward(out)
 
@@ -53,14 +53,19 @@ class TritonInterChunkScan:
     ) -> Grads:
         """history: the forward's output where it is float32; None where it was rounded, to run again."""
         with torch.cuda.device_of(call.states):
-            run = _Run(plan, call, cu_seqlens)
+            run = self._run(plan, call, cu_seqlens)
             if history is None:
                 history = torch.empty(call.states.shape, dtype=torch.float32, device=call.states.device)
                 run.forward(history)
             return run.backward(history, grad_o, grad_final)
 
+    def _run(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> "Run":
+        return Run(plan, call, cu_seqlens)
 
-class _Run:
+
+class Run:
+    """One call, its tensors contiguous."""
+
     def __init__(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> None:
         self.plan = plan
         self.call = InterChunkCall(*(None if x is None else x.contiguous() for x in call))

@@ -17,6 +17,9 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import diagonal_scan as model
 from holdfast.recurrences.definition import DiagonalCall
 
+# Offsets inside a tile are 32-bit: a tile has 128 steps at most.
+_LONGEST_STEP = 2**24
+
 # of a, x, theta and the initial state
 Grads = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
@@ -41,7 +44,7 @@ class TritonScan:
     ) -> tuple[Tensor, Tensor]:
         """h [B, T, D] in x's dtype, and the final state [N, D]; fills entries, where given, for backward."""
         with torch.cuda.device_of(call.x):
-            run = _Run(plan, call, cu_seqlens)
+            run = self._run(plan, call, cu_seqlens)
             o = torch.empty_like(call.x, memory_format=torch.contiguous_format)
             return o, run.forward(o, entries)
 
@@ -61,7 +64,10 @@ class TritonScan:
         from entries, as forward left them, or from the start where it left none.
         """
         with torch.cuda.device_of(call.x):
-            return _Run(plan, call, cu_seqlens).backward(states, entries, grad_o, grad_final)
+            return self._run(plan, call, cu_seqlens).backward(states, entries, grad_o, grad_final)
+
+    def _run(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None) -> "Run":
+        return Run(plan, call, cu_seqlens, plan["piece"], plan["segments"] * plan["steps"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +78,14 @@ class _Numbers:
     strides: tuple[int, ...]
 
 
-class _Run:
-    """One call cut into pieces, which are sequences or parts of them."""
+class Run:
+    """One call cut into pieces, which are sequences or parts of them.
 
-    def __init__(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None) -> None:
-        self.plan, self.call = plan, call
+    piece: steps of a piece, 0 for sequences. rows: steps between two states that forward keeps for backward.
+    """
+
+    def __init__(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None, piece: int, rows: int) -> None:
+        self.plan, self.call, self.rows = plan, call, rows
         self.pairs = call.theta is not None
         batch, self.length, self.channels = call.x.shape
         self.bounds = None if cu_seqlens is None else cu_seqlens.to(call.x.device).contiguous()
@@ -84,7 +93,7 @@ class _Run:
             sequence_bounds(cu_seqlens, self.length)
             self.piece, self.per_row, self.sequences = self.length, 1, cu_seqlens.shape[0] - 1
         else:
-            self.piece = min(plan["piece"] or self.length, self.length)
+            self.piece = min(piece or self.length, self.length)
             self.per_row = -(-self.length // max(self.piece, 1))
             self.sequences = batch
         self.pieces = self.sequences * self.per_row
@@ -93,13 +102,16 @@ class _Run:
         return torch.empty(*lead, self.channels, dtype=torch.float32, device=self.call.x.device)
 
     def _rows(self, x: Tensor) -> Tensor:
-        return x if x.stride(-1) == 1 else x.contiguous()
+        return (
+            x if x.stride(-1) == 1 and x.stride(1) < _LONGEST_STEP else x.clone(memory_format=torch.contiguous_format)
+        )
 
     def _words(self, x: Tensor) -> Tensor:
         """x [B, T, D] as [B, T, D/2] words of two neighbours each."""
+        x = self._rows(x)
         if not self.pairs:
-            return self._rows(x)
-        aligned = x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(n % 2 == 0 for n in x.stride()[:-1])
+            return x
+        aligned = x.storage_offset() % 2 == 0 and all(n % 2 == 0 for n in x.stride()[:-1])
         if not aligned:
             x = x.clone(memory_format=torch.contiguous_format)
         return x.view(torch.int64 if x.element_size() == 4 else torch.int32)
@@ -186,8 +198,7 @@ class _Run:
         if states is not None:
             entries = None
         elif entries is None:
-            tile = self.plan["segments"] * self.plan["steps"]
-            entries = self._state(call.x.shape[0] * self.length // tile + self.sequences)
+            entries = self._state(call.x.shape[0] * self.length // self.rows + self.sequences)
             self.forward(torch.empty_like(call.x, **like), entries)
         read = self._read(call.x if states is None else states, grad_o)
         initial = None if call.initial_state is None else call.initial_state.contiguous()

@@ -12,7 +12,9 @@ The log decay's gradient is dg_t = <exp(g_t) S_{t-1}, dS_t> = q_t . dq_t - k_t .
 dg_{T+1}. What pairs of one chunk add to both products is taken from the products of scores, in float32 and without a
 token's pair with itself, whose share is the same in both, undecayed: under a strong decay its rounding would be all
 that is seen. A sum over the whole sequence would gather its terms' errors, so every SAVE chunks it starts anew, from
-the product of dS with the state that the sweep for dq saved there.
+the product of dS, rounded as k . dk rounds it, with the state that the sweep for dq saved there. And what a decay has
+forgotten is left out: <dS_t, decay to t of S_s> is a sum's end minus what later tokens have taken from it, whose errors
+would stay where the decay has left nothing of it.
 """
 
 from holdfast.kernels.common.gluon import (
@@ -35,17 +37,22 @@ from .hopper_gates import (
     VECTORS,
     WRITE,
     add,
+    clear_rows,
     gather,
     load_gates,
-    of_head,
     of_segment,
+    of_token,
     parts_of_columns,
+    place_of,
+    store_rows,
     weigh,
     within,
 )
 
 # below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
 _LOG_ZERO = gl.constexpr(-149.9)
+# below this one, what is left of a state is less than the rounding of a product with it
+_LOG_FORGOTTEN = gl.constexpr(-12.0)
 
 
 @gluon.jit(
@@ -63,16 +70,7 @@ _LOG_ZERO = gl.constexpr(-149.9)
         "slices",
         "span",
     ],
-    do_not_specialize_on_alignment=[
-        "g_ptr",
-        "beta_ptr",
-        "start_ptr",
-        "end_ptr",
-        "row_ptr",
-        "last_ptr",
-        "dg_ptr",
-        "dbeta_ptr",
-    ],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "last_ptr", "dg_ptr", "dbeta_ptr", "cu_ptr"],
 )
 def adjoint(
     q_desc,
@@ -90,6 +88,9 @@ def adjoint(
     last_ptr,
     dg_ptr,
     dbeta_ptr,
+    cu_ptr,
+    dk_ptr,
+    dv_ptr,
     T,
     H,
     q_group,
@@ -109,7 +110,7 @@ def adjoint(
     SAVE: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, segments of `span` chunks).
+    """Grid (B * H, segments of `span` chunks), or (N * H, 1) of packed sequences: cu, dk and dv as in hopper_sweep.py.
 
     The two sides (q, k, dk) and (u, v, dv) may change places; the first must be the wider.
     q, k: [B, T, H / q_group, KEYS]; u, v: [B, T, H / v_group, VALUES]; dk, dv: [B, T, H, *], all by descriptors of
@@ -151,12 +152,25 @@ def adjoint(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
+    batch, begin, length = place_of(cu_ptr, T, H)
     if g_ptr is not None:
-        g_ptr += of_head(H, g_b, g_h)
+        g_ptr += of_token(H, batch, begin, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_head(H, beta_b, beta_h)
+        beta_ptr += of_token(H, batch, begin, beta_b, beta_t, beta_h)
+    head = gl.program_id(0) % H
+    of_tokens = (batch.to(gl.int64) * T + begin) * H + head
+    if dg_ptr is not None:
+        dg_ptr += of_tokens
+    if dbeta_ptr is not None:
+        dbeta_ptr += of_tokens
+    if row_ptr is not None:
+        row_ptr += (batch * H + head).to(gl.int64) * T + begin
+    if dk_ptr is not None:
+        dk_ptr += of_tokens * KEYS
+        dv_ptr += of_tokens * VALUES
     first = gl.program_id(1) * span
-    count = gl.minimum(span, gl.cdiv(T, CHUNK) - first)
+    count = gl.minimum(span, gl.cdiv(length, CHUNK) - first)
+    place = (batch, begin, length)
     tiles = (q_tiles, k_tiles, u_tiles, v_tiles)
     sources = (q_desc, k_desc, u_desc, v_desc)
     places = (gates, decays, loaded, gated, free)
@@ -177,6 +191,9 @@ def adjoint(
                     saved_desc,
                     start_ptr,
                     end_ptr,
+                    dk_ptr,
+                    dv_ptr,
+                    place,
                     H,
                     first,
                     count,
@@ -190,7 +207,7 @@ def adjoint(
                     STAGES,
                 ),
             ),
-            (_copy, (tiles, sources, loaded, free, H, q_group, v_group, first, count, STAGES)),
+            (_copy, (tiles, sources, loaded, free, place, H, q_group, v_group, first, count, STAGES)),
             (
                 _gate,
                 (
@@ -204,7 +221,8 @@ def adjoint(
                     last_ptr,
                     dg_ptr,
                     dbeta_ptr,
-                    T,
+                    length,
+                    (gl.num_programs(0) if cu_ptr is None else H).to(gl.int64) * T,
                     H,
                     slices,
                     first,
@@ -221,18 +239,18 @@ def adjoint(
 
 
 @gluon.jit
-def _copy(tiles, sources, loaded, free, H, q_group, v_group, first, count, STAGES: gl.constexpr):
+def _copy(tiles, sources, loaded, free, place, H, q_group, v_group, first, count, STAGES: gl.constexpr):
     """Keeps STAGES chunks of q, k, u and v on their way into shared memory."""
     q_tiles, k_tiles, u_tiles, v_tiles = tiles
     q_desc, k_desc, u_desc, v_desc = sources
     width: gl.constexpr = 2 * (q_desc.block_type.nbytes + v_desc.block_type.nbytes)
-    batch = gl.program_id(0) // H
+    batch, begin, _ = place
     head = gl.program_id(0) % H
     stage = 0
     phase = 1
     for i in range(count):
         mbarrier.wait(free.index(stage), phase)
-        token = (first + count - 1 - i) * CHUNK
+        token = begin + (first + count - 1 - i) * CHUNK
         mbarrier.expect(loaded.index(stage), width)
         tma_load(q_desc, [batch, token, head // q_group, 0], loaded.index(stage), q_tiles.index(stage))
         tma_load(k_desc, [batch, token, head // q_group, 0], loaded.index(stage), k_tiles.index(stage))
@@ -256,7 +274,8 @@ def _gate(
     last_ptr,
     dg_ptr,
     dbeta_ptr,
-    T,
+    length,
+    slice_rows,
     H,
     slices,
     first,
@@ -269,43 +288,43 @@ def _gate(
     gates, decays, _, gated, free = places
     later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    pair = gl.program_id(0).to(gl.int64)
-    of_pair = (gl.program_id(0) // H).to(gl.int64) * T * H + gl.program_id(0) % H
     carry = 0.0
     if last_ptr is not None:
         carry += gl.load(last_ptr + of_segment(H, 1))
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, T)
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, length)
     gathers: gl.constexpr = dg_ptr is not None or dbeta_ptr is not None
     drain: gl.constexpr = STAGES if gathers else 0
     for i in range(count + drain):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 2 - i, i + 1 < count, T)
+        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 2 - i, i + 1 < count, length)
         if gathers:
             # of the chunk that leaves: loaded before the wait
             chunk = first + count - 1 - i + STAGES
             tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
-            inside = (tokens < T) & (i >= STAGES)
+            inside = (tokens < length) & (i >= STAGES)
             gain = gl.zeros([CHUNK], gl.float32, layout)
             if dg_ptr is not None:
                 for part in range(slices):
-                    place = (part * gl.num_programs(0).to(gl.int64) + pair) * T
-                    gain += gl.load(row_ptr + place + tokens, mask=inside, other=0.0)
-            own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, T)
+                    gain += gl.load(row_ptr + part * slice_rows + tokens, mask=inside, other=0.0)
+            own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, length)
         mbarrier.wait(free.index(stage), phase)
         if gathers:  # noqa: SIM102 - known while compiling
             if i >= STAGES:
-                drop = gather(earlier_parts, stage) + gather(cross_parts, stage)
+                within_chunk, cross = gather(earlier_parts, stage), gather(cross_parts, stage)
                 if dbeta_ptr is not None:
-                    dbeta = drop + gather(own_parts, stage)
-                    gl.store(dbeta_ptr + of_pair + tokens.to(gl.int64) * H, dbeta, mask=inside)
+                    dbeta = within_chunk + cross + gather(own_parts, stage)
+                    gl.store(dbeta_ptr + tokens.to(gl.int64) * H, dbeta, mask=inside)
                 if dg_ptr is not None:
-                    gain += gather(later_parts, stage) - drop * own_beta
-                    dg = gl.associative_scan(gain, 0, add, reverse=True) + carry
-                    gl.store(
-                        dg_ptr + of_pair + tokens.to(gl.int64) * H, gl.where(own_g < _LOG_ZERO, 0.0, dg), mask=inside
-                    )
-                    carry += gl.sum(gain, 0)
+                    pairs = gather(later_parts, stage) - within_chunk * own_beta
+                    to_end = gl.associative_scan(own_g, 0, add, reverse=True)
+                    taken = gl.associative_scan(cross * own_beta, 0, add, reverse=True)
+                    remaining = gl.where(to_end < _LOG_FORGOTTEN, 0.0, carry - taken)
+                    dg = gl.associative_scan(gain + pairs, 0, add, reverse=True) + remaining
+                    dg = gl.where(own_g < _LOG_ZERO, 0.0, dg)
+                    gl.store(dg_ptr + tokens.to(gl.int64) * H, dg, mask=inside)
+                    forgotten = gl.sum(own_g, 0) < _LOG_FORGOTTEN
+                    carry = gl.sum(gain, 0) + gl.where(forgotten, 0.0, carry - gl.sum(cross * own_beta, 0))
                     if SAVE > 0:  # noqa: SIM102 - known while compiling
                         if chunk % SAVE == 0:
                             rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
@@ -333,6 +352,9 @@ def _multiply(
     saved_desc,
     start_ptr,
     end_ptr,
+    dk_ptr,
+    dv_ptr,
+    place,
     H,
     first,
     count,
@@ -363,11 +385,16 @@ def _multiply(
     uv_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
     s_tile = gl.allocate_shared_memory(dtype, [1, 1, K, V], gl.NVMMASharedLayout(128, 16, 4))
 
-    batch = gl.program_id(0) // H
+    batch, begin, length = place
     head = gl.program_id(0) % H
     rows = gl.arange(0, K, gl.SliceLayout(1, s_layout))
     columns = gl.arange(0, V, gl.SliceLayout(0, s_layout))
-    inside = (rows < KEYS)[:, None] & (columns < VALUES)[None, :]
+    if KEYS == K and VALUES == V:
+        inside: gl.constexpr = None
+        outside: gl.constexpr = None
+    else:
+        inside = (rows < KEYS)[:, None] & (columns < VALUES)[None, :]
+        outside: gl.constexpr = 0.0
     if TURNED:
         at = columns[None, :] * KEYS + rows[:, None]
     else:
@@ -375,7 +402,7 @@ def _multiply(
     if start_ptr is None:
         state = gl.zeros([K, V], gl.float32, s_layout)
     else:
-        state = gl.load(start_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, mask=inside, other=0.0)
+        state = gl.load(start_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, mask=inside, other=outside)
 
     stage = 0
     phase = 0
@@ -385,6 +412,15 @@ def _multiply(
     for i in range(count):
         chunk = first + count - 1 - i
         mbarrier.wait(loaded.index(stage), phase)
+        if dk_ptr is not None:
+            left = length - chunk * CHUNK
+            if left < CHUNK:
+                clear_rows(q_tiles.index(stage), left)
+                clear_rows(k_tiles.index(stage), left)
+                clear_rows(u_tiles.index(stage), left)
+                clear_rows(v_tiles.index(stage), left)
+                fence_async_shared()
+                barrier()
         q = q_tiles.index(stage).reshape([CHUNK, K])
         k = k_tiles.index(stage).reshape([CHUNK, K])
         u = u_tiles.index(stage).reshape([CHUNK, V])
@@ -409,6 +445,7 @@ def _multiply(
 
         mbarrier.wait(gated.index(stage), phase)
         weight = within(gates, stage, p_layout, True) * scale
+        state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         qk, uv = warpgroup_mma_wait(2, deps=(qk, uv))
         qk = qk * weight
         qk_tile.store(qk.to(dtype))
@@ -432,20 +469,22 @@ def _multiply(
         qt = q.permute((1, 0)).load(write_layout)
         write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, write_layout))
         written = (qt.to(gl.float32) * write[None, :]).to(dtype)
-        decay = decays.index(stage).load(gl.SliceLayout(1, s_layout))
-        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-        dk = dk * gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, k_layout))[None, :]
-        dv = dv * gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, v_layout))[None, :]
-        state = state * decay[:, None]
+        read_k = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, k_layout))
+        read_v = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, v_layout))
         if SUMS or WEIGHTED:
-            cross = dk * k.permute((1, 0)).load(k_layout).to(gl.float32)
+            kt = k.permute((1, 0)).load(k_layout)
+        dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+        dk = dk * read_k[None, :]
+        dv = dv * read_v[None, :]
+        if SUMS or WEIGHTED:
+            cross = dk * kt.to(gl.float32)
         dk, dv, state, written = warpgroup_mma_wait(0, deps=(dk, dv, state, written))
         dk = warpgroup_mma(q.permute((1, 0)), uv_tile, dk, is_async=True)
         dv = warpgroup_mma(u.permute((1, 0)), qk_tile, dv, is_async=True)
         state = warpgroup_mma(written, u, state, is_async=True)
+        dk, dv = warpgroup_mma_wait(1, deps=(dk, dv))
         if SUMS or WEIGHTED:
             cross_parts.index(stage).store(parts_of_columns(cross, warps))
-        dk, dv = warpgroup_mma_wait(1, deps=(dk, dv))
         if WEIGHTED:
             dk = dk * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, k_layout))[None, :]
             dv = dv * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, v_layout))[None, :]
@@ -453,19 +492,35 @@ def _multiply(
         dv_tile.reshape([CHUNK, V]).permute((1, 0)).store(dv.to(dtype))
         fence_async_shared()
         barrier()
-        tma_store(dk_desc, [batch, chunk * CHUNK, head, 0], dk_tile)
-        tma_store(dv_desc, [batch, chunk * CHUNK, head, 0], dv_tile)
+        if dk_ptr is None:
+            tma_store(dk_desc, [batch, chunk * CHUNK, head, 0], dk_tile)
+            tma_store(dv_desc, [batch, chunk * CHUNK, head, 0], dv_tile)
+        else:
+            if left < CHUNK:
+                # the tiles' other rows are the next sequence's
+                rows_before = (chunk * CHUNK).to(gl.int64) * H
+                store_rows(dk_tile, dk_ptr + rows_before * KEYS, H * KEYS, left, KEYS)
+                store_rows(dv_tile, dv_ptr + rows_before * VALUES, H * VALUES, left, VALUES)
+            else:
+                tma_store(dk_desc, [batch, begin + chunk * CHUNK, head, 0], dk_tile)
+                tma_store(dv_desc, [batch, begin + chunk * CHUNK, head, 0], dv_tile)
         if SAVE > 0:  # noqa: SIM102 - known while compiling
             if chunk % SAVE == 0:
                 # every warp is past the products with the state's tile
                 mbarrier.expect(restored, saved_desc.block_type.nbytes)
-                tma_load(saved_desc, [gl.program_id(0), chunk // SAVE, 0, 0], restored, s_tile)
+                entry = chunk // SAVE
+                if dk_ptr is None:
+                    tma_load(saved_desc, [gl.program_id(0), entry, 0, 0], restored, s_tile)
+                else:
+                    entry += begin // (CHUNK * SAVE) + gl.program_id(0) // H
+                    tma_load(saved_desc, [head, entry, 0, 0], restored, s_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         if SAVE > 0:  # noqa: SIM102 - known while compiling
             if chunk % SAVE == 0:
                 mbarrier.wait(restored, turns & 1)
                 turns += 1
-                state_parts.index(stage).store(gl.sum(state * s.load(s_layout).to(gl.float32), 1))
+                kept = s.load(s_layout).to(gl.float32)
+                state_parts.index(stage).store(gl.sum(state.to(dtype).to(gl.float32) * kept, 1))
                 # read by all before the next chunk's state takes its place
                 barrier()
         stage += 1
@@ -474,7 +529,7 @@ def _multiply(
             phase ^= 1
 
     barrier()
-    mbarrier.arrive(free.index(last), count=1)
+    mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
         rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)

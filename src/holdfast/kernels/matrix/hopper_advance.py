@@ -20,7 +20,7 @@ from .hopper_gates import CHUNK, VECTORS, WRITE, load_gates, of_head, of_segment
 
 @gluon.jit(
     do_not_specialize=["T", "H", "k_group", "v_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "end_ptr", "decay_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "decay_ptr"],
 )
 def advance(
     k_desc,
@@ -192,6 +192,9 @@ def _multiply(
 
     rows = gl.arange(0, K, gl.SliceLayout(1, s_layout))
     columns = gl.arange(0, V, gl.SliceLayout(0, s_layout))
-    inside = (rows < KEYS)[:, None] & (columns < VALUES)[None, :]
+    if KEYS == K and VALUES == V:
+        inside: gl.constexpr = None
+    else:
+        inside = (rows < KEYS)[:, None] & (columns < VALUES)[None, :]
     at = rows[:, None] * VALUES + columns[None, :]
     gl.store(end_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, state, mask=inside)

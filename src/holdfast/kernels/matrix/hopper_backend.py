@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common import varlen
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import matrix_hopper as model
 from holdfast.recurrences.definition import MatrixCall
@@ -18,7 +19,6 @@ _UNSERVED = {
     "delta": "the delta rule",
     "decay=vector": "a vector decay",
     "normalizer": "a normaliser",
-    "varlen": "packed sequences",
 }
 
 
@@ -44,6 +44,9 @@ class Hopper:
                 return f"its registers hold a state of {model.WIDEST} x {model.WIDEST}; got {name} = {size}"
         return _without_gluon()
 
+    def takes(self, call: MatrixCall) -> bool:
+        return not call.delta
+
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
 
@@ -52,14 +55,15 @@ class Hopper:
 
         q, k, v = (launch.tileable(x) for x in call[:3])
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        final = torch.empty(_state_shape(call), dtype=torch.float32, device=v.device)
+        cu_seqlens = _offsets(call, cu_seqlens)
+        final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
         start, span, gates = _contiguous(call.initial_state), plan["span"], launch.Gates(call.g, call.beta, call.scale)
         ends = launch.Ends(start, final)
-        if span * launch.TOKENS < v.shape[1]:
+        if cu_seqlens is None and span * launch.TOKENS < v.shape[1]:
             ends = launch.Ends(launch.entering(k, v, v.shape[2], gates, plan["stages"], span, start, final))
-        launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span)
+        launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens)
         return o, final
 
     def backward(
@@ -68,9 +72,10 @@ class Hopper:
         from . import hopper_launch as launch
 
         q, k, v = (launch.tileable(x) for x in call[:3])
-        shape = _state_shape(call)
-        batch, heads, keys, values = shape
-        length, device, save = v.shape[1], v.device, plan["save"]
+        cu_seqlens = _offsets(call, cu_seqlens)
+        shape = _state_shape(call, cu_seqlens)
+        sequences, heads, keys, values = shape
+        batch, length, device, save = v.shape[0], v.shape[1], v.device, plan["save"]
         start, w = _contiguous(call.initial_state), _contiguous(grad_final)
         grad_state = None if start is None else torch.empty(shape, dtype=torch.float32, device=device)
         if v.numel() == 0:
@@ -81,7 +86,7 @@ class Hopper:
 
         gates, stages, span = launch.Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
         ends, grad_ends = launch.Ends(start, turned=True), launch.Ends(w, grad_state)
-        segments = -(-length // (span * launch.TOKENS))
+        segments = 1 if cu_seqlens is not None else -(-length // (span * launch.TOKENS))
         if segments > 1:
             states = launch.entering(k, v, heads, gates, stages, span, start, None)
             grad_states = launch.entering(q, u, heads, gates, stages, span, w, grad_state, reverse=True)
@@ -91,19 +96,26 @@ class Hopper:
             chunks = -(-length // launch.TOKENS)
             saved = None
             if chunks > save:
-                saved = torch.empty(batch, heads, -(-chunks // save), keys, values, dtype=v.dtype, device=device)
+                entries = -(-chunks // save) if cu_seqlens is None else length // (save * launch.TOKENS) + sequences
+                saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=device)
             rows = torch.empty(-(-keys // plan["columns"]), batch, heads, length, dtype=torch.float32, device=device)
             kept = launch.Kept(q, rows, saved, save)
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
             if grad_ends.start is not None:
-                after = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=device)
+                after = torch.empty(sequences, segments, heads, keys, values, dtype=torch.float32, device=device)
                 ends = launch.Ends(ends.start, after, True)
         dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=device)
-        launch.run_sweep(u, v, k, dq, gates, ends, plan["columns"], stages, span, kept)
-        last = None if ends.end is None else (ends.end * grad_ends.start.view_as(ends.end)).sum((3, 4))
-        launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, plan["adjoint_stages"], span, kept, last)
+        launch.run_sweep(u, v, k, dq, gates, ends, plan["columns"], stages, span, kept, cu_seqlens)
+        last = None
+        if ends.end is not None:
+            # rounded, as the products that are taken from it
+            last = (ends.end * grad_ends.start.view_as(ends.end).to(v.dtype)).sum((3, 4))
+        adjoint_stages = plan["adjoint_stages"]
+        launch.run_adjoint(
+            q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, last, cu_seqlens
+        )
         return [_ungroup(dq, q), _ungroup(dk, k), dv, dg, dbeta, None], grad_state
 
 
@@ -118,12 +130,25 @@ def _without_gluon() -> str | None:
     return None
 
 
-def _state_shape(call: MatrixCall) -> tuple[int, int, int, int]:
-    return call.v.shape[0], call.v.shape[2], call.k.shape[3], call.v.shape[3]
+def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
+    sequences = call.v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3]
+
+
+def _offsets(call: MatrixCall, cu_seqlens: Tensor | None) -> Tensor | None:
+    """cu_seqlens on the call's device, checked where the host may read it."""
+    if cu_seqlens is None:
+        return None
+    if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
+        varlen.sequence_bounds(cu_seqlens, call.v.shape[1])
+    return cu_seqlens.to(call.v.device).contiguous()
 
 
 def _contiguous(state: Tensor | None) -> Tensor | None:
-    return None if state is None else state.contiguous()
+    """The state, dense and at a multiple of 16 bytes, as the kernels are compiled to find it."""
+    if state is None or (state.is_contiguous() and state.data_ptr() % 16 == 0):
+        return state
+    return state.clone(memory_format=torch.contiguous_format)
 
 
 def _ungroup(grad: Tensor, x: Tensor) -> Tensor:

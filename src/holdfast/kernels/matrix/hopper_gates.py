@@ -27,6 +27,47 @@ def of_head(H, b, h):
 
 
 @gluon.jit
+def place_of(cu_ptr, T, H):
+    """This block's batch, its first token and how many it has: all of a batch's T, or a packed sequence's."""
+    if cu_ptr is None:
+        return gl.program_id(0) // H, T * 0, T
+    else:
+        bounds = cu_ptr + gl.program_id(0) // H
+        # offsets that are wrong must not lead out of the tensors
+        begin = gl.minimum(gl.maximum(gl.load(bounds), 0), T).to(gl.int32)
+        end = gl.minimum(gl.maximum(gl.load(bounds + 1), 0), T).to(gl.int32)
+        return gl.program_id(0) * 0, begin, gl.maximum(end - begin, 0)
+
+
+@gluon.jit
+def clear_rows(tile, rows):
+    """Makes 0 of a tile [1, 64, 1, width] from a row on: what of it is another sequence's."""
+    width: gl.constexpr = tile.shape[3]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
+    row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
+    x = tile.reshape([CHUNK, width]).load(layout)
+    tile.reshape([CHUNK, width]).store(gl.where((row < rows)[:, None], x, gl.zeros([CHUNK, width], x.dtype, layout)))
+
+
+@gluon.jit
+def store_rows(tile, ptr, stride, rows, columns):
+    """Writes the first rows and columns of a tile [1, 64, 1, width], a row every `stride` elements."""
+    width: gl.constexpr = tile.shape[3]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
+    row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
+    column = gl.arange(0, width, gl.SliceLayout(0, layout))
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(gl.int64)[:, None] * stride + column[None, :]
+    gl.store(ptr + at, tile.reshape([CHUNK, width]).load(layout), mask=inside)
+
+
+@gluon.jit
+def of_token(H, batch, token, b, t, h):
+    """Where this block's head is at a token, from the strides."""
+    return batch.to(gl.int64) * b + token.to(gl.int64) * t + (gl.program_id(0) % H).to(gl.int64) * h
+
+
+@gluon.jit
 def of_segment(H, axis: gl.constexpr):
     """This block's place in [B, segments, H], segments being that axis of the grid."""
     batch = (gl.program_id(0) // H).to(gl.int64)
@@ -104,7 +145,52 @@ def within(gates, stage, layout: gl.constexpr, REVERSE: gl.constexpr):
 
 
 @gluon.jit
+def _fold(x, LANE: gl.constexpr):
+    """Adds a thread's pairs and those of the thread LANE away; the lower keeps the first sum, the upper the other."""
+    first, second = gl.split(x)
+    # one shuffle for two numbers, where a sum over rows takes two
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred upper;
+        .reg .b32 lane, give;
+        .reg .f32 keep;
+        mov.u32 lane, %laneid;
+        and.b32 lane, lane, $3;
+        setp.ne.u32 upper, lane, 0;
+        selp.b32 give, $1, $2, upper;
+        selp.f32 keep, $2, $1, upper;
+        shfl.sync.bfly.b32 give, give, $3, 31, 0xffffffff;
+        add.f32 $0, give, keep;
+        }""",
+        "=f,f,f,r",
+        [first, second, LANE],
+        gl.float32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def parts_of_columns(x, WARPS: gl.constexpr):
-    """Of an accumulator [rows, columns] with its rows spread over WARPS: the sum over each warp's, [WARPS, columns]."""
-    rows: gl.constexpr = x.shape[0] // WARPS
-    return gl.sum(gl.reshape(x, [WARPS, rows, x.shape[1]]), 1)
+    """Of an accumulator [rows, columns] with its rows spread over WARPS: the sum over each warp's, [WARPS, columns].
+
+    A thread has rows r and r + 8 of its warp's 16, r its lane divided by 4, and two of every 8 columns.
+    """
+    columns: gl.constexpr = x.shape[1]
+    gl.static_assert(x.shape[0] == 16 * WARPS)
+    rows = gl.sum(gl.reshape(x, [WARPS, 2, 8, columns]), 1)
+    if gl.num_warps() == WARPS:
+        rows = gl.reshape(rows, [WARPS, 8, columns // 64, 2, 2, 2, 8])
+        rows = _fold(gl.permute(rows, (0, 1, 2, 3, 4, 6, 5)), 4)
+        rows = _fold(gl.permute(rows, (0, 1, 2, 3, 5, 4)), 8)
+        rows = _fold(gl.permute(rows, (0, 1, 2, 4, 3)), 16)
+        # row r of the eight now holds columns 8 r to 8 r + 7
+        rows = gl.permute(rows, (0, 2, 1, 3))
+    else:
+        # other warps have the other half of the columns
+        rows = gl.reshape(rows, [WARPS, 8, columns // 32, 2, 2, 8])
+        rows = _fold(gl.permute(rows, (0, 1, 2, 3, 5, 4)), 4)
+        rows = _fold(gl.permute(rows, (0, 1, 2, 4, 3)), 8)
+        rows = gl.sum(gl.reshape(rows, [WARPS, 2, 4, columns // 32, 8]), 1)
+        rows = gl.permute(rows, (0, 2, 1, 3))
+    return gl.reshape(rows, [WARPS, columns])

@@ -54,7 +54,7 @@ class Kept:
     """What the sweep for dq leaves to the adjoint sweep, for the log decay's gradient.
 
     x: q. row: [slices, B, H, T]. saved: [B, H, n, K, V], or [.., V, K] where V is the wider, the state before every
-    `save` chunks; None if there is but one.
+    `save` chunks; None if there is but one. n: of each sequence in turn, if they are packed (hopper_sweep.py).
     """
 
     x: Tensor
@@ -79,6 +79,15 @@ def _tiles(x: Tensor, width: int) -> Any:
     return tiles(x, [1, TOKENS, 1, width], LAYOUT)
 
 
+def _kind(x: Tensor | None) -> Any:
+    return None if x is None else x.dtype
+
+
+def _blocks(batch: int, length: int, span: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
+    """Sequences, and segments of each."""
+    return (batch, -(-length // (span * TOKENS))) if cu_seqlens is None else (cu_seqlens.shape[0] - 1, 1)
+
+
 def run_sweep(
     q: Tensor,
     k: Tensor,
@@ -90,9 +99,11 @@ def run_sweep(
     stages: int,
     span: int,
     kept: Kept | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> None:
     """One launch of `sweep`: out [B, T, H, V] of q, k [B, T, *, K] and v [B, T, *, V]; H is a multiple of their heads.
 
+    cu_seqlens [N + 1]: where packed sequences begin and end, none of them in segments; out is then contiguous.
     width: columns of v a block, 64 or 128. stages: chunks in flight. span: chunks a segment.
     """
     batch, length, heads, columns = out.shape
@@ -119,6 +130,8 @@ def run_sweep(
         ends.end,
         saved,
         None if kept is None else kept.row,
+        cu_seqlens,
+        None if cu_seqlens is None else out,
         length,
         heads,
         heads // q.shape[2],
@@ -128,8 +141,10 @@ def run_sweep(
         span,
         gates.scale,
     )
-    types = (*gates.types(), q.dtype, wide, width, ends.start is None, ends.end is None, kept is None)
-    grid = (batch * heads, -(-columns // width), -(-length // (span * TOKENS)))
+    optional = (ends.start, ends.end, None if kept is None else kept.row, cu_seqlens)
+    types = (*gates.types(), q.dtype, wide, width, *map(_kind, optional))
+    sequences, segments = _blocks(batch, length, span, cu_seqlens)
+    grid = (sequences * heads, -(-columns // width), segments)
     launch(sweep, grid, arguments, constants, width // 16, types)
 
 
@@ -148,9 +163,11 @@ def run_adjoint(
     span: int,
     kept: Kept | None,
     last: Tensor | None,
+    cu_seqlens: Tensor | None = None,
 ) -> None:
     """One launch of `adjoint`: dk and dv [B, T, H, *], dg and dbeta [B, T, H], of the output's gradient u [B, T, H, V].
 
+    cu_seqlens: as for run_sweep.
     last: [B, segments, H], the product of the state after each segment and its gradient.
     """
     turned = width_of(v.shape[3]) > width_of(k.shape[3])
@@ -162,7 +179,7 @@ def run_adjoint(
     wide, narrow = width_of(keys), width_of(values)
     saved = None
     if kept is not None and kept.saved is not None:
-        saved = tiles(kept.saved.view(batch * heads, -1, keys, values), [1, 1, wide, narrow], LAYOUT)
+        saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], LAYOUT)
     constants = {
         "KEYS": keys,
         "VALUES": values,
@@ -186,6 +203,9 @@ def run_adjoint(
         last,
         dg,
         dbeta,
+        cu_seqlens,
+        None if cu_seqlens is None else dk,
+        None if cu_seqlens is None else dv,
         length,
         heads,
         heads // q.shape[2],
@@ -195,8 +215,10 @@ def run_adjoint(
         span,
         gates.scale,
     )
-    types = (*gates.types(), q.dtype, wide, narrow, ends.start is None, ends.end is None, last is None)
-    grid = (batch * heads, -(-length // (span * TOKENS)), 1)
+    optional = (ends.start, ends.end, last, cu_seqlens)
+    types = (*gates.types(), q.dtype, wide, narrow, *map(_kind, optional))
+    sequences, segments = _blocks(batch, length, span, cu_seqlens)
+    grid = (sequences * heads, segments, 1)
     launch(adjoint, grid, arguments, constants, wide // 16, types)
 
 

@@ -27,11 +27,14 @@ from .hopper_gates import (
     STRENGTH,
     VECTORS,
     WRITE,
+    clear_rows,
     gather,
     load_gates,
-    of_head,
     of_segment,
+    of_token,
     parts_of_columns,
+    place_of,
+    store_rows,
     weigh,
     within,
 )
@@ -52,7 +55,7 @@ from .hopper_gates import (
         "beta_h",
         "span",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr", "saved_ptr", "row_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "cu_ptr"],
 )
 def sweep(
     q_desc,
@@ -66,6 +69,8 @@ def sweep(
     end_ptr,
     saved_ptr,
     row_ptr,
+    cu_ptr,
+    o_ptr,
     T,
     H,
     qk_group,
@@ -86,15 +91,17 @@ def sweep(
     SAVE_TURNED: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices of v, segments of `span` chunks).
+    """Grid (B * H, slices of v, segments of `span` chunks), or (N * H, slices, 1) of packed sequences.
 
+    cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that end in
+    another sequence.
     q, k: [B, T, H / qk_group, KEYS] and v: [B, T, H / v_group, VALUES] by descriptors of blocks [1, 64, 1, columns].
     start, end: state before and after each segment, float32 [B, segments, H, KEYS, VALUES], or [..., VALUES, KEYS] if
     TURNED, or None.
     x: [B, T, H / x_group, VALUES], what the part of the output that comes from earlier chunks is multiplied with and
     summed over columns, into row [slices, B, H, T]; or None.
     saved: [B, H, ceil(chunks / SAVE), VALUES, KEYS], or [..., KEYS, VALUES] if SAVE_TURNED, the state before every
-    SAVE-th chunk, rounded; or None.
+    SAVE-th chunk, rounded; or None. Packed: [H, T // (64 SAVE) + N, ...], sequence n's from first // (64 SAVE) + n on.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -124,12 +131,27 @@ def sweep(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
+    batch, first, length = place_of(cu_ptr, T, H)
     if g_ptr is not None:
-        g_ptr += of_head(H, g_b, g_h)
+        g_ptr += of_token(H, batch, first, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_head(H, beta_b, beta_h)
+        beta_ptr += of_token(H, batch, first, beta_b, beta_t, beta_h)
+    if row_ptr is not None:
+        heads = gl.num_programs(0) if cu_ptr is None else H
+        of_slice = gl.program_id(1).to(gl.int64) * heads + batch * H + gl.program_id(0) % H
+        row_ptr += of_slice * T + first
+    if SAVE > 0:
+        if cu_ptr is None:
+            entry = gl.program_id(0).to(gl.int64) * gl.cdiv(gl.cdiv(T, CHUNK), SAVE)
+        else:
+            entries = T // (CHUNK * SAVE) + gl.num_programs(0) // H
+            entry = (gl.program_id(0) % H).to(gl.int64) * entries + first // (CHUNK * SAVE) + gl.program_id(0) // H
+        saved_ptr += entry * (KEYS * VALUES)
+    if o_ptr is not None:
+        o_ptr += (first.to(gl.int64) * H + gl.program_id(0) % H) * VALUES
     chunk0 = gl.program_id(2) * span
-    count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+    count = gl.minimum(span, gl.cdiv(length, CHUNK) - chunk0)
+    place = (batch, first, length)
     tiles = (q_tiles, k_tiles, v_tiles, x_tiles)
     sources = (q_desc, k_desc, v_desc, x_desc)
     places = (gates, decays, parts, loaded, gated, free)
@@ -145,7 +167,8 @@ def sweep(
                     start_ptr,
                     end_ptr,
                     saved_ptr,
-                    T,
+                    o_ptr,
+                    place,
                     H,
                     chunk0,
                     count,
@@ -159,7 +182,7 @@ def sweep(
                     STAGES,
                 ),
             ),
-            (_copy, (tiles, sources, loaded, free, H, qk_group, v_group, x_group, chunk0, count, STAGES)),
+            (_copy, (tiles, sources, loaded, free, place, H, qk_group, v_group, x_group, chunk0, count, STAGES)),
             (
                 _gate,
                 (
@@ -169,7 +192,7 @@ def sweep(
                     g_t,
                     beta_t,
                     row_ptr,
-                    T,
+                    length,
                     chunk0,
                     count,
                     scale,
@@ -183,20 +206,20 @@ def sweep(
 
 
 @gluon.jit
-def _copy(tiles, sources, loaded, free, H, qk_group, v_group, x_group, chunk0, count, STAGES: gl.constexpr):
+def _copy(tiles, sources, loaded, free, place, H, qk_group, v_group, x_group, chunk0, count, STAGES: gl.constexpr):
     """Keeps STAGES chunks of q, k, v and x on their way into shared memory."""
     q_tiles, k_tiles, v_tiles, x_tiles = tiles
     q_desc, k_desc, v_desc, x_desc = sources
     V: gl.constexpr = v_desc.block_type.shape[3]
     width: gl.constexpr = 2 * q_desc.block_type.nbytes + v_desc.block_type.nbytes * (1 if x_desc is None else 2)
-    batch = gl.program_id(0) // H
+    batch, first, _ = place
     head = gl.program_id(0) % H
     column = gl.program_id(1) * V
     stage = 0
     phase = 1
     for i in range(count):
         mbarrier.wait(free.index(stage), phase)
-        token = (chunk0 + i) * CHUNK
+        token = first + (chunk0 + i) * CHUNK
         mbarrier.expect(loaded.index(stage), width)
         tma_load(k_desc, [batch, token, head // qk_group, 0], loaded.index(stage), k_tiles.index(stage))
         tma_load(q_desc, [batch, token, head // qk_group, 0], loaded.index(stage), q_tiles.index(stage))
@@ -210,27 +233,40 @@ def _copy(tiles, sources, loaded, free, H, qk_group, v_group, x_group, chunk0, c
 
 
 @gluon.jit
-def _gate(places, g_ptr, beta_ptr, g_t, beta_t, row_ptr, T, chunk0, count, scale, STAGES: gl.constexpr):
+def _gate(
+    places,
+    g_ptr,
+    beta_ptr,
+    g_t,
+    beta_t,
+    row_ptr,
+    length,
+    chunk0,
+    count,
+    scale,
+    STAGES: gl.constexpr,
+):
     """Weighs each chunk when its stage is free, and adds up the row sums of the chunk that left it."""
     gates, decays, parts, _, gated, free = places
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0, count > 0, T)
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0, count > 0, length)
+    # two chunks ahead: a load takes as long as a chunk
+    g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + 1, count > 1, length)
     drain: gl.constexpr = 0 if row_ptr is None else STAGES
     for i in range(count + drain):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + i + 1, i + 1 < count, T)
+        g_later, beta_later = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + i + 2, i + 2 < count, length)
         mbarrier.wait(free.index(stage), phase)
         if row_ptr is not None:  # noqa: SIM102 - known while compiling
             if i >= STAGES:
                 row = gather(parts, stage)
                 tokens = (chunk0 + i - STAGES) * CHUNK + gl.arange(0, CHUNK, layout)
-                place = (gl.program_id(1) * gl.num_programs(0).to(gl.int64) + gl.program_id(0)) * T
-                gl.store(row_ptr + place + tokens, row, mask=tokens < T)
+                gl.store(row_ptr + tokens, row, mask=tokens < length)
         if i < count:
             weigh(gates, decays, gated, stage, g, beta, scale, False)
-        g = g_next
-        beta = beta_next
+        g, beta = g_next, beta_next
+        g_next, beta_next = g_later, beta_later
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -246,7 +282,8 @@ def _multiply(
     start_ptr,
     end_ptr,
     saved_ptr,
-    T,
+    o_ptr,
+    place,
     H,
     chunk0,
     count,
@@ -273,13 +310,17 @@ def _multiply(
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
 
-    pair = gl.program_id(0).to(gl.int64)
+    batch, first, length = place
     slice_ = gl.program_id(1)
-    batch = gl.program_id(0) // H
     head = gl.program_id(0) % H
     rows = gl.arange(0, V, gl.SliceLayout(1, s_layout))
     columns = gl.arange(0, K, gl.SliceLayout(0, s_layout))
-    inside = (slice_ * V + rows < VALUES)[:, None] & (columns < KEYS)[None, :]
+    if KEYS == K and VALUES % V == 0:
+        inside: gl.constexpr = None
+        outside: gl.constexpr = None
+    else:
+        inside = (slice_ * V + rows < VALUES)[:, None] & (columns < KEYS)[None, :]
+        outside: gl.constexpr = 0.0
     # this block's part of the states before and after the segment
     corner = of_segment(H, 2) * (KEYS * VALUES)
     if TURNED:
@@ -291,7 +332,7 @@ def _multiply(
     if start_ptr is None:
         state = gl.zeros([V, K], gl.float32, s_layout)
     else:
-        state = gl.load(start_ptr + corner + at, mask=inside, other=0.0)
+        state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
 
     stage = 0
     phase = 0
@@ -300,13 +341,21 @@ def _multiply(
         chunk = chunk0 + i
         if SAVE > 0:  # noqa: SIM102 - known while compiling
             if chunk % SAVE == 0:
-                entry = pair * gl.cdiv(gl.cdiv(T, CHUNK), SAVE) + chunk // SAVE
                 if SAVE_TURNED:
                     kept = columns[None, :] * VALUES + (slice_ * V + rows)[:, None]
                 else:
                     kept = (slice_ * V + rows)[:, None] * KEYS + columns[None, :]
-                gl.store(saved_ptr + entry * (KEYS * VALUES) + kept, state.to(dtype), mask=inside)
+                gl.store(
+                    saved_ptr + (chunk // SAVE).to(gl.int64) * (KEYS * VALUES) + kept, state.to(dtype), mask=inside
+                )
         mbarrier.wait(loaded.index(stage), phase)
+        if o_ptr is not None:
+            left = length - chunk * CHUNK
+            if left < CHUNK:
+                clear_rows(k_tiles.index(stage), left)
+                clear_rows(v_tiles.index(stage), left)
+                fence_async_shared()
+                barrier()
         q = q_tiles.index(stage).reshape([CHUNK, K])
         k = k_tiles.index(stage).reshape([CHUNK, K])
         v = v_tiles.index(stage).reshape([CHUNK, V])
@@ -338,22 +387,31 @@ def _multiply(
         barrier()
         mbarrier.arrive(free.index(last), count=1, pred=i > 0)
         last = stage
-        o, held = warpgroup_mma_wait(0, deps=(o, held))
-        o = o * read[None, :]
         state = state * decay[:, None]
         if parts is not None:
             x = x_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(o_layout)
+        o, held = warpgroup_mma_wait(0, deps=(o, held))
+        o = o * read[None, :]
+        if parts is not None:
             row = o * x.to(gl.float32)
         o, state, vt, written = warpgroup_mma_wait(0, deps=(o, state, vt, written))
         o = warpgroup_mma(vt, p_tile, o, is_async=True)
         state = warpgroup_mma(written, k, state, is_async=True)
+        o, vt = warpgroup_mma_wait(1, deps=(o, vt))
         if parts is not None:
             parts.index(stage).store(parts_of_columns(row, warps))
-        o, vt = warpgroup_mma_wait(1, deps=(o, vt))
         o_tile.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
         fence_async_shared()
         barrier()
-        tma_store(o_desc, [batch, chunk * CHUNK, head, slice_ * V], o_tile)
+        if o_ptr is None:
+            tma_store(o_desc, [batch, chunk * CHUNK, head, slice_ * V], o_tile)
+        else:
+            if left < CHUNK:
+                # the tile's other rows are the next sequence's
+                corner_of_o = o_ptr + (chunk * CHUNK).to(gl.int64) * (H * VALUES) + slice_ * V
+                store_rows(o_tile, corner_of_o, H * VALUES, left, VALUES - slice_ * V)
+            else:
+                tma_store(o_desc, [batch, first + chunk * CHUNK, head, slice_ * V], o_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         stage += 1
         if stage == STAGES:
@@ -361,7 +419,7 @@ def _multiply(
             phase ^= 1
 
     barrier()
-    mbarrier.arrive(free.index(last), count=1)
+    mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
         rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)

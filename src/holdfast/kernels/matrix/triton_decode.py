@@ -39,9 +39,11 @@ class TritonDecode:
 
         after may be call.initial_state itself, which is then updated in place, unless there is a normaliser.
         """
+        from holdfast.kernels.common.triton_launch import on_device_of
+
         from . import triton_decode_step
 
-        with torch.cuda.device_of(call.v):
+        with on_device_of(call.v):
             return triton_decode_step.step(plan, call, after)
 
     def backward(

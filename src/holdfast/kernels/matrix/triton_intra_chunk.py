@@ -97,6 +97,7 @@ class _Run:
             BLOCK_K=_covering(self.keys),
             BLOCK_N=plan["columns"],
             STAGES=plan["stages"],
+            maxnreg=model.most_registers(plan["block"], plan["columns"], self.keys, plan["warps"]),
             **self.how,
         )
 

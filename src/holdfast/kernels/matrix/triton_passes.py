@@ -27,7 +27,13 @@ def _tokenwise(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.to(torch.float32).contiguous()
+    if x is None or (x.dtype == torch.float32 and x.is_contiguous()):
+        return x
+    return x.to(torch.float32).contiguous()
+
+
+# of an operand, its root mean square, about
+_ROUNDING = {dtype: torch.finfo(dtype).eps / 8 for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,14 @@ class Passes:
             "NORMALIZE": normalize,
         }
         blocks = (_ceil(columns, block) * self.heads * self.sequences * self.segments,)
-        launch(sweep, blocks, tensors, numbers, constants | self.numbers(), self.plan["warps"])
+        launch(
+            sweep,
+            blocks,
+            tensors,
+            numbers,
+            constants | self.numbers() | {"ROUNDING": _ROUNDING[self.v.dtype]},
+            self.plan["warps"],
+        )
 
     def entering(
         self,

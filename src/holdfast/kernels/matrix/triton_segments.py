@@ -35,7 +35,7 @@ def advance(
     v_ptr += batch * v_batch + (head // V_GROUP) * v_head
 
     state = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
-    added = tl.zeros([BLOCK_V, NARROW], tl.float32)
+    added = tl.zeros([NARROW, BLOCK_V], tl.float32)
     decay = tl.zeros([], tl.float32)
     count = tl.cdiv(end - first, CHUNK).to(tl.int32)
     for i in tl.range(0, count, num_stages=STAGES):
@@ -70,7 +70,7 @@ def advance(
         if ADD:
             if REVERSE:
                 weight_add *= scale
-            added = tl.dot(tl.trans(v), as_first(weight_add).to(v.dtype), added, input_precision=PRECISION)
+            added = tl.dot(as_first(weight_add).to(v.dtype), v, added, input_precision=PRECISION)
         written = (tl.trans(v).to(tl.float32) * weight[None, :]).to(v.dtype)
         state = tl.dot(written, k, state, input_precision=PRECISION)
 
@@ -78,7 +78,7 @@ def advance(
     mask = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
     tl.store(last_ptr + at + columns[:, None] * state_v + rows[None, :] * state_k, state, mask=mask)
     if ADD:
-        tl.store(last_ptr + at + state_add + columns * state_v, tl.sum(added, 1), mask=columns < COLUMNS)
+        tl.store(last_ptr + at + state_add + columns * state_v, tl.sum(added, 0), mask=columns < COLUMNS)
     if g_ptr is not None:
         tl.store(decay_ptr + n * H + head, decay, mask=split == 0)
 

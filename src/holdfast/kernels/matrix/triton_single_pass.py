@@ -1,6 +1,5 @@
 """The portable GPU backend: one Triton kernel, the state in registers from a sequence's first token to its last."""
 
-import torch
 from torch import Tensor
 
 from holdfast.kernels.common.triton_support import refusal
@@ -18,6 +17,9 @@ class TritonSinglePass:
 
     name = "triton"
 
+    def takes(self, call: MatrixCall) -> bool:
+        return not call.delta and (call.g is None or call.g.dim() == 3)
+
     def reject(self, problem: Problem, device: Device) -> str | None:
         if reason := refusal(problem, device):
             return reason
@@ -33,15 +35,19 @@ class TritonSinglePass:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from holdfast.kernels.common.triton_launch import on_device_of
+
         from . import triton_passes
 
-        with torch.cuda.device_of(call.v):
+        with on_device_of(call.v):
             return triton_passes.forward(plan, call, cu_seqlens)
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
+        from holdfast.kernels.common.triton_launch import on_device_of
+
         from . import triton_passes
 
-        with torch.cuda.device_of(call.v):
+        with on_device_of(call.v):
             return triton_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)

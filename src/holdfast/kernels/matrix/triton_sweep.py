@@ -22,7 +22,8 @@ import triton.language as tl
 # exp of it is 0 in float32; sums of a chunk of them still resolve ordinary log decays
 FLOOR = tl.constexpr(-120.0)
 LOG2E = tl.constexpr(1.4426950408889634)
-# columns of the narrowest product: the added column and the normaliser's are the first of so many, the rest 0
+# Rows of the narrowest product: the added column's state and the normaliser's are the first of so many, the rest 0. As
+# columns of a product they are wgmma's, and ptxas forgets to set the descriptors of some: see docs/lab-notes.md.
 NARROW = tl.constexpr(16)
 
 
@@ -67,9 +68,15 @@ def log_decays(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def before(sums, last, next_sums, next_last):
+    """Sums over all but the last, exactly: a cumulative sum less its last term leaves the rounding of that term."""
+    return sums + last + next_sums, next_last
+
+
+@triton.jit
 def as_first(x):
-    """[n] -> [n, NARROW], x and zeros."""
-    return tl.where(tl.arange(0, NARROW)[None, :] == 0, x[:, None], 0.0)
+    """[n] -> [NARROW, n], x and zeros."""
+    return tl.where(tl.arange(0, NARROW)[:, None] == 0, x[None, :], 0.0)
 
 
 @triton.jit
@@ -85,6 +92,7 @@ def sweep(
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, STAGES: tl.constexpr,
     REVERSE: tl.constexpr, ADD: tl.constexpr, NORMALIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    ROUNDING: tl.constexpr,
 ):  # fmt: skip
     """One pass over one sequence, head and block of v's columns.
 
@@ -96,7 +104,7 @@ def sweep(
     With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o, without the diagonal's share unless NORMALIZE; with
     other_rows, the same of the other direction, it gets the log decay's gradient. full gets x . o / after, diagonal
     and all. kept: the rounded state after every KEEP-th chunk and the last, written forward, read in reverse, which
-    starts the log decay's running sum anew from <dS, S>.
+    starts the log decay's running sum anew from <dS, S>. ROUNDING: the share of that sum which is the states' rounding.
     """
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
@@ -136,12 +144,12 @@ def sweep(
         state = tl.load(first_ptr + state_at + state_shift, mask=state_mask, other=0.0)
     # the state of the added column, and the normaliser's
     if ADD:
-        added = tl.zeros([BLOCK_V, NARROW], tl.float32)
+        added = tl.zeros([NARROW, BLOCK_V], tl.float32)
         if first_ptr is not None:
             place = first_ptr + state_at + state_add + columns * state_v
             added = as_first(tl.load(place, mask=columns < COLUMNS, other=0.0))
     if NORMALIZE:
-        norm = tl.zeros([BLOCK_K, NARROW], tl.float32)
+        norm = tl.zeros([NARROW, BLOCK_K], tl.float32)
         if first_ptr is not None:
             place = first_ptr + state_at + state_add + rows * state_k
             norm = as_first(tl.load(place, mask=rows < WIDTH, other=0.0))
@@ -172,8 +180,11 @@ def sweep(
                 running = tl.zeros([CHUNK], tl.float32) + tl.sum(tl.sum(state * kept.to(tl.float32), 1), 0)
                 if ADD:
                     kept_add = tl.load(base + COLUMNS * WIDTH + columns, mask=columns < COLUMNS, other=0.0)
-                    running += tl.sum(tl.sum(added, 1) * kept_add.to(tl.float32), 0)
+                    running += tl.sum(tl.sum(added, 0) * kept_add.to(tl.float32), 0)
 
+        if NORMALIZE:
+            # here, where little else is in registers
+            inner = scale * tl.sum(tl.dot(norm.to(q.dtype), tl.trans(q), input_precision=PRECISION), 0)
         # [s, t]: the weight of a source for the token that reads it
         p = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
         if source_ptr is not None:
@@ -200,11 +211,14 @@ def sweep(
         else:
             p = tl.where(reads, p, 0.0)
 
+        if NORMALIZE:
+            within = tl.sum(p, 0)
+
         o = tl.dot(state.to(q.dtype), tl.trans(q), input_precision=PRECISION)
         if output_ptr is not None:
             o *= output[None, :]
         if ADD:
-            o += tl.sum(added, 1)[:, None] * output_add[None, :]
+            o += tl.sum(added, 0)[:, None] * output_add[None, :]
         # in reverse the scale is in the state, which is the gradient of the state
         if g_ptr is not None:
             if REVERSE:
@@ -216,41 +230,49 @@ def sweep(
         if x_ptr is not None:
             # x . o, through the state and inside the chunk; the same p in both directions, so that its rounding to the
             # operands' dtype cancels from their difference. The product with 1 puts x where o is.
-            across = tl.sum(tl.dot(tl.trans(x), itself.to(x.dtype), input_precision=PRECISION) * o, 0)
+            through = tl.sum(tl.dot(tl.trans(x), itself.to(x.dtype), input_precision=PRECISION) * o, 0)
             pairs = p * tl.dot(v, tl.trans(x), input_precision=PRECISION)
             diagonal = tl.sum(tl.where(itself, pairs, 0.0), 0)
-            across += tl.sum(tl.where(itself, 0.0, pairs), 0)
+            inside = tl.sum(tl.where(itself, 0.0, pairs), 0)
         o = tl.dot(tl.trans(v), p.to(v.dtype), o, input_precision=PRECISION)
 
         if NORMALIZE:
-            inner = scale * tl.sum(tl.dot(q, norm.to(q.dtype), input_precision=PRECISION), 1)
             if g_ptr is not None:
                 inner *= to_here
-            inner += tl.sum(p, 0)
+            inner += within
             floor = tl.load(floor_ptr + token + at, mask=live, other=1.0)
             share = 1.0 / (tl.maximum(tl.abs(inner), floor) + eps)
             o *= share[None, :]
             tl.store(norm_ptr + token + at, inner, mask=live & (split == 0))
             if rows_ptr is not None:
-                tl.store(rows_ptr + (out_rows + token) + at, (across + diagonal) * share, mask=live)
+                tl.store(rows_ptr + (out_rows + token) + at, (through + inside + diagonal) * share, mask=live)
         else:
             if after_ptr is not None:
                 after = tl.load(after_ptr + token + at, mask=live, other=0.0)
                 o *= after[None, :]
             if full_ptr is not None:
-                tl.store(full_ptr + (out_rows + token) + at, across + diagonal, mask=live)
+                tl.store(full_ptr + (out_rows + token) + at, through + inside + diagonal, mask=live)
             if rows_ptr is not None:
                 if after_ptr is not None:
-                    across *= after
+                    through *= after
+                    inside *= after
                 if REVERSE:
-                    across = tl.load(other_rows_ptr + (out_rows + token) + at, mask=live, other=0.0) - across
-                    sums = tl.cumsum(across, 0, reverse=True)
-                    # the chunk's sum for each token: a second reduction to a scalar fails to compile for sm_100
-                    rest = running + (sums + tl.cumsum(across, 0) - across)
+                    # The decay of token t takes part in whatever is written before it and read from it on: what enters
+                    # the chunk and is read, what is written and leaves, both, and pairs inside. Each is summed from
+                    # the end where it is small, so that rounding of large terms stays with tokens whose own is large.
+                    inside = tl.load(other_rows_ptr + (out_rows + token) + at, mask=live, other=0.0) - inside
+                    read = tl.cumsum(inside, 0, reverse=True)
+                    written_before, _ = tl.associative_scan((tl.zeros_like(through), through), 0, before)
+                    # sums of the chunk for each token: a second reduction to a scalar fails to compile for sm_100
+                    past = running - (written_before + tl.cumsum(through, 0, reverse=True))
+                    # what passes the chunk has decayed by whole, rounding has not: the estimate of least mean square
+                    past *= whole * whole / (whole * whole + ROUNDING * ROUNDING)
+                    running = past + (read + tl.cumsum(inside, 0) - inside)
                     # a decay of zero has no gradient, where the sum has rounding
-                    across = tl.where(cut, 0.0, sums + running)
-                    running = rest
-                tl.store(rows_ptr + (out_rows + token) + at, across, mask=live)
+                    inside = tl.where(cut, 0.0, read + written_before + past)
+                else:
+                    inside += through
+                tl.store(rows_ptr + (out_rows + token) + at, inside, mask=live)
         if o_ptr is not None:
             o_at = (
                 o_ptr + ((batch * T + start) * H + head) * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
@@ -272,11 +294,11 @@ def sweep(
             if g_ptr is not None:
                 write_add *= to_end
                 added *= whole
-            added = tl.dot(tl.trans(v), as_first(write_add).to(v.dtype), added, input_precision=PRECISION)
+            added = tl.dot(as_first(write_add).to(v.dtype), v, added, input_precision=PRECISION)
         if NORMALIZE:
             if g_ptr is not None:
                 norm *= whole
-            norm = tl.dot(tl.trans(k), as_first(write).to(k.dtype), norm, input_precision=PRECISION)
+            norm = tl.dot(as_first(write).to(k.dtype), k, norm, input_precision=PRECISION)
         written = (tl.trans(v).to(tl.float32) * write[None, :]).to(v.dtype)
         state = tl.dot(written, k, state, input_precision=PRECISION)
 
@@ -291,14 +313,14 @@ def sweep(
                 if ADD:
                     tl.store(
                         base + COLUMNS * WIDTH + columns,
-                        tl.sum(added, 1).to(kept_ptr.dtype.element_ty),
+                        tl.sum(added, 0).to(kept_ptr.dtype.element_ty),
                         mask=columns < COLUMNS,
                     )
 
     if last_ptr is not None:
         tl.store(last_ptr + state_at + state_shift, state, mask=state_mask)
         if ADD:
-            tl.store(last_ptr + state_at + state_add + columns * state_v, tl.sum(added, 1), mask=columns < COLUMNS)
+            tl.store(last_ptr + state_at + state_add + columns * state_v, tl.sum(added, 0), mask=columns < COLUMNS)
         if NORMALIZE:
             place = last_ptr + state_at + state_add + rows * state_k
-            tl.store(place, tl.sum(norm, 1), mask=(rows < WIDTH) & (split == 0))
+            tl.store(place, tl.sum(norm, 0), mask=(rows < WIDTH) & (split == 0))

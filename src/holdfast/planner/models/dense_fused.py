@@ -9,8 +9,9 @@ HALF, FLOAT = 2, 4
 # Registers of a thread beside weights, operands, sums and states: what ptxas took at head dimensions 16 to 128, and in
 # the warps that multiply when a head is spread.
 OVERHEAD, SPREAD_OVERHEAD = 40, 48
-# Measured on an H200 with LSTMs of B 1 to 128, T 1024. Seconds of a step with the head in one block: one that costs
-# nothing, and what grows with its products, D^2 for each gate that R feeds; each more block on an SM adds a share.
+# Measured on an H200 with LSTMs of B 1 to 128, T 1024, when a block that has a head took four sequences. Seconds of a
+# step with the head in one block: one that costs nothing, and what grows with its products, D^2 for each gate that R
+# feeds; each more block on an SM adds a share.
 STEP = {"forward": 0.132e-6, "backward": 0.254e-6}
 SQUARE = {"forward": 5.6e-12, "backward": 9.5e-12}
 SHARE = 0.55
@@ -21,22 +22,19 @@ SLICE, GROUP = 16, 32
 # Of 12 warps, 8 multiply. A thread is launched with 168 registers; on Hopper those that multiply then take 208. Without
 # that, 160 leave ptxas room for what only the others need.
 WARPS, LAUNCHED, TAKEN, EVEN = 8, 168, 208, 160
-# Cycles from a block's own h to the first look for the others': of 0, 150, 300 and 450 the best at B 16, D 768.
+# Turns in the ring of what the cells need of memory; as in spread.cuh.
+SLOTS = 4
+# Cycles from a block's own h to the first look for the others': of 0 to 900 the best at B 16, D 768, forward; backward
+# 450 to 900 are within 2%.
 PAUSE = 450
-# A block has four sequences: 8 and 16 were slower from B 64 to 128, and another number is another compilation.
-TILES = 1
+# Sequences of a block that has a head.
+ROWS = 2
 
 
 def rows_of(bytes_a_row: int, element: int) -> int:
     """Bytes from row to row in shared memory; as row_bytes in resident.cuh."""
-    offset = 16 if element == HALF else 32
+    offset = 32 if element == HALF else 64
     return -(-(bytes_a_row - offset) // 128) * 128 + offset
-
-
-def vector_bytes(width: int) -> int:
-    """One vector in shared memory, in two halves; as VECTOR_BYTES in resident.cuh."""
-    half = 32 * -(-width // 32)
-    return 2 * (half + (192 - half % 128) % 128)
 
 
 def kept(gates: int) -> int:
@@ -44,28 +42,37 @@ def kept(gates: int) -> int:
     return 1 << (gates - 1).bit_length()
 
 
-def resident_shared(sizes: Mapping[str, int] | Problem, width: int, tiles: int, stages: int, way: Direction) -> int:
+def resident_threads(width: int) -> int:
+    """Of a block that has a head: a warp for each 16 channels."""
+    return 32 * -(-width // SLICE)
+
+
+def resident_shared(sizes: Mapping[str, int] | Problem, width: int, stages: int, way: Direction) -> int:
     """Bytes of shared memory of a block that has a head; in the backward pass as if all states were needed."""
-    rows, vector = 4 * tiles, vector_bytes(width)
+    vector = HALF * SLICE * -(-width // SLICE)
     if way == "forward":
         stage = rows_of(HALF * sizes["Gi"] * width, HALF)
-        vectors = vector + 16
+        vectors = rows_of(vector, FLOAT)
     else:
         # as if gates were kept in float32
         gates = FLOAT * kept(sizes["G"])
         stage = rows_of(gates * width, gates) + 2 * rows_of(HALF * width, HALF)
         stage += (sizes["S"] - 1) * rows_of(FLOAT * width, FLOAT)
-        vectors = sizes["G"] * vector + 16
-    return rows * (2 * vectors + stages * stage)
+        vectors = rows_of(sizes["G"] * vector, FLOAT)
+    return ROWS * (2 * vectors + stages * stage)
 
 
 def spread_shared(
     sizes: Mapping[str, int] | Problem, tiles: int, warps: int, in_shared: int, direction: Direction
 ) -> int:
-    """Bytes of shared memory of a block that has a slice of a head: weights, two sets of sums, states."""
-    weights = sizes["Gr"] * in_shared * 1024 * warps
-    parts = 16 * 8 * 17 * -(-sizes["Gr"] // 4) * warps if direction == "forward" else 4 * 8 * 20 * warps
-    return weights + 2 * parts + tiles * sizes["S"] * FLOAT * 8 * SLICE
+    """Bytes of shared memory of a block that has a slice of a head: weights, two sets of sums, a ring, states."""
+    weights, cells = sizes["Gr"] * in_shared * 1024 * warps, 8 * SLICE
+    if direction == "forward":
+        parts, turn = 16 * 8 * 17 * -(-sizes["Gr"] // 4) * warps, HALF * sizes["Gi"]
+    else:
+        # as if gates were kept in float32 and all states needed
+        parts, turn = 4 * 8 * 20 * warps, FLOAT * kept(sizes["G"]) + FLOAT * (sizes["S"] - 1) + 2 * HALF
+    return weights + 2 * parts + SLOTS * turn * cells + tiles * sizes["S"] * FLOAT * cells
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -73,21 +80,21 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 
 def _resident(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """A head in one block: a warp has 8 channels, a block four sequences."""
+    """A head in one block: a warp has 16 channels, a block two sequences."""
     B, T, H, D = (problem[name] for name in "BTHD")
     recurrent, states = problem["Gr"], problem["S"]
     width = -(-D // 8) * 8
-    threads = 4 * width
+    threads, steps = resident_threads(width), -(-width // SLICE)
     if threads > (device.threads_per_block or 0):
         return
-    registers = 4 * recurrent * -(-width // 32) + TILES * (4 * recurrent + states + 4) + OVERHEAD
+    registers = 4 * recurrent * steps + 2 * steps + 4 * recurrent + states + OVERHEAD
     for stages in (8, 6, 4, 3):
-        shared = resident_shared(problem, width, TILES, stages, direction)
-        grid = Grid(H * -(-B // (4 * TILES)), threads, -(-registers // 8) * 8, shared)
+        shared = resident_shared(problem, width, stages, direction)
+        grid = Grid(H * -(-B // ROWS), threads, -(-registers // 8) * 8, shared)
         if grid.fits(device):
             beside = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) - 1
             step = (STEP[direction] + SQUARE[direction] * recurrent * width**2) * (1 + SHARE * beside)
-            plan = Plan("fused", (("blocks", 1), ("tiles", TILES), ("stages", stages)))
+            plan = Plan("fused", (("blocks", 1), ("stages", stages)))
             yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=T * step)
             return
 

@@ -52,20 +52,24 @@ Tile = tuple[int, int, int, int, int, int]
 
 
 def _tiles(problem: Problem, device: Device, direction: Direction) -> Iterator[Tile]:
-    """1024 elements a block, or 512: 8 or 16 a thread, in rows as long as V."""
+    """1024 elements a block, or 512, in rows as long as V.
+
+    Where blocks fill memory's queues, half the threads with twice the elements are faster, with fewer loads on their
+    way: 0.137 ms for 0.156 at B8 H16 G64 128 x 128.
+    """
     B, H, K, V = (problem[name] for name in "BHKV")
     columns = min(covering(V), 256)
-    for elements in (1024, 512):
-        rows = min(max(1, elements // columns), covering(K))
-        warps = max(1, rows * columns // 256)
-        if direction == "backward":
-            yield rows, columns, 1, warps, 128, 1024
-            continue
-        # of a group of 8 chunks, whose loads are all on their way before the first is used
-        flying = B * H * K * V * ELEMENT[problem.dtype] * 8 // (device.sms or 1)
-        groups = (8, 16, 4) if flying > IN_FLIGHT else (16, 8, 4)
-        for group in groups:
-            yield rows, columns, group, warps, 64 if group < 16 else 128, 4096
+    # of a group of 8 chunks, whose loads are all on their way before the first is used
+    full = B * H * K * V * ELEMENT[problem.dtype] * 8 // (device.sms or 1) > IN_FLIGHT
+    for each in (16, 8) if full else (8, 16):
+        for elements in (1024, 512):
+            rows = min(max(1, elements // columns), covering(K))
+            warps = max(1, rows * columns // (32 * each))
+            if direction == "backward":
+                yield rows, columns, 1, warps, 128, 1024
+                continue
+            for group in (8, 16, 4) if full else (16, 8, 4):
+                yield rows, columns, group, warps, min(255, 16 + 3 * each * group // 2), 4096
 
 
 def _low_rank(keys: int, rank: int, size: int, direction: Direction) -> Iterator[Tile]:

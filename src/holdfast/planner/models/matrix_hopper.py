@@ -18,13 +18,14 @@ SCRATCH = 512
 # seconds of a chunk's dependent products, by the tiles' columns of q and k, and of v. H200, 128 blocks at once:
 # docs/lab-notes.md. Summing with 128 and 64 columns was not measured.
 SWEEP_SECONDS = {(64, 64): 1.5e-6, (128, 64): 1.5e-6, (64, 128): 1.65e-6, (128, 128): 1.65e-6}
-SUMMING_SWEEP_SECONDS = {(64, 64): 1.7e-6, (128, 64): 2.2e-6, (64, 128): 3.0e-6, (128, 128): 3.35e-6}
+SUMMING_SWEEP_SECONDS = {(64, 64): 1.7e-6, (128, 64): 2.2e-6, (64, 128): 1.95e-6, (128, 128): 3.0e-6}
 # of the adjoint sweep, by its wider side
-ADJOINT_SECONDS = {64: 2.7e-6, 128: 4.15e-6}
+ADJOINT_SECONDS = {64: 2.7e-6, 128: 4.1e-6}
 # of a block before its first and after its last chunk
 FILL_SECONDS = 5e-7
-# a chunk of the sweep without outputs, and the scan over segments: estimates, from what both took together
-ADVANCE_SECONDS = 0.9e-6
+# the sweep without outputs, a chunk, and before and after them, where it writes its state; and the scan over segments
+ADVANCE_SECONDS = 1.2e-6
+ADVANCE_FILL_SECONDS = 1.1e-5
 SCAN_SECONDS = 5e-6
 
 
@@ -48,7 +49,7 @@ def _spans(problem: Problem, device: Device) -> Iterator[int]:
     chunks = max(1, -(-problem["T"] // CHUNK))
     pairs, segments = problem["B"] * problem["H"], 1
     yield chunks
-    if problem["V"] > WIDEST:
+    if problem["V"] > WIDEST or problem.varlen:
         return
     while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
         segments *= 2
@@ -107,7 +108,7 @@ def _composition(problem: Problem, device: Device, span: int) -> Candidate | Non
     moved = int(2 * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
     operations = grid.blocks * span * 2 * CHUNK * wide * narrow
     plan = Plan("hopper")
-    local = Candidate.of(plan, device, grid, moved, operations, serial=FILL_SECONDS + span * ADVANCE_SECONDS)
+    local = Candidate.of(plan, device, grid, moved, operations, serial=ADVANCE_FILL_SECONDS + span * ADVANCE_SECONDS)
     scan = Grid(-(-pairs * segments * K * V // 2048), 128, 64)
     return Candidate.of(plan, device, scan, 2 * states, states // 2, False, SCAN_SECONDS).after(local)
 

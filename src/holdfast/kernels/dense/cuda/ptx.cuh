@@ -63,7 +63,6 @@ HF_DEVICE void write_relaxed(half_t* p, u32 v, bool wanted) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.relaxed.gpu.global.u32 [%0], %1; }" ::"l"(p), "r"(v),
                  "r"((u32)wanted));
 }
-HF_DEVICE void fetch_to_cache(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 template <int THREADS> HF_DEVICE void barrier_sync(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");

@@ -1,59 +1,58 @@
 // One head's recurrence in one block: R stays in registers, its vectors pass through shared memory.
-// A warp holds 8 channels of the result, ROWS = 4 * TILES sequences; lane r * 4 + q has channel r of sequences q + 4 n.
+// A warp holds 16 channels of the result, a block two sequences; lane r * 4 + q has channel r + 8 * (q / 2) of sequence
+// q % 2.
 //
-// A product of 16 x 16 x 8 serves 8 channels and 4 sequences by splitting the sum over k in two: rows 0-7 of a hold the
-// weights of the first half, rows 8-15 of the second; columns 2q and 2q + 1 of b hold the halves of sequence q. What is
-// wanted are c[0] (first half) and c[3] (second); their sum is the whole product, one channel and sequence a lane.
-// Before this file: constexpr int WIDTH (a multiple of 8), TILES, STAGES; constexpr bool RESETS.
+// A product of 16 x 16 x 8 serves 16 channels and two sequences: every other column of b holds the same sequence, so that
+// each lane finds its own cell among its four results, and all lanes have one.
+// Before this file: constexpr int WIDTH (a multiple of 8), STAGES; constexpr bool RESETS.
 
-constexpr int WARPS = WIDTH / 8, THREADS = 32 * WARPS, ROWS = 4 * TILES;
-constexpr int STEPS = (WIDTH + 31) / 32;        // products over a half
-constexpr int HALF = 16 * STEPS;                // channels of a half, zeros past WIDTH
-constexpr int HALF_BYTES = 2 * HALF + (192 - 2 * HALF % 128) % 128;  // 64 mod 128: both halves of a row in one access
-constexpr int VECTOR_BYTES = 2 * HALF_BYTES;    // one vector of one sequence
-constexpr int PAIRS = STEPS / 2;                // products whose operands come 16 bytes at a time
-constexpr int CHAINS = STEPS == 2 ? 2 : 1;      // sums that do not wait for one another, where registers allow
+constexpr int WARPS = (WIDTH + 15) / 16, THREADS = 32 * WARPS, ROWS = 2;
+constexpr int STEPS = WARPS;               // products over a vector
+constexpr int VECTOR_BYTES = 32 * STEPS;   // one vector of one sequence, zeros past WIDTH
+constexpr int PAIRS = STEPS / 2;           // products whose operands come 16 bytes at a time
 
-// rows of shared memory, that lanes of four rows read side by side, without bank conflicts; in bytes
+// bytes from row to row in shared memory, so that two rows side by side are read without bank conflicts
 __device__ constexpr int row_bytes(int bytes, int element) {
-    const int offset = element == 2 ? 16 : 32;
+    const int offset = element == 2 ? 32 : 64;
     return (bytes + 127 - offset) / 128 * 128 + offset;
 }
 
 struct Place {
-    int lane, warp, r, q, channel;
+    int lane, warp, r, q, channel, row, inside;  // inside: the channel, or the last one for a lane past WIDTH
     HF_DEVICE Place() {
         lane = threadIdx.x & 31;
         warp = threadIdx.x >> 5;
         r = lane >> 2;
         q = lane & 3;
-        channel = 8 * warp + r;
+        channel = 16 * warp + r + 8 * (q >> 1);
+        row = q & 1;
+        inside = min(channel, WIDTH - 1);
     }
 };
 
-// the k, within a half, of element e (0 or 1) of register j (0: a[0], b[0]; 1: a[2], b[1]) of product i
+// the k of element e (0 or 1) of register j (0: a[0], b[0]; 1: a[2], b[1]) of product i
 HF_DEVICE int k_of(int i, int q, int j, int e) {
     return i < 2 * PAIRS ? 32 * (i / 2) + 8 * q + 4 * (i % 2) + 2 * j + e : 16 * i + 4 * q + 2 * j + e;
 }
 
-// R's part of a gate: weight(k) is the weight of this lane's channel for input channel k
-template <typename Weight> HF_DEVICE void load_weights(u32 (&a)[STEPS][4], int q, Weight weight) {
+// R's part of a gate: weight(row, k) is the weight of channel row of the warp's for input channel k
+template <typename Weight> HF_DEVICE void load_weights(u32 (&a)[STEPS][4], const Place& at, Weight weight) {
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int k = half * HALF + k_of(i, q, j, 0);
-                const u32 low = k_of(i, q, j, 0) + half * HALF < WIDTH ? weight(k) : 0;
-                const u32 high = k_of(i, q, j, 1) + half * HALF < WIDTH ? weight(k + 1) : 0;
+                const int channel = 16 * at.warp + at.r + 8 * half, k = k_of(i, at.q, j, 0);
+                const bool inside = channel < WIDTH && k < WIDTH;
+                const u32 low = inside ? weight(channel, k) : 0, high = inside ? weight(channel, k + 1) : 0;
                 a[i][2 * j + half] = low | high << 16;
             }
 }
 
-// the operands of a tile of four vectors: from is where vector 0 of the tile begins, stride the bytes between vectors
+// the operands of two vectors: from is where the first begins, stride the bytes to the second
 HF_DEVICE void load_vectors(u32 (&b)[STEPS][2], const char* from, int stride, const Place& at) {
-    const char* mine = from + (at.r >> 1) * stride + (at.r & 1) * HALF_BYTES;
+    const char* mine = from + (at.r & 1) * stride;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint4 v = *(const uint4*)(mine + 64 * i + 16 * at.q);
@@ -69,19 +68,11 @@ HF_DEVICE void load_vectors(u32 (&b)[STEPS][2], const char* from, int stride, co
     }
 }
 
-// a[0] b[0] + a[1] b[1] + ..., in CHAINS sums
-HF_DEVICE void multiply_all(float (&sum)[CHAINS][4], const u32 (&a)[STEPS][4], const u32 (&b)[STEPS][2]) {
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) multiply(sum[i % CHAINS], a[i], b[i][0], b[i][1]);
+// this lane's cell among a product's results
+HF_DEVICE float own(const float (&sum)[4], const Place& at) {
+    const float upper = at.row ? sum[1] : sum[0], lower = at.row ? sum[3] : sum[2];
+    return at.q >> 1 ? lower : upper;
 }
-HF_DEVICE float whole(const float (&sum)[CHAINS][4]) {
-    float total = sum[0][0] + sum[0][3];
-    if (CHAINS == 2) total += sum[CHAINS - 1][0] + sum[CHAINS - 1][3];
-    return total;
-}
-
-// where channel d of a vector is, in bytes
-HF_DEVICE int vector_place(int d) { return d < HALF ? 2 * d : HALF_BYTES + 2 * (d - HALF); }
 
 // The 16-byte pieces of a step that this thread moves, of COLUMNS for each row; rows past the batch are left out.
 // place(row, column): where a piece lies in memory at the first step, column in pieces. It moves by step bytes a step.

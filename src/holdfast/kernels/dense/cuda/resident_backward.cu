@@ -18,7 +18,7 @@ constexpr int OLD = old_states();
 constexpr int OLD_AT = ROWS * GATE_BYTES, GRAD_AT = OLD_AT + OLD * ROWS * STATE_BYTES;
 constexpr int H_AT = GRAD_AT + ROWS * HALF_ROW_BYTES;
 constexpr int STAGE = H_AT + NEEDS[0] * ROWS * HALF_ROW_BYTES;
-constexpr int G_BYTES = GATES * VECTOR_BYTES + 16;  // the gates' gradients of one sequence
+constexpr int G_BYTES = row_bytes(GATES * VECTOR_BYTES, 4);  // the gates' gradients of one sequence
 constexpr int G_TOTAL = 2 * ROWS * G_BYTES;
 static_assert(G_TOTAL + STAGES * STAGE <= SHARED_BYTES, "shared memory as planned");
 
@@ -39,13 +39,13 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
     const int head = blockIdx.y, first = blockIdx.x * ROWS, live = min(ROWS, batch - first);
     const int words = (length + 31) / 32;
     const long long token = (long long)heads * WIDTH, plane = (long long)batch * length * token;
-    const bool padding = at.channel >= width;
+    const bool exists = at.channel < WIDTH, alive = exists && at.row < live, padding = at.channel >= width;
 
     u32 weights[RECURRENTS][STEPS][4];
 #pragma unroll
     for (int g = 0; g < RECURRENTS; g++) {
-        const half_t* column = R + ((long long)g * heads + head) * WIDTH * WIDTH + at.channel;
-        load_weights(weights[g], at.q, [&](int k) { return (u32)column[k * WIDTH]; });
+        const half_t* matrix = R + ((long long)g * heads + head) * WIDTH * WIDTH;
+        load_weights(weights[g], at, [&](int row, int k) { return (u32)matrix[k * WIDTH + row]; });
     }
     for (int i = threadIdx.x; i < SHARED_BYTES / 16; i += THREADS) ((uint4*)shared)[i] = uint4{0, 0, 0, 0};
     __syncthreads();
@@ -101,7 +101,7 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
             return dx + gate * token + head * WIDTH + 8 * (column % COLUMNS);
         },
         [&](int row, int column) {
-            return row * G_BYTES + gate_of(INPUT_OF, column / COLUMNS) * VECTOR_BYTES + vector_place(8 * (column % COLUMNS));
+            return row * G_BYTES + gate_of(INPUT_OF, column / COLUMNS) * VECTOR_BYTES + 16 * (column % COLUMNS);
         });
     Pieces<(EXTRAS > 0 ? EXTRAS : 1) * COLUMNS> extra_drain;
     extra_drain.start(
@@ -111,23 +111,17 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
             return extra + gate * token + head * WIDTH + 8 * (column % COLUMNS);
         },
         [&](int row, int column) {
-            return row * G_BYTES + gate_of(EXTRA_OF, column / COLUMNS) * VECTOR_BYTES + vector_place(8 * (column % COLUMNS));
+            return row * G_BYTES + gate_of(EXTRA_OF, column / COLUMNS) * VECTOR_BYTES + 16 * (column % COLUMNS);
         });
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(i, i);
 
-    float carry[TILES][STATES], bias[GATES];
+    const long long own_state = (long long)(first + at.row) * token + head * WIDTH + at.channel;
+    float carry[STATES], bias[GATES];
 #pragma unroll
     for (int i = 0; i < GATES; i++) bias[i] = 0.0f;
 #pragma unroll
-    for (int n = 0; n < TILES; n++)
-#pragma unroll
-        for (int i = 0; i < STATES; i++) {
-            const int row = 4 * n + at.q;
-            carry[n][i] = grad_final && row < live
-                              ? grad_final[((long long)i * batch + first + row) * token + head * WIDTH + at.channel]
-                              : 0.0f;
-        }
+    for (int i = 0; i < STATES; i++) carry[i] = grad_final && alive ? grad_final[i * batch * token + own_state] : 0.0f;
     copy_wait<STAGES - 2>();
     __syncthreads();
     const char* now = vectors;
@@ -137,76 +131,66 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
     for (int step = 0; step <= length; step++) {
         const int t = length - 1 - step;
         const char* here = stages + stage * STAGE;
-        float sum[TILES][RECURRENTS][CHAINS][4] = {};
+        float sum[RECURRENTS][4] = {};
+        u32 operand[RECURRENTS][STEPS][2];
 #pragma unroll
-        for (int n = 0; n < TILES; n++)
+        for (int k = 0; k < RECURRENTS; k++)
+            load_vectors(operand[k], now + GATE_OF[k] * VECTOR_BYTES, G_BYTES, at);
+        // gates inside: neighbouring products do not wait for one another
 #pragma unroll
-            for (int k = 0; k < RECURRENTS; k++) {
-                u32 operand[STEPS][2];
-                load_vectors(operand, now + 4 * n * G_BYTES + GATE_OF[k] * VECTOR_BYTES, G_BYTES, at);
-                multiply_all(sum[n][k], weights[k], operand);
-            }
+        for (int i = 0; i < STEPS; i++)
+#pragma unroll
+            for (int k = 0; k < RECURRENTS; k++) multiply(sum[k], weights[k][i], operand[k][i][0], operand[k][i][1]);
         uint4 out[drain.MINE], out_extra[extra_drain.MINE];
         drain.take(out, now);
         if (EXTRAS > 0) extra_drain.take(out_extra, now);
 
-        float g[TILES][GATES], old[TILES][STATES], grad[TILES];
-        bool starts[TILES];
+        float g[GATES], old[STATES];
+        gate_words kept;
+        load_gates(kept, here + at.row * GATE_BYTES + at.inside * (GATES_KEPT * GATE_SIZE));
+        unpack_gates(g, kept);
+        const float grad = widen(((const half_t*)(here + GRAD_AT + at.row * HALF_ROW_BYTES))[at.inside]);
+        const bool starts = RESETS && at.row < live && t >= 0 && bit(resets, words, first + at.row, t);
 #pragma unroll
-        for (int n = 0; n < TILES; n++) {
-            const int row = 4 * n + at.q;
-            gate_words kept;
-            load_gates(kept, here + row * GATE_BYTES + at.channel * (GATES_KEPT * GATE_SIZE));
-            unpack_gates(g[n], kept);
-            grad[n] = widen(((const half_t*)(here + GRAD_AT + row * HALF_ROW_BYTES))[at.channel]);
-            starts[n] = RESETS && row < live && t >= 0 && bit(resets, words, first + row, t);
-#pragma unroll
-            for (int i = 0, k = 0; i < STATES; i++)
-                if (NEEDS[i]) {
-                    if (i == 0) {
-                        old[n][i] = widen(((const half_t*)(here + H_AT + row * HALF_ROW_BYTES))[at.channel]);
-                    } else {
-                        old[n][i] = ((const float*)(here + OLD_AT + (k * ROWS + row) * STATE_BYTES))[at.channel];
-                        k++;
-                    }
-                } else {
-                    old[n][i] = 0.0f;
-                }
-            if (t == 0)
-#pragma unroll
-                for (int i = 0; i < STATES; i++)
-                    old[n][i] = initial && row < live
-                                    ? initial[((long long)i * batch + first + row) * token + head * WIDTH + at.channel]
-                                    : 0.0f;
-            if (RESETS && starts[n])
-#pragma unroll
-                for (int i = 0; i < STATES; i++) old[n][i] = 0.0f;
+        for (int i = 0, k = 0; i < STATES; i++) {
+            old[i] = 0.0f;
+            if (NEEDS[i] && i == 0) old[i] = widen(((const half_t*)(here + H_AT + at.row * HALF_ROW_BYTES))[at.inside]);
+            if (NEEDS[i] && i > 0) {
+                old[i] = ((const float*)(here + OLD_AT + (k * ROWS + at.row) * STATE_BYTES))[at.inside];
+                k++;
+            }
         }
+        if (t == 0)
+#pragma unroll
+            for (int i = 0; i < STATES; i++) old[i] = initial && alive ? initial[i * batch * token + own_state] : 0.0f;
+        if (RESETS && starts)
+#pragma unroll
+            for (int i = 0; i < STATES; i++) old[i] = 0.0f;
         // under the products' latency
         drain.write(out, step > 0);
         if (EXTRAS > 0) extra_drain.write(out_extra, step > 0);
         fetch(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
+        float total[4];
 #pragma unroll
-        for (int n = 0; n < TILES; n++) {
-            const int row = 4 * n + at.q;
-            const bool alive = row < live;
-            float through = 0.0f;
+        for (int j = 0; j < 4; j++) {
+            total[j] = sum[0][j];
 #pragma unroll
-            for (int k = 0; k < RECURRENTS; k++) through += whole(sum[n][k]);
-            through = hf_min(hf_max(through, -clip), clip);
-            if (RESETS && alive && step > 0 && bit(resets, words, first + row, t + 1)) through = 0.0f;
-            carry[n][0] += through;
-            if (t < 0) continue;
+            for (int k = 1; k < RECURRENTS; k++) total[j] += sum[k][j];
+        }
+        float through = hf_min(hf_max(own(total, at), -clip), clip);
+        if (RESETS && at.row < live && step > 0 && bit(resets, words, first + at.row, t + 1)) through = 0.0f;
+        carry[0] += through;
+        if (t >= 0) {
             float d[STATES], dg[GATES];
 #pragma unroll
-            for (int i = 0; i < STATES; i++) d[i] = carry[n][i];
-            d[0] += grad[n];
-            cell_backward(old[n], g[n], d, carry[n], dg);
-            if (RESETS && starts[n])
+            for (int i = 0; i < STATES; i++) d[i] = carry[i];
+            d[0] += grad;
+            cell_backward(old, g, d, carry, dg);
+            if (RESETS && starts)
 #pragma unroll
-                for (int i = 0; i < STATES; i++) carry[n][i] = 0.0f;
-            half_t* to = (half_t*)(next + row * G_BYTES + vector_place(at.channel));
+                for (int i = 0; i < STATES; i++) carry[i] = 0.0f;
+            half_t* to = (half_t*)(next + at.row * G_BYTES + 2 * at.channel);
 #pragma unroll
             for (int i = 0; i < GATES; i++) {
                 bias[i] += alive ? dg[i] : 0.0f;
@@ -219,16 +203,12 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
         now = next;
         next = used;
     }
+    if (alive)
 #pragma unroll
-    for (int n = 0; n < TILES; n++)
-        if (4 * n + at.q < live)
-#pragma unroll
-            for (int i = 0; i < STATES; i++)
-                grad_initial[((long long)i * batch + first + 4 * n + at.q) * token + head * WIDTH + at.channel] = carry[n][i];
+        for (int i = 0; i < STATES; i++) grad_initial[i * batch * token + own_state] = carry[i];
 #pragma unroll
     for (int i = 0; i < GATES; i++) {
-        float total = bias[i] + __shfl_xor_sync(0xffffffffu, bias[i], 1);
-        total += __shfl_xor_sync(0xffffffffu, total, 2);
-        if (at.q == 0) db[(((long long)blockIdx.x * GATES + i) * heads + head) * WIDTH + at.channel] = total;
+        const float total = bias[i] + __shfl_xor_sync(0xffffffffu, bias[i], 1);
+        if (at.row == 0 && exists) db[(((long long)blockIdx.x * GATES + i) * heads + head) * WIDTH + at.channel] = total;
     }
 }

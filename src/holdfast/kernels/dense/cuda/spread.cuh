@@ -107,8 +107,46 @@ template <int COUNT> struct Mail {
     }
 };
 
-// Loads a turn ahead find in the cache what was fetched about eight turns ahead: memory is further away than a turn is long.
-HF_DEVICE int steps_early(int tiles) { return tiles >= 8 ? 1 : 8 / tiles; }
+// What the cells need of memory comes through a ring in shared memory, AHEAD turns before its use: a load to registers
+// would be waited for in the turn that asked for it, and memory is further away than a turn is long.
+constexpr int SLOTS = 4, AHEAD = SLOTS - 1;
+
+// The 16-byte pieces of a turn, COUNT in all; a lane of the cells moves each MINE of them. WAY: from step to step, 1 or -1.
+template <int COUNT, int WAY> struct Ring {
+    static constexpr int MINE = (COUNT + CELLS - 1) / CELLS, BYTES = 16 * COUNT;
+    const char* from[MINE];  // at step 0 of the first tile
+    long long stride[MINE];  // bytes from step to step; from row to row it is length times that
+    int row[MINE];           // within a tile
+    bool before[MINE];       // belongs to the step before: the first step has none
+    int t, tile, slot, length, live, tiles, lane;
+    const char* slots;
+
+    // place(piece, row, from, stride, before): where a piece of a row lies at step 0 of sequence 0; false if nowhere
+    template <typename Place>
+    HF_DEVICE void start(const char* shared, int cell, int first, int sequences, int steps, int count, Place place) {
+        t = first, tile = slot = 0, length = steps, live = sequences, tiles = count, lane = cell, slots = shared;
+#pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            row[i] = live, from[i] = nullptr, stride[i] = 0, before[i] = false;
+            int within = 0;
+            if (lane + i * CELLS < COUNT && place(lane + i * CELLS, within, from[i], stride[i], before[i])) row[i] = within;
+            from[i] += (long long)within * length * stride[i];
+        }
+    }
+    // asks for the next turn's pieces that nobody asked for yet; called in every turn, also when there are no more
+    HF_DEVICE void copy() {
+        const long long steps = t + (long long)tile * TILE * length;
+#pragma unroll
+        for (int i = 0; i < MINE; i++)
+            copy_async(shared_address(slots + slot * BYTES) + 16 * (lane + i * CELLS), from[i] + steps * stride[i],
+                       t >= before[i] && t < length && TILE * tile + row[i] < live);
+        copy_commit();
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        if (++tile == tiles) tile = 0, t += WAY;
+    }
+    // what the next turn needs, once all cells have passed a barrier after copy_wait<AHEAD - 1>
+    HF_DEVICE const char* next() const { return slots + (slot + 1) % SLOTS * BYTES; }
+};
 
 HF_DEVICE void pass(int cycles) {
     const u32 start = clock();

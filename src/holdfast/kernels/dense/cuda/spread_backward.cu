@@ -5,6 +5,17 @@
 constexpr int PART_FLOATS = TILE * 20;  // a cell's sum at sequence * 20 + channel: no bank conflicts
 constexpr int PART_BYTES = 4 * PART_FLOATS * WARPS;
 
+// A turn's kept gates, states before the step, gradients of h and h before the step, in 16-byte pieces: how many of each.
+__device__ constexpr int old_states() {
+    int n = 0;
+    for (int i = 1; i < STATES; i++) n += NEEDS[i];
+    return n;
+}
+constexpr int CELL_BYTES = GATES_KEPT * GATE_SIZE;
+constexpr int GATE_PIECES = TILE * CELL_BYTES, STATE_PIECES = 4 * TILE, HALF_PIECES = 2 * TILE;
+constexpr int STATES_AT = GATE_PIECES, GRAD_AT = STATES_AT + old_states() * STATE_PIECES, H_AT = GRAD_AT + HALF_PIECES;
+using Kept = Ring<H_AT + NEEDS[0] * HALF_PIECES, -1>;
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 spread_backward(const half_t* R, const u32* resets, const float* initial, const half_t* h, const float* states,
                 const char* gates, const half_t* grad_h, const float* grad_final, float clip, half_t* dx, half_t* extra,
@@ -108,7 +119,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
         const bool exists = channel < WIDTH, even = d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
         const long long base = (long long)(own.first + n) * length * token;
-        float* carried = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES) + cell;  // [tile][state][cell]
+        float* carried = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES + SLOTS * Kept::BYTES) + cell;  // [tile][state][cell]
         for (int tile = 0; tile < own.tiles; tile++)
 #pragma unroll
             for (int i = 0; i < STATES; i++) {
@@ -117,56 +128,75 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                 carried[(tile * STATES + i) * CELLS] =
                     given ? grad_final[((long long)i * batch + own.first + row) * token + at] : 0.0f;
             }
-        // what the next turn needs of memory
-        const int early = steps_early(own.tiles);
+        // element 0 of the slice in sequence 0, as a token of one vector
+        const long long origin = (long long)own.first * length * token + own.head * WIDTH + own.channel;
+        Kept ring;
+        ring.start(shared + WEIGHT_BYTES + 2 * PART_BYTES, cell, length - 1, own.live, length, own.tiles,
+                   [&](int piece, int& within, const char*& from, long long& stride, bool& before) {
+                       int column;  // in bytes, of a row's
+                       if (piece < STATES_AT) {
+                           within = piece / CELL_BYTES, column = 16 * (piece % CELL_BYTES), stride = CELL_BYTES;
+                           from = gates + origin * CELL_BYTES;
+                       } else if (piece < GRAD_AT) {
+                           const int which = (piece - STATES_AT) / STATE_PIECES;
+                           within = (piece - STATES_AT) / 4 % TILE, column = 16 * (piece % 4), stride = 4, before = true;
+                           int state = 0;
+#pragma unroll
+                           for (int i = 1, k = 0; i < STATES; i++)
+                               if (NEEDS[i] && k++ == which) state = i - 1;
+                           from = (const char*)(states + state * plane + origin);
+                       } else {
+                           before = piece >= H_AT;
+                           within = (piece - GRAD_AT) / 2 % TILE, column = 16 * (piece % 2), stride = 2;
+                           from = (const char*)((before ? h : grad_h) + origin);
+                           if (!before && !grad_h) return false;
+                       }
+                       const bool inside = own.channel + column / (int)stride < WIDTH;
+                       stride *= token;
+                       from += column - (before ? stride : 0);
+                       return inside;
+                   });
         gate_words kept = {};
         float before[STATES], bias[GATES];
-        half_t grad = 0, old_h = 0;
+        half_t grad = 0;
 #pragma unroll
         for (int i = 0; i < GATES; i++) bias[i] = 0.0f;
+        auto take = [&](const char* slot, int t, int tile) {
+            load_gates(kept, slot + cell * CELL_BYTES);
+            if (grad_h) grad = ((const half_t*)(slot + 16 * GRAD_AT))[cell];
+            const bool given = t == 0 && initial && exists && TILE * tile + n < own.live;
 #pragma unroll
-        for (int i = 0; i < STATES; i++) before[i] = 0.0f;
-        auto look_ahead = [&](int t, int tile) {
-            const int row = own.first + TILE * tile + n;
-            if (t < 0 || !exists || TILE * tile + n >= own.live) return;
-            const long long place = base + tile * tile_step + t * token + at;
-            load_gates(kept, gates + place * (GATES_KEPT * GATE_SIZE));
-            if (grad_h) grad = grad_h[place];
-#pragma unroll
-            for (int i = 0; i < STATES; i++)
+            for (int i = 0, k = 0; i < STATES; i++) {
+                before[i] = 0.0f;
                 if (NEEDS[i]) {
-                    if (t == 0)
-                        before[i] = initial ? initial[((long long)i * batch + row) * token + at] : 0.0f;
-                    else if (i == 0)
-                        old_h = h[place - token];
-                    else
-                        before[i] = states[(i > 0 ? i - 1 : 0) * plane + place - token];
+                    if (t > 0) before[i] = i == 0 ? widen(((const half_t*)(slot + 16 * H_AT))[cell])
+                                                  : ((const float*)(slot + 16 * (STATES_AT + k * STATE_PIECES)))[cell];
+                    if (given) before[i] = initial[((long long)i * batch + own.first + TILE * tile + n) * token + at];
+                    k += i > 0;
                 }
-            if (t <= early) return;
-            const long long later = place - early * token;
-            fetch_to_cache(gates + later * (GATES_KEPT * GATE_SIZE));
-            if (grad_h) fetch_to_cache(grad_h + later);
-#pragma unroll
-            for (int i = 0; i < STATES; i++)
-                if (NEEDS[i]) fetch_to_cache(i == 0 ? (const void*)(h + later - token) : (const void*)(states + (i > 0 ? i - 1 : 0) * plane + later - token));
+            }
         };
-        look_ahead(length - 1, 0);
+        for (int i = 0; i < AHEAD; i++) ring.copy();
+        copy_wait<AHEAD - 1>();
+        barrier_sync<CELLS>(SUMMED);
+        take(shared + WEIGHT_BYTES + 2 * PART_BYTES, length - 1, 0);
         int turn = 0;
         for (int t = length - 1; t >= -1; t--)
             for (int tile = 0; tile < own.tiles; tile++, turn++) {
                 const int row = TILE * tile + n;
                 const bool alive = exists && row < own.live;
-                const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
+                const bool wraps = tile + 1 == own.tiles;
                 const bool zero = alive && t >= 0 && bit(resets, words, own.first + row, t);
                 float g[GATES], old[STATES], after[STATES], carry[STATES], dg[GATES];
                 unpack_gates(g, kept);
                 const float given = widen(grad);
 #pragma unroll
                 for (int i = 0; i < STATES; i++) {
-                    old[i] = zero ? 0.0f : i == 0 && t > 0 ? widen(old_h) : before[i];
+                    old[i] = zero ? 0.0f : before[i];
                     after[i] = carried[(tile * STATES + i) * CELLS];
                 }
-                if (!ends) look_ahead(t - wraps, wraps ? 0 : tile + 1);
+                ring.copy();
+                copy_wait<AHEAD - 1>();
 
                 meet(FULL + (turn & 1));
                 float through = 0.0f;
@@ -194,9 +224,10 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                     for (int i = 0; i < STATES; i++)
                         grad_initial[((long long)i * batch + own.first + row) * token + at] = after[i];
                 }
+                take(ring.next(), t - wraps, wraps ? 0 : tile + 1);
             }
         // this block's share of db, added in one order
-        float* sums = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES) + cell;
+        float* sums = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES + SLOTS * Kept::BYTES) + cell;
 #pragma unroll
         for (int i = 0; i < GATES; i++) {
             sums[0] = bias[i];

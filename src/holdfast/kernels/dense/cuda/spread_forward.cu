@@ -4,9 +4,14 @@
 // h [B, T, H, WIDTH] filled with SENTINEL, final [STATES, B, H, WIDTH]; states and gates for the backward pass, or null.
 // failed: set to 1 when the grid is stuck. pause: cycles to wait before asking for what no block can have yet.
 
-constexpr int PLANES = (RECURRENTS + 3) / 4;  // of four gates
-constexpr int SLOTS = TILE * 17;              // a cell's sums at sequence * 17 + channel: no bank conflicts either way
-constexpr int PART_BYTES = 16 * SLOTS * PLANES * WARPS;
+// a cell's sums of TOGETHER gates at sequence * PITCH + channel: few bank conflicts either way
+constexpr int TOGETHER = RECURRENTS == 1 ? 1 : 4, PITCH = RECURRENTS == 1 ? 20 : 17;
+constexpr int PLANES = (RECURRENTS + TOGETHER - 1) / TOGETHER;
+constexpr int PLACES = TILE * PITCH, PART_BYTES = 4 * TOGETHER * PLACES * PLANES * WARPS;
+struct __align__(4 * TOGETHER) Sums {
+    float gate[TOGETHER];
+};
+using Inputs = Ring<2 * TILE * INPUTS, 1>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float* initial, const half_t* entry,
@@ -17,7 +22,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int words = (length + 31) / 32, turns = length * own.tiles;
     const long long token = (long long)heads * WIDTH, tile_step = TILE * token * length;
-    float4* parts = (float4*)(shared + WEIGHT_BYTES);  // [2][warp][plane][slot]
+    Sums* parts = (Sums*)(shared + WEIGHT_BYTES);  // [2][warp][plane][place]
 
     if (warp < WARPS) {
         take_registers();
@@ -68,15 +73,18 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                 const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
                 if (own.tiles > 1 && !ends) ask(t + wraps, wraps ? 0 : tile + 1);
                 if (turn > 1) meet(EMPTY + (turn & 1));
-                float4* part = parts + ((turn & 1) * WARPS + warp) * PLANES * SLOTS;
+                Sums* part = parts + ((turn & 1) * WARPS + warp) * PLANES * PLACES;
 #pragma unroll
                 for (int p = 0; p < PLANES; p++)
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        float f[4];
+                        Sums f;
 #pragma unroll
-                        for (int k = 0; k < 4; k++) f[k] = 4 * p + k < RECURRENTS ? sum[4 * p + k < RECURRENTS ? 4 * p + k : 0][j] : 0.0f;
-                        part[p * SLOTS + (2 * q + (j & 1)) * 17 + r + 8 * (j >> 1)] = float4{f[0], f[1], f[2], f[3]};
+                        for (int k = 0; k < TOGETHER; k++) {
+                            const int gate = TOGETHER * p + k;
+                            f.gate[k] = gate < RECURRENTS ? sum[gate < RECURRENTS ? gate : 0][j] : 0.0f;
+                        }
+                        part[p * PLACES + (2 * q + (j & 1)) * PITCH + r + 8 * (j >> 1)] = f;
                     }
                 arrive(FULL + (turn & 1));
                 if (own.tiles == 1 && !ends) {
@@ -92,7 +100,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
         const bool exists = channel < WIDTH, even = d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
         const long long base = (long long)(own.first + n) * length * token;  // this lane's row of a tile's first step
-        float* carried = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES) + cell;  // [tile][state][cell]
+        float* carried = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES + SLOTS * Inputs::BYTES) + cell;  // [tile][state][cell]
         float offset[GATES];
 #pragma unroll
         for (int g = 0; g < GATES; g++) offset[g] = bias && exists ? widen(bias[g * token + at]) : 0.0f;
@@ -104,46 +112,51 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                 carried[(tile * STATES + i) * CELLS] =
                     given ? initial[((long long)i * batch + own.first + row) * token + at] : 0.0f;
             }
-        const int early = steps_early(own.tiles);
-        half_t ahead[INPUTS];
+        Inputs ring;
+        ring.start(shared + WEIGHT_BYTES + 2 * PART_BYTES, cell, 0, own.live, length, own.tiles,
+                   [&](int piece, int& within, const char*& from, long long& stride, bool&) {
+                       const int gate = piece / (2 * TILE), start = own.channel + 8 * (piece % 2);
+                       within = piece / 2 % TILE;
+                       stride = 2 * INPUTS * token;
+                       from = (const char*)(x + ((long long)own.first * length * INPUTS + gate) * token + own.head * WIDTH + start);
+                       return start < WIDTH;
+                   });
+        half_t input[INPUTS];
+        auto take = [&](const char* slot) {
 #pragma unroll
-        for (int i = 0; i < INPUTS; i++) ahead[i] = 0;
-        auto look_ahead = [&](int t, int tile) {
-            if (exists && TILE * tile + n < own.live) {
-                const half_t* from = x + (base + tile * tile_step + t * token) * INPUTS + at;
-#pragma unroll
-                for (int i = 0; i < INPUTS; i++) ahead[i] = from[i * token];
-                if (t + early < length)
-#pragma unroll
-                    for (int i = 0; i < INPUTS; i++) fetch_to_cache(from + (early * INPUTS + i) * token);
-            }
+            for (int i = 0; i < INPUTS; i++) input[i] = *(const half_t*)(slot + 32 * (TILE * i + n) + 2 * d);
         };
-        look_ahead(0, 0);
+        for (int i = 0; i < AHEAD; i++) ring.copy();
+        copy_wait<AHEAD - 1>();
+        barrier_sync<CELLS>(SUMMED);
+        take(shared + WEIGHT_BYTES + 2 * PART_BYTES);
         int turn = 0;
         for (int t = 0; t < length; t++)
             for (int tile = 0; tile < own.tiles; tile++, turn++) {
                 const int row = TILE * tile + n;
                 const bool alive = exists && row < own.live;
-                const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
+                const bool ends = turn + 1 == turns;
                 const bool zero = alive && bit(resets, words, own.first + row, t);
                 float g[GATES], s[STATES], out[STATES];
 #pragma unroll
-                for (int i = 0; i < GATES; i++) g[i] = INPUT_OF[i] >= 0 ? offset[i] + widen(ahead[INPUT_OF[i]]) : offset[i];
+                for (int i = 0; i < GATES; i++) g[i] = INPUT_OF[i] >= 0 ? offset[i] + widen(input[INPUT_OF[i]]) : offset[i];
 #pragma unroll
                 for (int i = 0; i < STATES; i++) s[i] = zero ? 0.0f : carried[(tile * STATES + i) * CELLS];
-                if (!ends) look_ahead(t + wraps, wraps ? 0 : tile + 1);
+                ring.copy();
+                copy_wait<AHEAD - 1>();
                 const long long place = base + tile * tile_step + t * token + at;
 
                 meet(FULL + (turn & 1));
-                float total[4 * PLANES];
+                float total[TOGETHER * PLANES];
 #pragma unroll
-                for (int k = 0; k < 4 * PLANES; k++) total[k] = 0.0f;
+                for (int k = 0; k < TOGETHER * PLANES; k++) total[k] = 0.0f;
 #pragma unroll
                 for (int w = 0; w < WARPS; w++)
 #pragma unroll
                     for (int p = 0; p < PLANES; p++) {
-                        const float4 f = parts[(((turn & 1) * WARPS + w) * PLANES + p) * SLOTS + n * 17 + d];
-                        total[4 * p] += f.x, total[4 * p + 1] += f.y, total[4 * p + 2] += f.z, total[4 * p + 3] += f.w;
+                        const Sums f = parts[(((turn & 1) * WARPS + w) * PLANES + p) * PLACES + n * PITCH + d];
+#pragma unroll
+                        for (int k = 0; k < TOGETHER; k++) total[TOGETHER * p + k] += f.gate[k];
                     }
                 if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
 #pragma unroll
@@ -160,6 +173,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
 #pragma unroll
                     for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[i];
                 }
+                take(ring.next());
             }
         for (int tile = 0; tile < own.tiles; tile++)
             if (exists && TILE * tile + n < own.live)

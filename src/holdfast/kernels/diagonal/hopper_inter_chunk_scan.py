@@ -1,0 +1,56 @@
+"""The scan of states between chunks with a low rank on Hopper; see hopper_states.py. Backward it is the Triton one."""
+
+from torch import Tensor
+
+from holdfast.kernels.common.gluon_support import without_gluon
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import inter_chunk_hopper as model
+
+from .inter_chunk import InterChunkCall
+from .triton_inter_chunk_scan import Run, TritonInterChunkScan
+
+
+class HopperInterChunkScan(TritonInterChunkScan):
+    """Low ranks that are powers of two, up to 16, on NVIDIA's Hopper, in float32 inside."""
+
+    name = "hopper"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if device.kind != "cuda" or device.capability != (9, 0):
+            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
+        if "low_rank" not in problem.traits:
+            return "it serves low ranks only"
+        if problem["r"] not in model.RANKS:
+            return f"W and Y have a rank of {', '.join(map(str, model.RANKS))}; got {problem['r']}"
+        if problem["K"] not in model.KEYS:
+            return f"it takes K of {', '.join(map(str, model.KEYS))}; got {problem['K']}"
+        if problem["V"] % model.COLUMNS:
+            return f"it copies {model.COLUMNS} columns at a time: V must be a multiple; got {problem['V']}"
+        return without_gluon() or super().reject(problem, device)
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return model.candidates(problem, device, direction)
+
+    def _run(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> Run:
+        return _Run(plan, call, cu_seqlens)
+
+
+class _Run(Run):
+    def forward(self, out: Tensor) -> Tensor:
+        from . import hopper_states as kernels
+
+        call = InterChunkCall(*(None if x is None else _aligned(x) for x in self.call))
+        final = self._empty(self.sequences, self.heads, self.keys, self.values)
+        if final.numel():
+            grid = (-(-self.values // model.COLUMNS) * self.heads * self.sequences,)
+            ends = (out, call.initial_state, final)
+            how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": model.COLUMNS, "STAGES": model.STAGES}
+            tensors = (call.states, call.decay, call.W, call.Y, *ends)
+            warps = model.COLUMNS // model.EACH
+            kernels.low_rank_forward[grid](*tensors, *self.sizes, **how, num_warps=warps)
+        return final
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x, or a copy where it does not start at a multiple of 16 bytes."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()

@@ -1,0 +1,290 @@
+"""Device code of the rotational scan on Hopper, in Gluon: h_t = a_t e^(i theta_t) h_{t-1} + x_t and its gradients.
+
+As in hopper_channels.py, a thread takes one pair of channels through all steps. Gates wait for no state: all threads of
+a block compute those of a whole tile at once, and hand them over through shared memory. There are more threads than
+pairs, so that the steps are run by several threads alike, one of which writes.
+"""
+
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from holdfast.kernels.common.gluon import gl, gluon
+from holdfast.planner.models.diagonal_hopper import ROWS as _ROWS
+
+from .hopper_channels import copy
+from .triton_channels import first_entry, span
+from .triton_pairs import advance, load_state, pack, store_state, times, turn, unpack
+
+ROWS = gl.constexpr(_ROWS)
+_PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
+def turned(sizes, angles, real, imaginary, layout: gl.constexpr):
+    """Leaves the gates of a tile in shared memory; returns their cosines and sines."""
+    size = sizes.load(layout).to(gl.float32)
+    cosine, sine = turn(angles.load(layout).to(gl.float32))
+    real.store(size * cosine)
+    imaginary.store(size * sine)
+    return cosine, sine
+
+
+@gluon.jit
+def walk(
+    gates,
+    words,
+    hr,
+    hi,
+    o,
+    pairs: gl.constexpr,
+    left,
+    here,
+    ELEMENT: gl.constexpr,
+    row: gl.constexpr,
+    WHOLE: gl.constexpr,
+):
+    """h through the steps of a tile, all of them if WHOLE; writes each to o."""
+    real, imaginary = gates
+    for j in gl.static_range(ROWS):
+        ur, ui = unpack(words.slice(j, 1).load(row), ELEMENT)
+        fr, fi = advance(real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row), hr, hi, ur, ui)
+        if WHOLE:
+            live = here
+            hr, hi = fr, fi
+        else:
+            live = here & (j < left)
+            hr, hi = gl.where(j < left, fr, hr), gl.where(j < left, fi, hi)
+        gl.store(o + j * pairs, pack(hr, hi, ELEMENT), mask=live)
+    return hr, hi
+
+
+@gluon.jit(do_not_specialize=["length"])
+def forward(
+    a,
+    theta,
+    x,
+    o,
+    initial,
+    final,
+    entries,
+    bounds,
+    length,
+    pairs: gl.constexpr,
+    a_row,
+    a_step: gl.constexpr,
+    theta_row,
+    theta_step: gl.constexpr,
+    x_row,
+    x_step: gl.constexpr,
+    ELEMENT: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """hopper_channels.forward; x and o are words of one pair each, states interleave real and imaginary parts."""
+    WARPS: gl.constexpr = BLOCK // 32
+    row_layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps() // WARPS, WARPS], [1, 0])
+    flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
+    across = gl.cdiv(pairs, BLOCK)
+    _, row, sequence, begin, start, stop = span(bounds, length, length, 1, across)
+    first = gl.program_id(0) % across * BLOCK
+    d = first + gl.arange(0, BLOCK, gl.SliceLayout(0, row_layout))[None, :]
+    here = d < pairs
+    hr, hi = gl.zeros([1, BLOCK], gl.float32, row_layout), gl.zeros([1, BLOCK], gl.float32, row_layout)
+    if initial is not None:
+        hr, hi = load_state(initial + 2 * (sequence * pairs + d), here)
+    if entries is not None:
+        entries += 2 * (first_entry(row, sequence, begin, start, length, ROWS) * pairs + d)
+    a += row * a_row + start * a_step
+    theta += row * theta_row + start * theta_step
+    x += row * x_row + start * x_step
+    o += (row * length + start) * pairs + d
+    sizes = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
+    angles = gl.allocate_shared_memory(theta.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
+    words = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
+    real = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+    imaginary = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+    total = (stop - start).to(gl.int32)
+    for stage in gl.static_range(STAGES - 1):
+        copy(sizes.index(stage), a, a_step, total - stage * ROWS, first, pairs)
+        copy(angles.index(stage), theta, theta_step, total - stage * ROWS, first, pairs)
+        copy(words.index(stage), x, x_step, total - stage * ROWS, first, pairs)
+        async_copy.commit_group()
+        a += ROWS * a_step
+        theta += ROWS * theta_step
+        x += ROWS * x_step
+    slot = 0
+    for tile in range(gl.cdiv(total, ROWS)):
+        left = total - tile * ROWS
+        if entries is not None:
+            store_state(entries, hr, hi, here)
+            entries += 2 * pairs
+        async_copy.wait_group(STAGES - 2)
+        free = slot - 1 if slot > 0 else STAGES - 1
+        copy(sizes.index(free), a, a_step, left - (STAGES - 1) * ROWS, first, pairs)
+        copy(angles.index(free), theta, theta_step, left - (STAGES - 1) * ROWS, first, pairs)
+        copy(words.index(free), x, x_step, left - (STAGES - 1) * ROWS, first, pairs)
+        async_copy.commit_group()
+        a += ROWS * a_step
+        theta += ROWS * theta_step
+        x += ROWS * x_step
+        turned(sizes.index(slot), angles.index(slot), real, imaginary, flat)
+        gates = (real, imaginary)
+        if left >= ROWS:
+            hr, hi = walk(gates, words.index(slot), hr, hi, o, pairs, left, here, ELEMENT, row_layout, True)
+        else:
+            hr, hi = walk(gates, words.index(slot), hr, hi, o, pairs, left, here, ELEMENT, row_layout, False)
+        o += ROWS * pairs
+        slot = slot + 1 if slot + 1 < STAGES else 0
+    store_state(final + 2 * (sequence * pairs + d), hr, hi, here)
+
+
+@gluon.jit
+def retrace(
+    gates,
+    turns,
+    words,
+    grads,
+    hr,
+    hi,
+    cr,
+    ci,
+    grad_a,
+    grad_theta,
+    grad_x,
+    pairs: gl.constexpr,
+    left,
+    here,
+    ELEMENT: gl.constexpr,
+    row: gl.constexpr,
+    WHOLE: gl.constexpr,
+):
+    """The states of a tile again from h, then c_t = conj(gate_t) dh_t from its last step. With z = dh_t conj(h_{t-1}),
+    da is the real part of z e^(-i theta), dtheta the imaginary one of z conj(gate)."""
+    real, imaginary = gates
+    history_r, history_i = (), ()
+    for j in gl.static_range(ROWS):
+        history_r += (hr,)
+        history_i += (hi,)
+        ur, ui = unpack(words.slice(j, 1).load(row), ELEMENT)
+        hr, hi = advance(real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row), hr, hi, ur, ui)
+    for j in gl.static_range(ROWS - 1, -1, -1):
+        ur, ui = unpack(grads.slice(j, 1).load(row), ELEMENT)
+        ur, ui = ur + cr, ui + ci
+        gr, gi = real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row)
+        br, bi = times(gr, -gi, ur, ui)
+        if WHOLE:
+            live = here
+            cr, ci = br, bi
+        else:
+            live = here & (j < left)
+            cr, ci = gl.where(j < left, br, cr), gl.where(j < left, bi, ci)
+        gl.store(grad_x + j * pairs, pack(ur, ui, ELEMENT), mask=live)
+        zr, zi = times(ur, ui, history_r[j], -history_i[j])
+        da = zr * turns[0].slice(j, 1).load(row) + zi * turns[1].slice(j, 1).load(row)
+        angle = zi * gr - zr * gi
+        gl.store(grad_a + j * pairs, da.to(grad_a.dtype.element_ty), mask=live)
+        gl.store(grad_theta + j * pairs, angle.to(grad_theta.dtype.element_ty), mask=live)
+    return cr, ci
+
+
+@gluon.jit(do_not_specialize=["length"])
+def backward(
+    a,
+    theta,
+    x,
+    grad_o,
+    grad_a,
+    grad_theta,
+    grad_x,
+    grad_final,
+    grad_initial,
+    entries,
+    bounds,
+    length,
+    pairs: gl.constexpr,
+    a_row,
+    a_step: gl.constexpr,
+    theta_row,
+    theta_step: gl.constexpr,
+    x_row,
+    x_step: gl.constexpr,
+    grad_row,
+    grad_step: gl.constexpr,
+    ELEMENT: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """hopper_channels.backward."""
+    WARPS: gl.constexpr = BLOCK // 32
+    row_layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps() // WARPS, WARPS], [1, 0])
+    flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
+    across = gl.cdiv(pairs, BLOCK)
+    _, row, sequence, begin, start, stop = span(bounds, length, length, 1, across)
+    first = gl.program_id(0) % across * BLOCK
+    d = first + gl.arange(0, BLOCK, gl.SliceLayout(0, row_layout))[None, :]
+    here = d < pairs
+    total = (stop - start).to(gl.int32)
+    tiles = gl.cdiv(total, ROWS)
+    left = total - (tiles - 1) * ROWS
+    last = start + (tiles - 1) * ROWS
+    entries += 2 * ((first_entry(row, sequence, begin, start, length, ROWS) + tiles - 1) * pairs + d)
+    a += row * a_row + last * a_step
+    theta += row * theta_row + last * theta_step
+    x += row * x_row + last * x_step
+    grad_o += row * grad_row + last * grad_step
+    grad_x += (row * length + last) * pairs + d
+    grad_a += (row * length + last) * pairs + d
+    grad_theta += (row * length + last) * pairs + d
+    cr, ci = gl.zeros([1, BLOCK], gl.float32, row_layout), gl.zeros([1, BLOCK], gl.float32, row_layout)
+    if grad_final is not None:
+        cr, ci = load_state(grad_final + 2 * (sequence * pairs + d), here)
+    sizes = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
+    angles = gl.allocate_shared_memory(theta.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
+    words = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
+    grads = gl.allocate_shared_memory(grad_o.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
+    real = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+    imaginary = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+    cosines = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+    sines = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+    for stage in gl.static_range(STAGES - 1):
+        some = (left if stage == 0 else ROWS) if stage < tiles else 0
+        copy(sizes.index(stage), a, a_step, some, first, pairs)
+        copy(angles.index(stage), theta, theta_step, some, first, pairs)
+        copy(words.index(stage), x, x_step, some, first, pairs)
+        copy(grads.index(stage), grad_o, grad_step, some, first, pairs)
+        async_copy.commit_group()
+        a -= ROWS * a_step
+        theta -= ROWS * theta_step
+        x -= ROWS * x_step
+        grad_o -= ROWS * grad_step
+    hr, hi = load_state(entries, here & (tiles > 0))
+    slot = 0
+    for back in range(tiles):
+        entries -= 2 * pairs
+        er, ei = load_state(entries, here & (back + 1 < tiles))
+        async_copy.wait_group(STAGES - 2)
+        free = slot - 1 if slot > 0 else STAGES - 1
+        some = ROWS if back + STAGES - 1 < tiles else 0
+        copy(sizes.index(free), a, a_step, some, first, pairs)
+        copy(angles.index(free), theta, theta_step, some, first, pairs)
+        copy(words.index(free), x, x_step, some, first, pairs)
+        copy(grads.index(free), grad_o, grad_step, some, first, pairs)
+        async_copy.commit_group()
+        a -= ROWS * a_step
+        theta -= ROWS * theta_step
+        x -= ROWS * x_step
+        grad_o -= ROWS * grad_step
+        cosine, sine = turned(sizes.index(slot), angles.index(slot), real, imaginary, flat)
+        cosines.store(cosine)
+        sines.store(sine)
+        tile = ((real, imaginary), (cosines, sines), words.index(slot), grads.index(slot))
+        outputs = (grad_a, grad_theta, grad_x)
+        if back == 0:
+            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, ELEMENT, row_layout, False)
+        else:
+            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, ELEMENT, row_layout, True)
+        grad_x -= ROWS * pairs
+        grad_a -= ROWS * pairs
+        grad_theta -= ROWS * pairs
+        hr, hi = er, ei
+        slot = slot + 1 if slot + 1 < STAGES else 0
+    store_state(grad_initial + 2 * (sequence * pairs + d), cr, ci, here)

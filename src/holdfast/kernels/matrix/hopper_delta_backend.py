@@ -1,0 +1,76 @@
+"""The delta rule on Hopper: chunks are prepared side by side, then one sweep. The gradients are the Triton kernels'."""
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.gluon_support import without_gluon
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import matrix_hopper_delta as model
+from holdfast.planner.models.matrix_hopper import WIDEST
+from holdfast.recurrences.definition import MatrixCall
+
+# tokens that the grid of hopper_delta_prepare.py has room for
+LONGEST = 65535 * model.CHUNK
+
+
+class HopperDelta:
+    """DeltaNet and Gated DeltaNet in bfloat16 or float16 on NVIDIA's Hopper."""
+
+    name = "hopper"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if device.kind != "cuda" or device.capability != (9, 0):
+            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
+        if "delta" not in problem.traits:
+            return "it has the delta rule alone"
+        if problem.dtype not in ("bfloat16", "float16"):
+            return f"it takes bfloat16 and float16; got {problem.dtype}"
+        for trait, what in (
+            ("decay=vector", "a vector decay"),
+            ("normalizer", "a normaliser"),
+            ("varlen", "packed sequences"),
+        ):
+            if trait in problem.traits:
+                return f"it does not serve {what}"
+        for name in "KV":
+            if problem[name] % 8:
+                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {problem[name]}"
+        if problem["K"] > WIDEST:
+            return f"its registers hold a state of {WIDEST} rows; got K = {problem['K']}"
+        if problem["T"] > LONGEST:
+            return f"a grid has an axis of 65535 chunks at most: it needs a T up to {LONGEST}; got {problem['T']}"
+        return without_gluon()
+
+    def takes(self, call: MatrixCall) -> bool:
+        return call.delta
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return model.candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from . import hopper_delta_launch as launch
+        from .hopper_launch import TOKENS, Gates, tileable
+
+        q, k, v = (tileable(x) for x in call[:3])
+        batch, length, heads, values = v.shape
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        final = torch.empty(batch, heads, k.shape[3], values, dtype=torch.float32, device=v.device)
+        if v.numel() == 0:
+            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+        start = None if call.initial_state is None else call.initial_state.contiguous()
+        gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        a = launch.run_prepare(k, heads, gates)
+        end: Tensor | None = final
+        if span * TOKENS < length:
+            start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start, final)
+            end = None
+        launch.run_sweep(q, k, v, a, o, gates, start, end, None, plan["columns"], stages, span)
+        return o, final
+
+    def backward(
+        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        from . import triton_delta_passes
+
+        with torch.cuda.device_of(call.v):
+            return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)

@@ -1,0 +1,115 @@
+"""Launches of the delta rule's kernels on Hopper: descriptors of tensors, grids and strides."""
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common import triton_launch
+from holdfast.kernels.common.gluon_launch import launch, tiles
+
+from .hopper_delta_compose import compose
+from .hopper_delta_prepare import prepare
+from .hopper_delta_sweep import COLUMNS, delta_sweep
+from .hopper_launch import LAYOUT, TOKENS, Gates, width_of
+
+# of a preparing warp: nothing spills, and shared memory decides how many fit on a multiprocessor
+REGISTERS = 152
+# columns of the state that one program carries over the segments
+COMPOSED = 16
+
+
+def run_prepare(k: Tensor, heads: int, gates: Gates) -> Tensor:
+    """A of every chunk, transposed, [B * H, chunks, 64, 64] in k's dtype, of k [B, T, *, K]."""
+    batch, length, own_heads, keys = k.shape
+    chunks = -(-length // TOKENS)
+    a = torch.empty(batch * heads, chunks, TOKENS, TOKENS, dtype=k.dtype, device=k.device)
+    arguments = (
+        tiles(k, [1, TOKENS, 1, 64], LAYOUT),
+        gates.g,
+        gates.beta,
+        a,
+        length,
+        heads,
+        heads // own_heads,
+        *gates.strides(),
+    )
+    constants = {"HALVES": width_of(keys) // 64}
+    launch(prepare, (batch * heads, chunks, 1), arguments, constants, 1, (*gates.types(), k.dtype), REGISTERS)
+    return a
+
+
+def run_sweep(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    out: Tensor | None,
+    gates: Gates,
+    start: Tensor | None,
+    end: Tensor | None,
+    transition: Tensor | None,
+    columns: int,
+    stages: int,
+    span: int,
+) -> None:
+    """One launch of `delta_sweep`: out [B, T, H, V] of q, k [B, T, *, K], v [B, T, H, V] and what run_prepare made.
+
+    start, end, transition: float32 states [B, segments, H, K, V], and [B, segments, H, K, K], of segments of `span`
+    chunks. columns: of v a block, 64 or 128. stages: chunks in flight. Without q and out only states are found.
+    """
+    batch, length, heads, values = v.shape
+    keys = k.shape[3]
+    wide, column = width_of(keys), COLUMNS.value
+    slices = -(-values // columns)
+    if transition is not None:
+        slices += -(-keys // columns)
+    arguments = (
+        tiles(k, [1, TOKENS, 1, wide], LAYOUT),
+        None if q is None else tiles(q, [1, TOKENS, 1, wide], LAYOUT),
+        tiles(v, [1, TOKENS, 1, column], LAYOUT),
+        tiles(a, [1, 1, TOKENS, TOKENS], LAYOUT),
+        None if out is None else tiles(out, [1, TOKENS, 1, column], LAYOUT),
+        gates.g,
+        gates.beta,
+        start,
+        end,
+        transition,
+        length,
+        heads,
+        heads // k.shape[2],
+        *gates.strides(),
+        span,
+        gates.scale,
+    )
+    constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // column, "STAGES": stages}
+    types = (*gates.types(), k.dtype, wide, q is None, start is None, end is None, transition is None)
+    grid = (batch * heads, slices, -(-length // (span * TOKENS)))
+    launch(delta_sweep, grid, arguments, constants, 4, types)
+
+
+def entering(
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    gates: Gates,
+    columns: int,
+    stages: int,
+    span: int,
+    first: Tensor | None,
+    last: Tensor,
+) -> Tensor:
+    """The state that enters each segment of `span` chunks, float32 [B, segments, H, K, V], and into last what leaves.
+
+    first: the state before the sequence.
+    """
+    batch, length, heads, values = v.shape
+    keys = k.shape[3]
+    segments = -(-length // (span * TOKENS))
+    local = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=k.device)
+    transition = torch.empty(batch, segments, heads, keys, keys, dtype=torch.float32, device=k.device)
+    run_sweep(None, k, v, a, None, gates, None, local, transition, columns, stages, span)
+    states = torch.empty_like(local)
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": COMPOSED}
+    blocks, tensors = (batch * heads, -(-values // COMPOSED)), (local, transition, first, states, last)
+    with torch.cuda.device_of(k):
+        triton_launch.launch(compose, blocks, tensors, (heads, segments), constants, 8)
+    return states

@@ -1,0 +1,382 @@
+"""One sweep over a sequence on Hopper: the delta rule with scalar decay, its state in registers throughout.
+
+    S = exp(g_t) S;  S = S + beta_t k_t (v_t - S^T k_t)^T;  o_t = scale S^T q_t.
+
+A block owns a (batch, head, 64 or 128 of v's columns, segment) and walks over chunks of 64 tokens, whose inverse A is
+there already (hopper_delta_prepare.py). One warp copies tiles in by TMA, one sums log decays, four multiply keys with
+queries, and four for every 64 columns do the rest. Products are transposed, so that each one's accumulator is rounded
+in registers to be the next one's operand, and the state S^T never leaves them:
+    E^T = (V^T - (S^T K^T) * read) * beta;  U^T = E^T + E^T A^T;
+    O^T = (S^T Q^T) * read + U^T (K Q^T * within);  S^T = decay S^T + (U^T * write) K.
+E stays in float32, since its rounding would be the same for every write of a strength.
+"""
+
+from holdfast.kernels.common.gluon import (
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .hopper_gates import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, add, load_gates, of_head, of_segment
+
+# columns of v that four warps work on
+COLUMNS = gl.constexpr(64)
+
+
+@gluon.jit(
+    do_not_specialize=["T", "H", "qk_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr", "transition_ptr"],
+)
+def delta_sweep(
+    k_desc,
+    q_desc,
+    v_desc,
+    a_desc,
+    o_desc,
+    g_ptr,
+    beta_ptr,
+    start_ptr,
+    end_ptr,
+    transition_ptr,
+    T,
+    H,
+    qk_group,
+    g_b,
+    g_t,
+    g_h,
+    beta_b,
+    beta_t,
+    beta_h,
+    span,
+    scale,
+    KEYS: gl.constexpr,
+    VALUES: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Grid (B * H, slices, segments of `span` chunks).
+
+    q, k: [B, T, H / qk_group, KEYS], v, o: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and o
+    64; q and o both None where only states are wanted. a: [B * H, chunks, 64, 64] by a descriptor of blocks
+    [1, 1, 64, 64]. start, end: state before and after each segment, float32 [B, segments, H, KEYS, VALUES], or None.
+    transition: [B, segments, H, KEYS, KEYS], what each segment multiplies the state before it with, or None; its
+    columns are the slices after v's.
+    """
+    K: gl.constexpr = k_desc.block_type.shape[3]
+    dtype: gl.constexpr = k_desc.dtype
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, 1, CHUNK, 1, COLUMNS], v_desc.layout)
+    a_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
+    gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    if q_desc is None:
+        q_tiles: gl.constexpr = None
+        o_tiles: gl.constexpr = None
+        p_tiles: gl.constexpr = None
+        readers: gl.constexpr = CONSUMERS
+    else:
+        q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], q_desc.layout)
+        o_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, CHUNK, 1, COLUMNS], o_desc.layout)
+        p_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
+        readers: gl.constexpr = CONSUMERS + 1
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(gated.index(i), count=1)
+        mbarrier.init(scored.index(i), count=1)
+        mbarrier.init(free.index(i), count=readers)
+    fence_async_shared()
+
+    if g_ptr is not None:
+        g_ptr += of_head(H, g_b, g_h)
+    if beta_ptr is not None:
+        beta_ptr += of_head(H, beta_b, beta_h)
+    chunk0 = gl.program_id(2) * span
+    count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+    tiles = (q_tiles, k_tiles, v_tiles, a_tiles, p_tiles)
+    sources = (q_desc, k_desc, v_desc, a_desc)
+    places = (gates, decays, loaded, gated, scored, free)
+    ends = (start_ptr, end_ptr, transition_ptr)
+    numbers = (H, chunk0, count, scale)
+    if CONSUMERS == 2:
+        if q_desc is None:
+            gl.warp_specialize(
+                [
+                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
+                    (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                    (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                ],
+                [4, 1, 1],
+                [232, 40, 40],
+            )
+        else:
+            gl.warp_specialize(
+                [
+                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
+                    (_score, (tiles, places, numbers, STAGES)),
+                    (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                    (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                ],
+                [4, 4, 1, 1],
+                [208, 56, 40, 40],
+            )
+    elif q_desc is None:
+        gl.warp_specialize(
+            [
+                (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+            ],
+            [1, 1],
+            [40, 40],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                (_score, (tiles, places, numbers, STAGES)),
+                (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+            ],
+            [4, 1, 1],
+            [88, 40, 40],
+        )
+
+
+@gluon.jit
+def _copy(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
+    """Keeps STAGES chunks of q, k, v and A on their way into shared memory."""
+    q_tiles, k_tiles, v_tiles, a_tiles, _ = tiles
+    q_desc, k_desc, v_desc, a_desc = sources
+    H, chunk0, count, _ = numbers
+    keys: gl.constexpr = k_desc.block_type.nbytes * (1 if q_desc is None else 2)
+    width: gl.constexpr = keys + CONSUMERS * v_desc.block_type.nbytes + a_desc.block_type.nbytes
+    pair = gl.program_id(0)
+    batch = pair // H
+    head = pair % H
+    stage = 0
+    phase = 1
+    for i in range(count):
+        mbarrier.wait(free.index(stage), phase)
+        token = (chunk0 + i) * CHUNK
+        mbarrier.expect(loaded.index(stage), width)
+        tma_load(k_desc, [batch, token, head // qk_group, 0], loaded.index(stage), k_tiles.index(stage))
+        if q_desc is not None:
+            tma_load(q_desc, [batch, token, head // qk_group, 0], loaded.index(stage), q_tiles.index(stage))
+        for consumer in gl.static_range(CONSUMERS):
+            # past v's columns, where a transition is found, it reads zeros
+            column = (gl.program_id(1) * CONSUMERS + consumer) * COLUMNS
+            tile = v_tiles.index(stage * CONSUMERS + consumer)
+            tma_load(v_desc, [batch, token, head, column], loaded.index(stage), tile)
+        tma_load(a_desc, [pair, chunk0 + i, 0, 0], loaded.index(stage), a_tiles.index(stage))
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _gate(places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES: gl.constexpr):
+    """Weighs each chunk when its stage is free: decays to each token, from it to the end, of the chunk; strengths."""
+    gates, decays, _, gated, _, free = places
+    _, chunk0, count, _ = numbers
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    stage = 0
+    phase = 1
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0, count > 0, T)
+    for i in range(count):
+        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + i + 1, i + 1 < count, T)
+        mbarrier.wait(free.index(stage), phase)
+        total = gl.associative_scan(g, 0, add)
+        whole = gl.sum(g, 0)
+        gates.index(stage * VECTORS + TOTAL).store(total)
+        gates.index(stage * VECTORS + READ).store(gl.exp2(total))
+        gates.index(stage * VECTORS + WRITE).store(gl.exp2(whole - total))
+        gates.index(stage * VECTORS + STRENGTH).store(beta)
+        decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(whole))
+        barrier()
+        mbarrier.arrive(gated.index(stage), count=1)
+        g = g_next
+        beta = beta_next
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _score(tiles, places, numbers, STAGES: gl.constexpr):
+    """Scaled products of keys and queries with the decay between them, [earlier, later]."""
+    q_tiles, k_tiles, _, _, p_tiles = tiles
+    gates, _, loaded, gated, scored, free = places
+    _, _, count, scale = numbers
+    K: gl.constexpr = k_tiles.shape[4]
+    dtype: gl.constexpr = k_tiles.dtype
+    half: gl.constexpr = CHUNK // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, half, 16])
+    row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
+    column = gl.arange(0, half, gl.SliceLayout(0, layout))
+    stage = 0
+    phase = 0
+    for _ in range(count):
+        mbarrier.wait(loaded.index(stage), phase)
+        mbarrier.wait(gated.index(stage), phase)
+        k = k_tiles.index(stage).reshape([CHUNK, K])
+        # half the queries at a time: few registers are left
+        for side in gl.static_range(2):
+            q = q_tiles.index(stage).reshape([CHUNK, K]).slice(side * half, half)
+            p = gl.zeros([CHUNK, half], gl.float32, layout)
+            p = warpgroup_mma(k, q.permute((1, 0)), p, use_acc=False, is_async=True)
+            rows = gates.index(stage * VECTORS + TOTAL).load(gl.SliceLayout(1, layout))
+            columns = gates.index(stage * VECTORS + TOTAL).slice(side * half, half).load(gl.SliceLayout(0, layout))
+            seen = row[:, None] <= (side * half + column)[None, :]
+            weight = gl.exp2(gl.where(seen, columns[None, :] - rows[:, None], float("-inf"))) * scale
+            p = warpgroup_mma_wait(0, deps=(p,))
+            tile = p_tiles.index(stage).reshape([CHUNK, CHUNK]).slice(side * half, half, 1)
+            tile.store((p * weight).to(dtype))
+        fence_async_shared()
+        barrier()
+        mbarrier.arrive(scored.index(stage), count=1)
+        mbarrier.arrive(free.index(stage), count=1)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _multiply(
+    tiles,
+    o_tiles,
+    places,
+    o_desc,
+    ends,
+    numbers,
+    KEYS: gl.constexpr,
+    VALUES: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    CONSUMER: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The products of every chunk with 64 columns of v, and their state from the first to the last."""
+    q_tiles, k_tiles, v_tiles, a_tiles, p_tiles = tiles
+    gates, decays, loaded, gated, scored, free = places
+    start_ptr, end_ptr, transition_ptr = ends
+    H, chunk0, count, scale = numbers
+    K: gl.constexpr = k_tiles.shape[4]
+    dtype: gl.constexpr = k_tiles.dtype
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    writes_out: gl.constexpr = q_tiles is not None
+
+    batch = gl.program_id(0) // H
+    head = gl.program_id(0) % H
+    column = (gl.program_id(1) * CONSUMERS + CONSUMER) * COLUMNS
+    rows = column + gl.arange(0, COLUMNS, gl.SliceLayout(1, s_layout))
+    keys = gl.arange(0, K, gl.SliceLayout(0, s_layout))
+    if start_ptr is None:
+        state = gl.zeros([COLUMNS, K], gl.float32, s_layout)
+    else:
+        inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
+        at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        state = gl.load(start_ptr + at, mask=inside, other=0.0)
+    if transition_ptr is not None:
+        # behind v's last slice the state starts from the identity, and is written nothing
+        own = rows - gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
+        state = gl.where(own[:, None] == keys[None, :], 1.0, state)
+    held = gl.convert_layout(state.to(dtype), s_operand)
+    held = warpgroup_mma_wait(0, deps=(held,))
+
+    stage = 0
+    phase = 0
+    for i in range(count):
+        mbarrier.wait(loaded.index(stage), phase)
+        k = k_tiles.index(stage).reshape([CHUNK, K])
+        v = v_tiles.index(stage * CONSUMERS + CONSUMER).reshape([CHUNK, COLUMNS])
+        a = a_tiles.index(stage).reshape([CHUNK, CHUNK])
+        known = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
+        known = warpgroup_mma(held, k.permute((1, 0)), known, use_acc=False, is_async=True)
+        mbarrier.wait(gated.index(stage), phase)
+        vt = v.permute((1, 0)).load(operand)
+        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout))
+        strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, layout))
+        known, held = warpgroup_mma_wait(0, deps=(known, held))
+        missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
+        new = gl.convert_layout(missed.to(dtype), operand)
+        missed, new = warpgroup_mma_wait(0, deps=(missed, new))
+        u = warpgroup_mma(new, a, missed, is_async=True)
+        if writes_out:
+            q = q_tiles.index(stage).reshape([CHUNK, K])
+            o = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
+            o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
+        state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
+        if writes_out:
+            u, new = warpgroup_mma_wait(1, deps=(u, new))
+        else:
+            u, new = warpgroup_mma_wait(0, deps=(u, new))
+        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, layout))
+        written = gl.convert_layout((u * write[None, :]).to(dtype), s_operand)
+        if writes_out:
+            mbarrier.wait(scored.index(stage), phase)
+            p = p_tiles.index(stage).reshape([CHUNK, CHUNK])
+            o, held, state, written = warpgroup_mma_wait(0, deps=(o, held, state, written))
+            o = o * (gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout)) * scale)[None, :]
+            o, state, written = warpgroup_mma_wait(0, deps=(o, state, written))
+        else:
+            state, written = warpgroup_mma_wait(0, deps=(state, written))
+        state = warpgroup_mma(written, k, state, is_async=True)
+        if writes_out:
+            ut = gl.convert_layout(u.to(dtype), operand)
+            ut = warpgroup_mma_wait(1, deps=(ut,))
+            o = warpgroup_mma(ut, p, o, is_async=True)
+            state, written = warpgroup_mma_wait(1, deps=(state, written))
+            held = gl.convert_layout(state.to(dtype), s_operand)
+            o, ut, held = warpgroup_mma_wait(0, deps=(o, ut, held))
+            # one barrier for two: this chunk's tiles are read, the last output has left its tile
+            fence_async_shared()
+            tma_store_wait(0)
+            barrier()
+            mbarrier.arrive(free.index(stage), count=1)
+            o_tiles.index(CONSUMER).reshape([CHUNK, COLUMNS]).permute((1, 0)).store(o.to(dtype))
+            fence_async_shared()
+            barrier()
+            tma_store(o_desc, [batch, (chunk0 + i) * CHUNK, head, column], o_tiles.index(CONSUMER))
+        else:
+            state, written = warpgroup_mma_wait(0, deps=(state, written))
+            held = gl.convert_layout(state.to(dtype), s_operand)
+            held = warpgroup_mma_wait(0, deps=(held,))
+            fence_async_shared()
+            barrier()
+            mbarrier.arrive(free.index(stage), count=1)
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+    # addresses are computed again: kept from the start, they would take as many registers as the state
+    rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+    if end_ptr is not None:
+        inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
+        at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        gl.store(end_ptr + at, state, mask=inside)
+    if transition_ptr is not None:
+        own = rows - gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
+        inside = (own >= 0)[:, None] & (own < KEYS)[:, None] & (keys < KEYS)[None, :]
+        at = of_segment(H, 2) * (KEYS * KEYS) + (keys[None, :] * KEYS + own[:, None])
+        gl.store(transition_ptr + at, state, mask=inside)
+    if writes_out:
+        tma_store_wait(0)

@@ -1,0 +1,41 @@
+"""Several backends under one name: kernels of one compiler that serve different matrix recurrences."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from holdfast.kernels.common.backend import Backend
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.recurrences.definition import MatrixCall
+
+
+class Member(Backend, Protocol):
+    """A backend that can tell from a call whether it is the one among others of its name that runs it."""
+
+    def takes(self, call: MatrixCall) -> bool: ...
+
+
+class OneName:
+    """Members of one name, of which at most one serves a problem and takes its call."""
+
+    def __init__(self, *members: Member) -> None:
+        (self.name,) = {member.name for member in members}
+        self.members = members
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        reasons = [member.reject(problem, device) for member in self.members]
+        return None if None in reasons else "; ".join(dict.fromkeys(map(str, reasons)))
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        serving = (member for member in self.members if member.reject(problem, device) is None)
+        return next(serving).candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._of(call).forward(plan, call, cu_seqlens)
+
+    def backward(self, plan: Plan, call: MatrixCall, *args: Any) -> tuple[list[Tensor | None], Tensor | None]:
+        return self._of(call).backward(plan, call, *args)
+
+    def _of(self, call: MatrixCall) -> Member:
+        (member,) = (member for member in self.members if member.takes(call))
+        return member

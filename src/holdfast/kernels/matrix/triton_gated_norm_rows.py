@@ -1,0 +1,104 @@
+"""Device code of RMS normalisation with an output gate: a program takes rows of heads' outputs, read once."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activated(gate, SIGMOID: tl.constexpr):
+    """The activation of a gate and its derivative."""
+    open_ = 1.0 / (1.0 + tl.exp(-gate))
+    if SIGMOID:
+        return open_, open_ * (1.0 - open_)
+    return gate * open_, open_ * (1.0 + gate * (1.0 - open_))
+
+
+@triton.jit
+def places(rows, head, T, H, x_batch, x_step, x_head, HEADS: tl.constexpr):
+    """Where rows of a tensor [B, T, H, D] start. HEADS 1: rows are of all heads; else of the given one."""
+    if HEADS == 1:
+        head = rows % H
+        token = rows // H
+    else:
+        token = rows
+    return (token // T) * x_batch + (token % T) * x_step + head * x_head
+
+
+@triton.jit
+def results(rows, head, H, D: tl.constexpr, HEADS: tl.constexpr):
+    """The same of a contiguous tensor, whose elements may be more than 2^31."""
+    if HEADS == 1:
+        return rows * D
+    return (rows * H + head) * D
+
+
+@triton.jit
+def forward(
+    o_ptr, gate_ptr, weight_ptr, y_ptr, count, T, H, eps,
+    o_batch, o_step, o_head, gate_batch, gate_step, gate_head,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,
+):  # fmt: skip
+    """y [B, T, H, D] of one tile of rows. count: rows of a head, or of all where weight is theirs together (HEADS 1).
+
+    weight [HEADS, D].
+    """
+    head = (tl.program_id(0) % HEADS).to(tl.int64)
+    rows = (tl.program_id(0) // HEADS).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK_D)
+    inside = (rows < count)[:, None] & (columns < D)[None, :]
+    at = places(rows, head, T, H, o_batch, o_step, o_head, HEADS)
+    o = tl.load(o_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = o * tl.rsqrt(tl.sum(o * o, 1) / D + eps)[:, None]
+    if weight_ptr is not None:
+        y *= tl.load(weight_ptr + head * D + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]
+    if gate_ptr is not None:
+        at = places(rows, head, T, H, gate_batch, gate_step, gate_head, HEADS)
+        gate = tl.load(gate_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        y *= activated(gate, SIGMOID)[0]
+    at = results(rows, head, H, D, HEADS)
+    tl.store(y_ptr + at[:, None] + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward(
+    o_ptr, gate_ptr, weight_ptr, dy_ptr, do_ptr, dgate_ptr, parts_ptr, count, tiles, T, H, eps,
+    o_batch, o_step, o_head, gate_batch, gate_step, gate_head, dy_batch, dy_step, dy_head,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,
+):  # fmt: skip
+    """Gradients of o and gate for some tiles of rows, and the sums over those rows for weight, parts [p, HEADS, D].
+
+    Program p takes tiles p, p + stride and so on: the same sums in the same order in every run.
+    """
+    head = (tl.program_id(0) % HEADS).to(tl.int64)
+    part = tl.program_id(0) // HEADS
+    stride = tl.num_programs(0) // HEADS
+    columns = tl.arange(0, BLOCK_D)
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + head * D + columns, mask=columns < D, other=0.0).to(tl.float32)
+        sums = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for tile in tl.range(part, tiles, stride):
+        rows = tl.arange(0, ROWS).to(tl.int64) + tile * ROWS
+        inside = (rows < count)[:, None] & (columns < D)[None, :]
+        at = places(rows, head, T, H, o_batch, o_step, o_head, HEADS)
+        o = tl.load(o_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        at = places(rows, head, T, H, dy_batch, dy_step, dy_head, HEADS)
+        dy = tl.load(dy_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        to = results(rows, head, H, D, HEADS)[:, None] + columns[None, :]
+        inverse = tl.rsqrt(tl.sum(o * o, 1) / D + eps)
+        normal = o * inverse[:, None]
+        if gate_ptr is not None:
+            at = places(rows, head, T, H, gate_batch, gate_step, gate_head, HEADS)
+            gate = tl.load(gate_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+            value, slope = activated(gate, SIGMOID)
+            dgate = dy * normal * slope
+            if weight_ptr is not None:
+                dgate *= weight[None, :]
+            tl.store(dgate_ptr + to, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
+            dy *= value
+        if weight_ptr is not None:
+            sums += dy * normal
+            dy *= weight[None, :]
+        do = inverse[:, None] * (dy - normal * (tl.sum(dy * normal, 1) / D)[:, None])
+        tl.store(do_ptr + to, do.to(do_ptr.dtype.element_ty), mask=inside)
+    if weight_ptr is not None:
+        tl.store(parts_ptr + (part * HEADS + head) * D + columns, tl.sum(sums, 0), mask=columns < D)

@@ -1,0 +1,126 @@
+"""gated_rms_norm: what a mixer does with its heads' outputs before it projects them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.backend import describe
+from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.matrix.gated_norm import ACTIVATIONS, Activation, GatedNormCall, PyTorchGatedNorm
+from holdfast.kernels.matrix.triton_gated_norm import TritonGatedNorm
+from holdfast.planner import Direction, Plan, Problem
+from holdfast.recurrences.definition import Argument
+
+from .check import check_arguments, needs_grad
+from .registration import define, differentiable
+
+BACKENDS = (TritonGatedNorm(), PyTorchGatedNorm())
+
+ARGUMENTS = {
+    "o": Argument("outputs of the heads", "B T H D"),
+    "gate": Argument("output gate before its activation", "B T H D", required=False),
+    "weight": Argument("weight of each channel", ("D", "H D"), "float", required=False),
+}
+
+
+def gated_rms_norm(
+    o: Tensor,
+    gate: Tensor | None = None,
+    weight: Tensor | None = None,
+    eps: float = 1e-5,
+    activation: Activation = "silu",
+    backend: str | None = None,
+) -> Tensor:
+    """Each head's output divided by its root mean square, times a weight and an activated gate:
+
+        y = o / sqrt(mean(o^2) + eps) * weight * activation(gate)
+
+    The mean is over D. In float32 (float64 for float64 inputs), each tensor read and written once.
+
+    Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization (arXiv:1910.07467), a head at a time and with
+    the swish output gate of Sun et al. 2023, Retentive Network (arXiv:2307.08621), eq. 8.
+
+    Args:
+        o: [B, T, H, D].
+        gate: before its activation, [B, T, H, D], of o's dtype; None for none.
+        weight: [D], shared by the heads, or [H, D], any floating dtype; None for 1.
+        eps: added to the mean square.
+        activation: of the gate, "silu" or "sigmoid".
+        backend: forces a backend by name; by default the one with the least predicted time that can serve the call.
+
+    Returns:
+        y [B, T, H, D] in o's dtype.
+
+    Raises:
+        ValueError, TypeError: for an argument of the wrong shape, dtype or device, named in the message; for an unknown
+            activation; for a backend that is unknown or cannot serve the call.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: expected 'silu' or 'sigmoid'; got {activation!r}")
+    given = check_arguments(ARGUMENTS, None, {"o": o, "gate": gate, "weight": weight})
+    weight = given["weight"]
+    if weight is not None and weight.dim() == 1:
+        weight = weight[None]
+    return gated_norm_forward(
+        given["o"], given["gate"], weight, eps, activation, needs_grad(o, gate, weight), backend or ""
+    )
+
+
+def problem(call: GatedNormCall, grad: bool) -> Problem:
+    """What planning needs to know of a call; size G is of heads with a weight of their own."""
+    batch, length, heads, width = call.o.shape
+    weights = 1 if call.weight is None else call.weight.shape[0]
+    sizes = {"B": batch, "T": length, "H": heads, "D": width, "G": weights}
+    traits = {"gate": call.gate is not None, "weight": call.weight is not None, "needs_grad": grad}
+    return Problem.of("gated_rms_norm", "matrix", call.o.dtype, sizes, traits)
+
+
+def _select(call: GatedNormCall, grad: bool, direction: Direction, backend: str) -> tuple[Any, Plan]:
+    return resolve(BACKENDS, problem(call, grad), describe(call.o.device), backend, direction)
+
+
+def _forward(
+    o: Tensor, gate: Tensor | None, weight: Tensor | None, eps: float, activation: str, grad: bool, backend: str
+) -> Tensor:
+    call = GatedNormCall(o, gate, weight, eps, activation)
+    chosen, plan = _select(call, grad, "forward", backend)
+    with torch.autocast(o.device.type, enabled=False):
+        return chosen.forward(plan, call)
+
+
+def _forward_fake(o, gate, weight, eps, activation, grad, backend):
+    return torch.empty_like(o, memory_format=torch.contiguous_format)
+
+
+def _gradients(
+    grad_y: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor | None, eps: float, activation: str, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of o, gate and weight; an empty tensor for one that was not given."""
+    call = GatedNormCall(o, gate, weight, eps, activation)
+    chosen, plan = _select(call, True, "backward", backend)
+    with torch.autocast(o.device.type, enabled=False):
+        grads = chosen.backward(plan, call, grad_y)
+    return tuple(o.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
+
+
+def _gradients_fake(grad_y, o, gate, weight, eps, activation, backend):
+    return tuple(
+        o.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in (o, gate, weight)
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.rest = *inputs[3:5], inputs[6]
+
+
+def _backward(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
+    tensors = ctx.saved_tensors
+    grads = gated_norm_backward(grad_y, *tensors, *ctx.rest)
+    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), None, None, None, None
+
+
+gated_norm_backward = define("gated_norm_backward", _gradients, _gradients_fake)
+gated_norm_forward = differentiable(define("gated_norm_forward", _forward, _forward_fake), _save, _backward, inputs=3)

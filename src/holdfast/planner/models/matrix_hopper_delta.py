@@ -1,0 +1,114 @@
+"""The delta rule on Hopper: all chunks' inverses in one launch, then a persistent block a (sequence, head, columns)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+from itertools import product
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+
+from . import matrix_triton_delta, ranked
+from .matrix_hopper import CHUNK, tile
+
+# columns of v whose state four warps hold
+COLUMNS = 64
+STAGES = 3
+# beside them: four warps multiply keys with queries, one copies, one has the gates, two fill up the group of four
+SCORE_WARPS, OTHER_WARPS = 4, 4
+# barriers, and what the compiler aligns
+SCRATCH = 1024
+# registers of a warp that prepares a chunk
+PREPARE_REGISTERS = 152
+# seconds, H200, docs/lab-notes.md: of a wave of warps that prepare; of a chunk of the sweep, and of one without
+# outputs, by columns of v a block; of either before its first and after its last chunk; of a segment in the scan
+PREPARE_SECONDS = 1.1e-5
+SWEEP_SECONDS = {64: 1.2e-6, 128: 1.85e-6}
+ADVANCE_SECONDS = {64: 0.75e-6, 128: 1.15e-6}
+FILL_SECONDS = 1.0e-5
+SCAN_SECONDS = 2.9e-6
+# columns of the state that a program of the scan carries
+COMPOSED = 16
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans, the fastest first.
+
+    values, forward: columns of v a block; stages of tiles in flight; span, chunks that a block walks over: with fewer
+    than the sequence has, the states that enter its segments are found first, by blocks of state_columns. Backward,
+    those of the Triton kernels.
+    """
+    if direction == "backward":
+        found = matrix_triton_delta.candidates(problem, device, direction)
+        return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
+    return ranked(_candidates(problem, device))
+
+
+def _spans(problem: Problem, device: Device) -> Iterator[int]:
+    """The whole sequence, and segments of it as long as blocks are too few for the device."""
+    chunks = max(1, -(-problem["T"] // CHUNK))
+    pairs, segments = problem["B"] * problem["H"], 1
+    yield chunks
+    while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
+        segments *= 2
+        yield -(-chunks // segments)
+
+
+def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
+    prepared = _prepare(problem, device)
+    widths = (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,)
+    for span in _spans(problem, device):
+        segments = -(-problem["T"] // (span * CHUNK))
+        for columns, state_columns in product(widths, widths if segments > 1 else widths[:1]):
+            values = (("columns", columns), ("state_columns", state_columns), ("stages", STAGES), ("span", span))
+            launches = [prepared]
+            if segments > 1:
+                launches += [_sweep(problem, device, state_columns, span, False), _scan(problem, device, segments)]
+            launches.append(_sweep(problem, device, columns, span, True))
+            if None not in launches:
+                yield replace(reduce(lambda before, after: after.after(before), launches), plan=Plan("hopper", values))
+
+
+def _prepare(problem: Problem, device: Device) -> Candidate | None:
+    """The launch of hopper_delta_prepare.py."""
+    pairs, chunks = problem["B"] * problem["H"], -(-problem["T"] // CHUNK)
+    wide = tile(problem["K"])
+    grid = Grid(pairs * chunks, 32, PREPARE_REGISTERS, 2 * CHUNK * wide + SCRATCH)
+    if not grid.fits(device):
+        return None
+    keys = 2 * problem["K"] * problem["Hq"] / problem["H"]
+    moved = int(pairs * problem["T"] * (keys + 2 * CHUNK + 8))
+    operations = grid.blocks * 2 * CHUNK * CHUNK * (wide + CHUNK)
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=PREPARE_SECONDS)
+
+
+def _sweep(problem: Problem, device: Device, columns: int, span: int, outputs: bool) -> Candidate | None:
+    """One launch of hopper_delta_sweep.py; without outputs, for the states and transitions of segments."""
+    wide, consumers = tile(problem["K"]), columns // COLUMNS
+    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
+    chunks = -(-problem["T"] // CHUNK)
+    segments = max(1, -(-chunks // span))
+    slices = -(-V // columns) + (0 if outputs else -(-K // columns))
+    warps = 4 * consumers + OTHER_WARPS + outputs * SCORE_WARPS
+    elements = CHUNK * (STAGES * (wide + columns + CHUNK + outputs * (wide + CHUNK)) + outputs * columns)
+    shared = 2 * elements + STAGES * 4 * CHUNK * 4 + SCRATCH
+    grid = Grid(pairs * slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    if not grid.fits(device):
+        return None
+    keys = K * problem["Hq"] / problem["H"] * (2 if outputs else 1)
+    states = 4 * pairs * segments * K * (2 * V if outputs else V + K)
+    moved = int(pairs * problem["T"] * 2 * (keys + V * (2 if outputs else 1) + CHUNK)) + states
+    # of a chunk: keys and queries with the state, A, scores with what is written, and what is written with keys
+    products = columns * ((2 + outputs) * wide + (1 + outputs) * CHUNK) + outputs * CHUNK * wide
+    operations = grid.blocks * span * 2 * CHUNK * products
+    seconds = (SWEEP_SECONDS if outputs else ADVANCE_SECONDS)[columns]
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=FILL_SECONDS + span * seconds)
+
+
+def _scan(problem: Problem, device: Device, segments: int) -> Candidate:
+    """The launch of hopper_delta_compose.py."""
+    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
+    blocks = -(-V // COMPOSED)
+    grid = Grid(pairs * blocks, 256, 255, 2**17)
+    moved = 4 * pairs * segments * K * (2 * V + K)
+    operations = 3 * 2 * pairs * blocks * segments * tile(K) ** 2 * COMPOSED
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=segments * SCAN_SECONDS)

@@ -1,0 +1,93 @@
+"""The low-rank scan of states in Gluon without a Hopper: right on the emulator, compiled without spilling, refusals."""
+
+import pytest
+import torch
+
+from holdfast.kernels.diagonal.chunked_inter_chunk_scan import ChunkedInterChunkScan
+from holdfast.kernels.diagonal.hopper_inter_chunk_scan import HopperInterChunkScan
+from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
+from holdfast.planner import Device, Problem
+from holdfast.planner.models import inter_chunk_hopper
+
+pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
+
+from gluon_emulator import Emulated
+from kernels.diagonal import states_parity
+from parity import relative_error
+from triton_compile import compile_for
+
+
+def problem(dtype="bfloat16", *traits, **sizes):
+    sizes = {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64} | sizes
+    return Problem("inter_chunk_scan", "diagonal", dtype, tuple(sizes.items()), frozenset(traits))
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "vector", "rank", "packed", "keys", "values"),
+    [
+        (torch.float32, False, 4, None, 64, 32),
+        (torch.bfloat16, True, 1, [0, 0, 2, 7, 7], 32, 48),
+        (torch.float16, True, 16, None, 16, 16),
+        (torch.bfloat16, False, 2, None, 128, 16),
+    ],
+)
+def test_the_kernel_is_right_on_the_emulator(dtype, vector, rank, packed, keys, values, early, monkeypatch):
+    from holdfast.kernels.diagonal import hopper_states
+
+    monkeypatch.setattr(hopper_states, "low_rank_forward", Emulated(hopper_states.low_rank_forward, early))
+    shape = {"batch": 1, "sequences": len(packed) - 1} if packed else {}
+    given = states_parity.call(dtype, vector, rank, chunks=7, heads=2, keys=keys, values=values, **shape)
+    cu_seqlens = torch.tensor(packed) if packed else None
+    h, final = HopperInterChunkScan().forward(states_parity.hopper(), given, cu_seqlens)
+    exact = InterChunkCall(*(None if x is None else x.double() for x in given))
+    right, last = ChunkedInterChunkScan().forward(states_parity.hopper(), exact, cu_seqlens)
+    assert relative_error(h.double(), right) <= states_parity.LIMITS[dtype] / 2
+    assert relative_error(final.double(), last) <= 1e-6
+
+
+@pytest.mark.parametrize(("rank", "scalar", "dtype"), [(4, True, torch.bfloat16), (16, False, torch.float32)])
+def test_the_kernel_compiles_without_spilling(rank, scalar, dtype):
+    from holdfast.kernels.diagonal import hopper_states
+
+    given = dict.fromkeys(("states", "W", "Y", "o"), dtype) | dict.fromkeys(("decay", "final"), torch.float32)
+    given |= {"initial": None, "bounds": None, "chunks": 64, "heads": 16, "keys": 64, "values": 64}
+    given |= {
+        "SCALAR": scalar,
+        "RANK": rank,
+        "BLOCK_V": inter_chunk_hopper.COLUMNS,
+        "STAGES": inter_chunk_hopper.STAGES,
+    }
+    made = compile_for(hopper_states.low_rank_forward, 90, given, num_warps=2)
+    assert made.stack == 0
+    assert "cp.async.ca.shared.global" not in made.ptx
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "reason"),
+    [
+        (problem(), "a100", "it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {name}"),
+        (problem(), "h200", "it serves low ranks only"),
+        (problem("bfloat16", "low_rank", r=3), "h200", "W and Y have a rank of 1, 2, 4, 8, 16; got 3"),
+        (problem("bfloat16", "low_rank", r=4, K=48), "h200", "it takes K of 16, 32, 64, 128; got 48"),
+        (
+            problem("bfloat16", "low_rank", r=4, V=72),
+            "h200",
+            "it copies 16 columns at a time: V must be a multiple; got 72",
+        ),
+        (problem("float64", "low_rank", r=4), "h200", "it takes float32, bfloat16, float16; got float64"),
+        (problem("bfloat16", "low_rank", r=4), "h200", None),
+    ],
+)
+def test_reasons(given, device, reason):
+    device = Device.named(device)
+    assert HopperInterChunkScan().reject(given, device) == (reason and reason.format(name=device.name))
+
+
+@pytest.mark.parametrize("rank", inter_chunk_hopper.RANKS)
+@pytest.mark.parametrize("keys", inter_chunk_hopper.KEYS)
+def test_every_shape_has_a_plan(rank, keys):
+    given = problem("float32", "low_rank", "needs_grad", r=rank, K=keys)
+    for direction in ("forward", "backward"):
+        found = inter_chunk_hopper.candidates(given, Device.named("h200"), direction)
+        assert {candidate.plan.backend for candidate in found} == {"hopper"}

@@ -1,0 +1,134 @@
+"""The vector-decay kernels on an NVIDIA GPU: right at every size, dtype and decay, safe to repeat and to capture."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.recurrences import RECURRENCES, Draw, Sizes
+from parity import leaves, relative_error, values_and_grads, with_grad
+
+pytestmark = pytest.mark.gpu
+TESTS = Path(__file__).parents[1]
+USUAL = {"H": 4, "Hq": 4, "K": 64, "V": 64, "dtype": torch.bfloat16}
+PACKED = (0, 0, 1, 64, 300, 1000, 1000)
+# name -> (arguments of gla_parity.example, offsets, whether a gradient comes through the final state)
+CASES = {
+    "bfloat16": ({"B": 2, "T": 1000} | USUAL, None, True),
+    "one token": ({"B": 2, "T": 1} | USUAL, None, True),
+    "float16": ({"B": 2, "T": 1000} | USUAL | {"dtype": torch.float16}, None, True),
+    "float32": ({"B": 2, "T": 1000} | USUAL | {"dtype": torch.float32}, None, True),
+    "128 columns": ({"T": 4095, "g": "weak", "beta": False} | USUAL | {"K": 128, "V": 128}, None, True),
+    "128 columns, whole chunks": ({"T": 1024, "beta": False} | USUAL | {"K": 128, "V": 128}, None, True),
+    "narrow, grouped": ({"T": 300} | USUAL | {"Hq": 2, "K": 24, "V": 40}, None, True),
+    "16 x 256": ({"T": 300} | USUAL | {"K": 16, "V": 256}, None, True),
+    "256 x 128, float32": ({"T": 300} | USUAL | {"K": 256, "V": 128, "dtype": torch.float32}, None, True),
+    "packed": ({"T": 1000} | USUAL, PACKED, True),
+    "channels that decay by -50": ({"T": 1000, "g": "channels"} | USUAL, None, True),
+    "resets, decays in bfloat16": ({"T": 1000, "g": "resets", "decays": torch.bfloat16} | USUAL, None, True),
+    # their gradient of the order of 1e-22 is right; rounding of one through the last state would drown it
+    "decays of fifty": ({"T": 300, "g": "strong", "state": False} | USUAL, None, False),
+    "131072 tokens": ({"T": 131072} | USUAL | {"H": 1, "Hq": 1}, None, True),
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """name -> a child process that prints the case's errors: they compile side by side."""
+    environment = os.environ | {"PYTHONPATH": f"{TESTS.parent / 'src'}:{TESTS}"}
+    children = {}
+    for name, case in CASES.items():
+        code = f"import torch\nfrom kernels.matrix.gla_parity import on_gpu\non_gpu(*{case!r})"
+        children[name] = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    yield children
+    for child in children.values():
+        child.kill()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parity(found, name):
+    """At most twice the error of the PyTorch path in the same dtype.
+
+    That path's products are in float32 whatever the dtype, so that its states and gates' gradients, which are float32,
+    carry no rounding of operands: of those the bound is that of the output. In float32 the kernels' products are of
+    three TF32 products each, exact to 2^-22 where float32 is to 2^-24: 1e-6 whatever that path's error. dg may have
+    8e-3 in half precision, as where one decay serves a head.
+    """
+    printed, complaint = found[name].communicate(timeout=150)
+    assert found[name].returncode == 0, complaint
+    errors = json.loads(printed.splitlines()[-1])
+    half = CASES[name][0]["dtype"] != torch.float32
+    for each, (mine, theirs) in errors.items():
+        floor = (8e-3 if each == "dg" else 0.0) if half else 1e-6
+        assert mine <= max(2 * theirs, 2 * errors["o"][1], floor), (each, errors)
+
+
+def arguments(**sizes):
+    sizes = {"B": 2, "T": 130, "H": 4, "K": 64, "V": 64} | sizes
+    return RECURRENCES["gla"].example(Draw(0, torch.bfloat16, device="cuda"), Sizes(**sizes))
+
+
+def run(a):
+    return holdfast.gla(**a, output_final_state=True, backend="triton")
+
+
+def test_runs_repeat_bit_for_bit():
+    first, second = (values_and_grads(run, arguments()) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def test_it_is_chosen():
+    a = arguments(T=1000)
+    chosen, _ = holdfast.gla(**a)
+    named, _ = holdfast.gla(**a, backend="triton")
+    assert torch.equal(chosen, named)
+
+
+def test_permuted_inputs():
+    a = arguments()
+    apart = {name: x.movedim(1, 2).contiguous().movedim(2, 1) if x.dim() == 4 else x for name, x in a.items()}
+    assert all(torch.equal(x, y) for x, y in zip(values_and_grads(run, a), values_and_grads(run, apart), strict=True))
+
+
+def test_compiles_as_one_graph():
+    a = arguments()
+    torch._dynamo.reset()
+    compiled = torch.compile(holdfast.gla, fullgraph=True, backend="aot_eager")
+    eager = values_and_grads(run, a)
+    graph = values_and_grads(lambda b: compiled(**b, output_final_state=True, backend="triton"), a)
+    assert all(relative_error(x, y) <= 1e-6 for x, y in zip(graph, eager, strict=True))
+
+
+def test_a_captured_graph():
+    a = with_grad(arguments())
+
+    def both():
+        o, state = run(a)
+        return [o, state, *torch.autograd.grad([o, state], leaves(a), [torch.ones_like(o), torch.ones_like(state)])]
+
+    expected = both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both()
+    for _ in range(2):
+        with torch.no_grad():
+            for x in found:
+                x.zero_()
+        graph.replay()
+        assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+def test_a_vector_decay_in_ssd():
+    a = RECURRENCES["ssd"].example(Draw(0, device="cuda"), Sizes(B=1, T=130, H=4, Hq=2, K=64, V=64))
+    a["A"] = a["A"][:, None] * torch.rand(4, 64, device="cuda")
+    mine = values_and_grads(lambda b: holdfast.ssd(**b, output_final_state=True, backend="triton"), a)
+    theirs = values_and_grads(lambda b: holdfast.ssd(**b, output_final_state=True, backend="chunked"), a)
+    assert all(relative_error(x.double(), y.double()) <= 5e-6 for x, y in zip(mine, theirs, strict=True))

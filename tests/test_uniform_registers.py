@@ -1,0 +1,27 @@
+"""What ptxas made of a kernel that failed on a GPU is found; what is right is not."""
+
+from uniform_registers import unset_in
+
+PROLOGUE = """
+        /*0010*/                   UIADD3 UR10, UR4, 0x10000, URZ ;
+        /*0020*/                   USHF.R.U32.HI UR42, URZ, 0x4, UR10 ;
+        /*0030*/              @!UP1 UIADD3 UR46, UP0, {}, 0x20, URZ ;
+        /*0040*/                   UMOV UR43, 0xc0000010 ;
+        /*0050*/                   UIMAD.WIDE.U32 UR44, UR42, UR10, URZ ;
+        /*0060*/                   UMOV UR47, UR45 ;
+        /*0070*/                   HGMMA.64x16x16.F32.BF16 R56, gdesc[UR44].tnspB, RZ, !UPT, gsb0 ;
+        /*0080*/                   HGMMA.64x64x16.F32.BF16 R24, R148, gdesc[UR44], R24, gsb0 ;
+        /*0090*/                   LDG.E R2, desc[UR42][R2.64] ;
+"""
+
+
+def test_a_descriptor_that_is_never_set_is_found():
+    good = "R2UR UR4, R1 ;\n" + PROLOGUE
+    assert list(unset_in(good.format("UR42"))) == []
+    assert list(unset_in(good.format("UR46"))) == ["@!UP1 UIADD3 UR46, UP0, UR46, 0x20, URZ"]
+
+
+def test_a_product_reads_two_descriptors_of_memory_and_one_beside_registers():
+    product = "UMOV UR10, 0x1 ;\nUMOV UR11, 0x1 ;\nHGMMA.64x64x16.F32.BF16 R24, {}, R24, gsb0 ;"
+    assert list(unset_in(product.format("R148, gdesc[UR8]"))) == []
+    assert len(list(unset_in(product.format("gdesc[UR8].tnspA.tnspB")))) == 1
