@@ -2,7 +2,8 @@
 
 What a kernel computes, where it reads and writes and in which order is checked; layouts, threads and barriers between
 them are not. Copies into shared memory are as late as they may be, at the wait for them, and their destination holds
-NaN until then; with early=True they are there as soon as they start, over whatever was still to be read.
+NaN until then, and beyond that where they are masked; with early=True they are there as soon as they start, over
+whatever was still to be read.
 """
 
 import builtins
@@ -64,6 +65,9 @@ class Value:
         if bitcast:
             return Value(self.data.contiguous().view(dtype.torch))
         return Value(self.data.to(dtype.torch))
+
+    def permute(self, order: tuple[int, ...]) -> "Value":
+        return Value(self.data.permute(order))
 
     def __getitem__(self, key: Any) -> "Value":
         return Value(self.data[key])
@@ -263,6 +267,11 @@ def scan(x: Value, axis: int, combine: Callable[[Value, Value], Value]) -> Value
     return Value(torch.stack([value.data for value in found]))
 
 
+def _absent(tile: Shared) -> float:
+    """What a tile holds that has not been copied, or was masked."""
+    return math.nan if tile.data.is_floating_point() else -1
+
+
 class _Copies:
     """Asynchronous copies, in groups."""
 
@@ -271,9 +280,9 @@ class _Copies:
 
     def async_copy_global_to_shared(self, tile: Shared, pointer: Pointer, mask: Any = None) -> None:
         if self.early:
-            tile.store(load(pointer, mask))
+            tile.store(load(pointer, mask, _absent(tile)))
             return
-        tile.data.fill_(math.nan if tile.data.is_floating_point() else -1)
+        tile.data.fill_(_absent(tile))
         self.open.append((tile, pointer, mask))
 
     def commit_group(self) -> None:
@@ -283,7 +292,7 @@ class _Copies:
     def wait_group(self, outstanding: int) -> None:
         while len(self.groups) > outstanding:
             for tile, pointer, mask in self.groups.pop(0):
-                tile.store(load(pointer, mask))
+                tile.store(load(pointer, mask, _absent(tile)))
 
 
 class _Language(types.SimpleNamespace):

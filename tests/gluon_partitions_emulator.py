@@ -2,7 +2,8 @@
 
 With gluon_emulator.py's operations. What runs by itself is done as badly as it may be: a TMA copy into shared memory
 overwrites what is there as soon as it starts, one out of it reads no sooner than at the wait for it, and so does a
-product, whose result is NaN until then. What a barrier waits for has to happen within seconds.
+product, whose result is NaN until then. What a barrier waits for has to happen within seconds. No element of a result
+may be written twice: results are to hold NaN beforehand, as conftest.py fills new memory.
 """
 
 import math
@@ -14,7 +15,7 @@ import torch
 from triton.language.core import constexpr
 from triton.runtime.jit import JITFunction
 
-from gluon_emulator import DType, Pointer, Shared, Value, _Language, _raw, load
+from gluon_emulator import DType, Pointer, Shared, Value, _Language, _raw, load, store
 
 _SECONDS = 20
 _BARRIERS = "barriers"
@@ -102,6 +103,7 @@ class _Hopper:
             _Barriers(self.block, shape[0]) if layout == _BARRIERS else allocate(dtype, shape, layout)
         )
         language.load = lambda pointer, mask=None, other=None: load(pointer, mask, 0 if other is None else other)
+        language.store = _store
         language.exp2 = lambda x: Value(torch.exp2(_raw(x)))
         language.reshape = lambda x, shape: Value(x.data.reshape(shape))
         language.convert_layout = lambda x, layout: x
@@ -126,6 +128,7 @@ class _Hopper:
             "tma_store_wait": self.tma_store_wait,
             "warpgroup_mma": self.warpgroup_mma,
             "warpgroup_mma_wait": self.warpgroup_mma_wait,
+            "mma_v2": _mma,
             # shuffles between lanes, which are not emulated
             "parts_of_columns": lambda x, warps: Value(x.data.view(warps, -1, x.shape[1]).sum(1)),
         }
@@ -162,7 +165,12 @@ class _Hopper:
 
     def tma_store(self, tiles: Tiles, corner: list[Any], source: Shared) -> None:
         here, there = tiles.at(corner)
-        self.block.mine.stores.append(lambda: here.copy_(source.data[there]))
+
+        def write() -> None:
+            assert here.isnan().all(), "written twice"
+            here.copy_(source.data[there])
+
+        self.block.mine.stores.append(write)
 
     def tma_store_wait(self, outstanding: int) -> None:
         stores = self.block.mine.stores
@@ -186,6 +194,16 @@ class _Hopper:
         while len(products) > outstanding:
             products.pop(0)()
         return deps if len(deps) > 1 else next(iter(deps), None)
+
+
+def _mma(a: Value, b: Value, sum_: Value) -> Value:
+    return Value((a.data.double() @ b.data.double() + sum_.data.double()).float())
+
+
+def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+    if pointer.storage.is_floating_point():
+        assert load(pointer, mask, math.nan).data.isnan().all(), "written twice"
+    store(pointer, value, mask)
 
 
 def _scan(x: Value, axis: int, combine: Any, reverse: bool = False) -> Value:

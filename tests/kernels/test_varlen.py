@@ -22,5 +22,5 @@ def test_offsets_are_not_read_in_a_capture(capturing):
 
 def test_the_step_loop_does_not_read_resets_in_a_capture(capturing):
     call = SimpleNamespace(reset=SimpleNamespace(is_cuda=True))
-    with pytest.raises(RuntimeError, match="reset: the loop backend reads it on the host"):
+    with pytest.raises(RuntimeError, match="reset: this backend reads it on the host"):
         loop._resets(call, None)

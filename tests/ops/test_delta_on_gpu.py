@@ -37,11 +37,13 @@ def assert_parity(call, packed=None, ends=True, **changes):
     """At most twice the error of the PyTorch path in the same dtype.
 
     That path's products are in float32 whatever the dtype, so that its states and gates' gradients, which are float32,
-    carry no rounding of operands: of those the bound is that of the output.
+    carry no rounding of operands: of those the bound is that of the output. In float32 the kernels' products are of
+    three TF32 products each, exact to 2^-22 where float32 is to 2^-24: 1e-6 whatever that path's error, 2e-6 for dg.
     """
     found = errors(call, plans(call, packed is not None, **changes), packed, device="cuda", exact=Chunked, ends=ends)
     for name, (mine, theirs) in found.items():
-        assert mine <= 2 * max(theirs, found["o"][1]), (name, found)
+        floor = 0.0 if call.v.dtype != torch.float32 else 2e-6 if name == "dg" else 1e-6
+        assert mine <= max(2 * theirs, 2 * found["o"][1], floor), (name, found)
 
 
 def test_the_widths_of_a_model():
@@ -72,7 +74,8 @@ def test_no_decay(g):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_dtypes(dtype):
-    assert_parity(example(B=2, T=304, H=4, Hq=2, K=32, V=32, dtype=dtype))
+    # whole chunks of grouped heads: the states lie in the memory of the gradients' float32 parts
+    assert_parity(example(B=2, T=320, H=4, Hq=2, K=32, V=32, dtype=dtype))
 
 
 def test_packed():
@@ -102,9 +105,11 @@ def test_memory_at_proposal_039s_shape():
     forward, backward = plans(call)
     o = TritonDelta().forward(forward, call, None)
     grads = TritonDelta().backward(backward, call, None, grad_o, None)
+    # read before the checks below, whose temporaries are larger than what is left of the bound
+    most = torch.cuda.max_memory_allocated() - before
     assert o[0].isfinite().all()
     assert all(x is None or x.isfinite().all() for x in grads[0])
-    assert torch.cuda.max_memory_allocated() - before <= 700 << 20
+    assert most <= 700 << 20
 
 
 def arguments_of(name, seed=0, **sizes):

@@ -36,7 +36,7 @@ def gated_rms_norm(
 
         y = o / sqrt(mean(o^2) + eps) * weight * activation(gate)
 
-    The mean is over D. In float32 (float64 for float64 inputs), each tensor read and written once.
+    The mean is over D. In float32 (float64 for float64 inputs); `triton` reads and writes each tensor once.
 
     Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization (arXiv:1910.07467), a head at a time and with
     the swish output gate of Sun et al. 2023, Retentive Network (arXiv:2307.08621), eq. 8.

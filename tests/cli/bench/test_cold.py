@@ -123,7 +123,9 @@ def test_a_child_says_how_long_its_first_call_took(tmp_path):
 @pytest.mark.slow
 def test_a_child_without_a_first_call(tmp_path, monkeypatch):
     # refused is no death
-    assert first_call(SCAN, SCAN_PEER, CPU, tmp_path / "1", 120) == First(None)
+    refused = first_call(SCAN, SCAN_PEER, CPU, tmp_path / "1", 120)
+    assert refused == First(None, why=refused.why)
+    assert "GPU" in refused.why
     slow = first_call(SCAN, HoldfastRunner("chunked"), CPU, tmp_path / "2", 0.01)
     assert slow.died == "the first call took more than 0 s"
     monkeypatch.setattr(cold.sys, "executable", str(Path(__file__).parent / "no_such_python"))

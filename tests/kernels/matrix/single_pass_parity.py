@@ -46,17 +46,30 @@ def example(
             uniform(B, T, H) < 0.2, -torch.inf, torch.where(uniform(B, T, H) < 0.2, -50.0, -0.01 * uniform(B, T, H))
         ),
     }
-    return MatrixCall(
+    call = MatrixCall(
         normal(B, T, Hq, K).to(dtype),
         (normal(B, T, Hq, K) * K**-0.5).to(dtype),
         normal(B, T, H, V).to(dtype),
         decays[g]() if g else None,
         uniform(B, T, H) if beta else None,
-        0.5 * uniform(B, T, H) + 0.01 if norm else None,
+        0.5 * uniform(B, T, H) + 0.5 if norm else None,
         normal(sequences, H, K, V + norm) if state else None,
         K**-0.5,
         1e-6,
     )
+    return apart(call, packed) if norm else call
+
+
+def apart(call: MatrixCall, packed) -> MatrixCall:
+    """The call with floors that the rounding of a normaliser does not pass: the gradient jumps where they are equal."""
+    floors = moved(call, "cpu", torch.float64)
+    ones = torch.ones_like(floors.v[..., :1])
+    state = None if call.initial_state is None else floors.initial_state[..., -1:]
+    plain = floors._replace(v=ones, norm_floor=None, initial_state=state)
+    segments = Plan("chunked", (("chunk", 64), ("segment", 1024)))
+    norm = Chunked().forward(segments, plain, torch.tensor(packed) if packed else None)[0][..., 0].abs()
+    near = (norm - floors.norm_floor).abs() < 0.05
+    return call._replace(norm_floor=torch.where(near, norm + 0.1, floors.norm_floor).to(call.norm_floor.dtype))
 
 
 def moved(call: MatrixCall, device: str, dtype: torch.dtype | None = None) -> MatrixCall:

@@ -58,7 +58,7 @@ def test_a_gluon_of_other_names_is_refused(monkeypatch):
     monkeypatch.delattr(common, "gluon")
     monkeypatch.setattr(hopper, "tma", SimpleNamespace())
     # not what this process has found out already
-    monkeypatch.setattr(hopper_backend, "_without_gluon", hopper_backend._without_gluon.__wrapped__)
+    monkeypatch.setattr(hopper_backend, "without_gluon", hopper_backend.without_gluon.__wrapped__)
     assert "Triton's Gluon" in Hopper().reject(problem(), H200)
 
 

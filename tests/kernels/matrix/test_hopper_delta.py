@@ -230,7 +230,7 @@ def test_the_same_precision_is_near_the_truth():
 )
 def test_right_on_a_cpu(given, columns, state_columns, span, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    import gluon_on_cpu
+    import gluon_partitions_emulator
     from holdfast.kernels.matrix import hopper_delta_launch
 
     def compose(kernel, blocks, tensors, *_):
@@ -241,7 +241,7 @@ def test_right_on_a_cpu(given, columns, state_columns, span, monkeypatch):
             state = transition[:, segment] @ state + local[:, segment]
         last.copy_(state)
 
-    monkeypatch.setattr(hopper_delta_launch, "launch", gluon_on_cpu.launch)
+    monkeypatch.setattr(hopper_delta_launch, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", compose)
     assert_right(example(**{"B": 1, "H": 1} | given), columns=columns, state_columns=state_columns, span=span)
 

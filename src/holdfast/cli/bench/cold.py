@@ -40,10 +40,12 @@ LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """seconds: of the first call, None where it did not end well. died: how, if that would have ended this process."""
+    """seconds: of the first call, None where it did not end well. died: how, if that would have ended this process.
+    why: what was said where it only failed or was refused."""
 
     seconds: float | None
     died: str = ""
+    why: str = ""
 
 
 Firsts = dict[tuple[Case, str], First]
@@ -88,8 +90,12 @@ def first_call(case: Case, runner: Runner, device: torch.device, folder: Path, l
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [""]
         return First(None, f"the first call ended its process: {_ended(done.returncode)} {last[0]}"[:300])
-    seconds = json.loads(done.stdout.strip().splitlines()[-1]).get("seconds")
-    return First(None if extension and _extensions() == before else seconds)
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    if "seconds" not in said:
+        return First(None, why=next(iter(said.values())))
+    if extension and _extensions() == before:
+        return First(None, why="its extension was there already")
+    return First(said["seconds"])
 
 
 def _extensions() -> set[Path]:
@@ -145,7 +151,7 @@ def first_calls(
             case, runner = order[number]
             first = first_call(case, runner, device, Path(root) / str(number), limit)
             found[case, runner.name] = first
-            took = first.died or ("not measured" if first.seconds is None else f"{first.seconds:.1f} s")
+            took = first.died or (f"not measured: {first.why}" if first.seconds is None else f"{first.seconds:.1f} s")
             each(f"{case.op} {case.shape} {case.passes} {runner.name}: {took}")
 
         with ThreadPoolExecutor(side_by_side) as pool:

@@ -40,7 +40,7 @@ class Fused:
         if problem.dtype not in ("bfloat16", "float16"):
             return f"needs bfloat16 or float16 inputs, for tensor cores; got {problem.dtype}"
         if problem.varlen and "initial_state" in problem.traits:
-            return "takes packed sequences (cu_seqlens) without initial_state alone"
+            return "takes packed sequences (cu_seqlens) only without initial_state"
         if 0 in (problem["B"], problem["T"], problem["H"], problem["D"]):
             return "an empty call has nothing to run"
         if problem["H"] > MOST_HEADS:
@@ -54,8 +54,8 @@ class Fused:
         for direction in ("forward", "backward") if problem.needs_grad else ("forward",):
             if not self.candidates(problem, device, direction):
                 return (
-                    f"R of one head ({problem['Gr']} x {problem['D']} x {problem['D']}) is too large for the chip, "
-                    f"{direction} pass"
+                    f"R of one head ({problem['Gr']} x {problem['D']} x {problem['D']}) is too large for the chip "
+                    f"at a batch of {problem['B']}, {direction} pass"
                 )
         return None
 

@@ -189,7 +189,7 @@ def _resets(call: DenseCall, time: Timeline) -> list[Tensor | None] | None:
     if call.reset is None:
         return None
     if call.reset.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("reset: the loop backend reads it on the host, which a CUDA graph cannot capture")
+        raise RuntimeError("reset: this backend reads it on the host, which a CUDA graph cannot capture")
     return [rows[:, None, None] if any(rows.tolist()) else None for rows in time.steps(call.reset)]
 
 

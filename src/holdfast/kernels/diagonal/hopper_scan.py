@@ -9,10 +9,7 @@ from holdfast.kernels.common.gluon_support import without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import diagonal_hopper as model
 
-from .triton_scan import Run, TritonScan
-
-# Strides are 32-bit inside a tile.
-_LONGEST_STEP = 2**24
+from .triton_scan import LONGEST_STEP, Run, TritonScan
 
 
 class HopperScan(TritonScan):
@@ -66,6 +63,6 @@ class _Run(Run):
 
 def _tileable(x: Tensor, unit: int) -> Tensor:
     """x, or a copy where its rows are not at multiples of 16 bytes."""
-    steady = all(n % unit == 0 for n in x.stride()[:-1]) and x.stride(1) < _LONGEST_STEP
+    steady = all(n % unit == 0 for n in x.stride()[:-1]) and x.stride(1) < LONGEST_STEP
     ready = steady and x.stride(-1) == 1 and x.data_ptr() % 16 == 0
     return x if ready else x.clone(memory_format=torch.contiguous_format)

@@ -18,7 +18,7 @@ from holdfast.planner.models import diagonal_scan as model
 from holdfast.recurrences.definition import DiagonalCall
 
 # Offsets inside a tile are 32-bit: a tile has 128 steps at most.
-_LONGEST_STEP = 2**24
+LONGEST_STEP = 2**24
 
 # of a, x, theta and the initial state
 Grads = tuple[Tensor, Tensor, Tensor | None, Tensor]
@@ -102,9 +102,7 @@ class Run:
         return torch.empty(*lead, self.channels, dtype=torch.float32, device=self.call.x.device)
 
     def _rows(self, x: Tensor) -> Tensor:
-        return (
-            x if x.stride(-1) == 1 and x.stride(1) < _LONGEST_STEP else x.clone(memory_format=torch.contiguous_format)
-        )
+        return x if x.stride(-1) == 1 and x.stride(1) < LONGEST_STEP else x.clone(memory_format=torch.contiguous_format)
 
     def _words(self, x: Tensor) -> Tensor:
         """x [B, T, D] as [B, T, D/2] words of two neighbours each."""

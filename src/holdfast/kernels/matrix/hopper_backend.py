@@ -5,12 +5,11 @@ it finds the states anew, so that none is kept from the forward pass. The adjoin
 gradient of the initial state.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from holdfast.kernels.common import varlen
+from holdfast.kernels.common.gluon_support import without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import matrix_hopper as model
 from holdfast.recurrences.definition import MatrixCall
@@ -42,7 +41,7 @@ class Hopper:
             # without gradients V is cut into slices
             if size > model.WIDEST and (name == "K" or problem.needs_grad):
                 return f"its registers hold a state of {model.WIDEST} x {model.WIDEST}; got {name} = {size}"
-        return _without_gluon()
+        return without_gluon()
 
     def takes(self, call: MatrixCall) -> bool:
         return not call.delta
@@ -117,17 +116,6 @@ class Hopper:
             q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, last, cu_seqlens
         )
         return [_ungroup(dq, q), _ungroup(dk, k), dv, dg, dbeta, None], grad_state
-
-
-@cache
-def _without_gluon() -> str | None:
-    """Why the kernels cannot be built on this machine, or None if they can."""
-    try:
-        from holdfast.kernels.common import gluon  # noqa: F401
-    # names inside its modules have changed before
-    except (ImportError, AttributeError) as missing:
-        return f"it needs Triton's Gluon as of 3.6 or newer: {missing}"
-    return None
 
 
 def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:

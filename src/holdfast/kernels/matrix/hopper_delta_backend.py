@@ -7,6 +7,7 @@ from holdfast.kernels.common.gluon_support import without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import matrix_hopper_delta as model
 from holdfast.planner.models.matrix_hopper import WIDEST
+from holdfast.planner.models.matrix_triton_delta import WIDEST as GRADIENTS_WIDEST
 from holdfast.recurrences.definition import MatrixCall
 
 # tokens that the grid of hopper_delta_prepare.py has room for
@@ -37,6 +38,8 @@ class HopperDelta:
                 return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {problem[name]}"
         if problem["K"] > WIDEST:
             return f"its registers hold a state of {WIDEST} rows; got K = {problem['K']}"
+        if problem.needs_grad and problem["V"] > GRADIENTS_WIDEST:
+            return f"its gradients take a V up to {GRADIENTS_WIDEST}; got {problem['V']}"
         if problem["T"] > LONGEST:
             return f"a grid has an axis of 65535 chunks at most: it needs a T up to {LONGEST}; got {problem['T']}"
         return without_gluon()

@@ -25,7 +25,7 @@ from .triton_sweep import span, tile
 def state_rows(low, high, columns, stride, CHUNK: tl.constexpr):
     """Where a kept state's rows start, in elements from low: the first CHUNK there, the others from high on."""
     apart = (high.to(tl.int64) - low.to(tl.int64)) // (low.dtype.element_ty.primitive_bitwidth // 8)
-    return columns * stride + tl.where(columns < CHUNK, 0, tl.multiple_of(apart, 16) - CHUNK * stride)
+    return columns * stride + tl.where(columns < CHUNK, 0, tl.multiple_of(apart, 8) - CHUNK * stride)
 
 
 @triton.jit

@@ -31,8 +31,9 @@ def chunk_of(slot, cu_seqlens, sequences, T):
             inside = number < sequences
             begins = tl.load(cu_seqlens + number, mask=inside, other=0).to(tl.int64)
             n += tl.sum((inside & (first_slot(number, begins) <= slot)).to(tl.int32), 0)
-        begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
         # wrong offsets must not reach outside of the tensors
+        n = tl.maximum(n, 0)
+        begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
         end = tl.minimum(tl.load(cu_seqlens + n + 1).to(tl.int64), T)
         start = begin + (slot - first_slot(n, begin)) * CHUNK
     count = tl.minimum(tl.maximum(end - start, 0), CHUNK).to(tl.int32)

@@ -14,13 +14,14 @@ STATE_REGISTERS = 64
 # Rounded gradients of the states are kept for one part of the sequence at a time, of at most so many bytes beside the
 # other tensors of the call: 64 MiB at B4 T4096 H32 D128.
 KEPT_BYTES = 64 << 20
-# Estimates from the sweep of matrix_triton_single_pass.py and from instruction counts; no launch was timed. Of a walk's
-# chunk: its products wait for one another, so long whatever their size, and a rate for each warp.
-CHUNK_SECONDS = {"forward": 1.2e-6, "states": 0.8e-6, "reverse": 1.4e-6}
+# Fitted to both passes as a whole on an H200 (gated, K = V = 128, bfloat16: B4 T4096 H32, B1 T4096 H16, B1 T32768 H8);
+# no launch was timed by itself. Of a walk's chunk: its products wait for one another, so long whatever their size, and
+# a rate for each warp.
+CHUNK_SECONDS = {"forward": 1.8e-6, "states": 1.2e-6, "reverse": 2.1e-6}
 WARP_RATE = 3.6e11
 STAGE_FACTORS = {3: 1.0, 2: 1.05, 1: 1.45}
 # a block of the launches over all chunks, from its first load to its last store
-PREPARE_SECONDS, GRADIENT_SECONDS = 8e-6, 6e-6
+PREPARE_SECONDS, GRADIENT_SECONDS = 8e-6, 2.4e-5
 
 
 def padded(width: int) -> int:
