@@ -18,6 +18,8 @@ _UNSERVED = {
     "delta": "the delta rule",
     "decay=vector": "a vector decay",
     "normalizer": "a normaliser",
+    # until tests/kernels/matrix/test_hopper.py's gpu tests of packed sequences have passed
+    "varlen": "packed sequences: its kernels for them have been held against the oracle in an emulator only",
 }
 
 
