@@ -77,7 +77,7 @@ def backward(
         weight = tl.load(weight_ptr + head * D + columns, mask=columns < D, other=0.0).to(tl.float32)
         sums = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for tile in tl.range(part, tiles, stride):
-        rows = tl.arange(0, ROWS) + tile.to(tl.int64) * ROWS
+        rows = tl.arange(0, ROWS) + (tl.zeros([], tl.int64) + tile) * ROWS
         inside = (rows < count)[:, None] & (columns < D)[None, :]
         at = places(rows, head, T, H, o_batch, o_step, o_head, HEADS)
         o = tl.load(o_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
