@@ -44,6 +44,18 @@ def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
     return bounds
 
 
+def on_device(cu_seqlens: Tensor | None, length: int, device: torch.device) -> Tensor | None:
+    """The offsets as a kernel reads them, contiguous on its device; unchecked while a CUDA graph is captured.
+
+    Raises ValueError unless they rise from 0 to length.
+    """
+    if cu_seqlens is None:
+        return None
+    if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
+        sequence_bounds(cu_seqlens, length)
+    return cu_seqlens.to(device).contiguous()
+
+
 def buckets(bounds: Sequence[int], device: torch.device) -> list[Bucket]:
     """Groups the non-empty sequences between the bounds by length, padding at most doubling the tokens."""
     groups: dict[int, list[int]] = {}

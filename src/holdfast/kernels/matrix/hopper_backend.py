@@ -56,7 +56,7 @@ class Hopper:
 
         q, k, v = (launch.tileable(x) for x in call[:3])
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        cu_seqlens = _offsets(call, cu_seqlens)
+        cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
         final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
@@ -73,7 +73,7 @@ class Hopper:
         from . import hopper_launch as launch
 
         q, k, v = (launch.tileable(x) for x in call[:3])
-        cu_seqlens = _offsets(call, cu_seqlens)
+        cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
         shape = _state_shape(call, cu_seqlens)
         sequences, heads, keys, values = shape
         batch, length, device, save = v.shape[0], v.shape[1], v.device, plan["save"]
@@ -123,15 +123,6 @@ class Hopper:
 def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
     sequences = call.v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3]
-
-
-def _offsets(call: MatrixCall, cu_seqlens: Tensor | None) -> Tensor | None:
-    """cu_seqlens on the call's device, checked where the host may read it."""
-    if cu_seqlens is None:
-        return None
-    if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
-        varlen.sequence_bounds(cu_seqlens, call.v.shape[1])
-    return cu_seqlens.to(call.v.device).contiguous()
 
 
 def _contiguous(state: Tensor | None) -> Tensor | None:

@@ -119,10 +119,7 @@ class DeltaPasses:
     @staticmethod
     def of(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "DeltaPasses":
         """Raises ValueError for offsets that do not rise from 0 to T; while a CUDA graph is captured they go unread."""
-        if cu_seqlens is not None:
-            if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
-                varlen.sequence_bounds(cu_seqlens, call.v.shape[1])
-            cu_seqlens = cu_seqlens.to(call.v.device).contiguous()
+        cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
         q, k, v = (_tokenwise(x) for x in call[:3])
         state = None if call.initial_state is None else call.initial_state.contiguous()
         counts = _places(v, plan["chunk"], cu_seqlens)

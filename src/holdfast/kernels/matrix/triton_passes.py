@@ -59,12 +59,8 @@ class Passes:
     def of(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "Passes":
         """Raises ValueError for offsets that do not rise from 0 to T; while a CUDA graph is captured they go unread."""
         batch, length = call.v.shape[:2]
-        sequences = batch
-        if cu_seqlens is not None:
-            if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
-                varlen.sequence_bounds(cu_seqlens, length)
-            sequences = cu_seqlens.shape[0] - 1
-            cu_seqlens = cu_seqlens.to(call.v.device).contiguous()
+        cu_seqlens = varlen.on_device(cu_seqlens, length, call.v.device)
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         segments = plan["segments"]
         unit = plan["chunk"]
         segment = _ceil(_ceil(length, segments), unit) * unit
