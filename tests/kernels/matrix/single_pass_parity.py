@@ -46,22 +46,26 @@ def example(
             uniform(B, T, H) < 0.2, -torch.inf, torch.where(uniform(B, T, H) < 0.2, -50.0, -0.01 * uniform(B, T, H))
         ),
     }
-    call = MatrixCall(
+    return MatrixCall(
         normal(B, T, Hq, K).to(dtype),
         (normal(B, T, Hq, K) * K**-0.5).to(dtype),
         normal(B, T, H, V).to(dtype),
         decays[g]() if g else None,
         uniform(B, T, H) if beta else None,
-        0.5 * uniform(B, T, H) + 0.5 if norm else None,
+        0.5 * uniform(B, T, H) + 0.01 if norm else None,
         normal(sequences, H, K, V + norm) if state else None,
         K**-0.5,
         1e-6,
     )
-    return apart(call, packed) if norm else call
 
 
-def apart(call: MatrixCall, packed) -> MatrixCall:
-    """The call with floors that the rounding of a normaliser does not pass: the gradient jumps where they are equal."""
+def apart(call: MatrixCall, packed=None) -> MatrixCall:
+    """The call with floors of 0.5 and more that the rounding of a 16-bit normaliser does not pass.
+
+    The gradient jumps where the two are equal, and grows without bound where both are near 0: rounding the initial
+    state alone, all else in float64, then moves its gradient by 1.6e-2.
+    """
+    call = call._replace(norm_floor=call.norm_floor + 0.49)
     floors = moved(call, "cpu", torch.float64)
     ones = torch.ones_like(floors.v[..., :1])
     state = None if call.initial_state is None else floors.initial_state[..., -1:]

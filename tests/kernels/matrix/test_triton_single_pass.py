@@ -95,10 +95,11 @@ def test_tensors_that_kernels_cannot_read_are_copied():
     assert run.v.stride(-1) == 1
 
 
-@pytest.mark.parametrize("name", ["o", "dk"])
-def test_compiles_for_one_token_and_one_head(name):
+# dk sums states and pairs apart, in a few numbers more than the registers hold
+@pytest.mark.parametrize(("name", "stack"), [("o", 16), ("dk", 32)])
+def test_compiles_for_one_token_and_one_head(name, stack):
     ones = dict.fromkeys(("T", "H", "tokens", "q_step", "q_head", "kept_offset"), 1)
-    assert compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4).stack <= 32
+    assert compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4).stack <= stack
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 256), (torch.float32, 128)])
