@@ -227,13 +227,13 @@ def test_runners_of_a_case_get_the_same_arguments(roof):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("method", "sizes", "replayed"),
-    [("events", {}, True), ("graph", {}, True), ("events", {"B": 4, "T": 4096, "H": 16, "K": 64, "V": 64}, False)],
+    [("events", {}, True), ("graph", {}, True), ("events", {"B": 16, "T": 4096, "H": 32, "K": 64, "V": 64}, False)],
 )
 def test_a_gpu_is_timed_by_events_or_replays(method, sizes, replayed, roof):
     case = replace(GLA, passes="fwd").with_sizes(dict(GLA.sizes) | sizes)
     row = measure(case, HoldfastRunner("chunked"), torch.device("cuda"), roof, method)
     assert (row.status, row.detail) == ("ok", "")
-    # the small one costs the host more than the device
+    # the small ones cost the host more than the device, on a machine that does other things too
     assert ("replay" in row.method) == replayed
     assert row.memory_bytes > 0
     assert row.host_ms > 0

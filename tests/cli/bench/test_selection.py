@@ -45,3 +45,11 @@ def test_an_unknown_name_is_a_value_error():
     Selection.of("holdfast,-holdfast reference,fla@T4").check([SCAN], "--runners")
     with pytest.raises(ValueError, match=r"--counters: expected some of .* got 'flaa'"):
         Selection.of("flaa@T4").check([SCAN], "--counters")
+
+
+def test_a_backend_of_another_op_may_be_left_out_but_not_asked_for():
+    Selection.of("-holdfast fused").check([SCAN], "--runners")
+    with pytest.raises(ValueError, match="got 'holdfast fused'"):
+        Selection.of("holdfast fused").check([SCAN], "--runners")
+    with pytest.raises(ValueError, match="got 'holdfast fsued'"):
+        Selection.of("-holdfast fsued").check([SCAN], "--runners")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from .case import Case
 from .peers import PEERS, peers_of
 from .subject import Runner, holdfast_runners
+from .suites import SUITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,25 @@ class Selection:
         return bool(matching) or all(item.out for item in self.items)
 
     def check(self, cases: Collection[Case], option: str) -> None:
-        """Raises ValueError for a name that is no peer's and none of these cases' backends'."""
-        known = {peer.name for peer in PEERS} | {runner.name for case in cases for runner in holdfast_runners(case)}
-        starts = {name.split()[0] for name in known}
+        """Raises ValueError for a name that is no peer's and none of these cases' backends'.
+
+        What is left out may be a backend of any suite's.
+        """
+        known = _names(cases)
+        anywhere = known | _names([case for suite in SUITES.values() for case in suite.cases()])
         for item in self.items:
-            if item.name not in known | starts:
+            if not any(item.names(name) for name in (anywhere if item.out else known)):
                 raise ValueError(
                     f"{option}: expected some of {', '.join(sorted(known))} or their first words; got {item.name!r}"
                 )
 
 
 EVERYTHING = Selection()
+
+
+def _names(cases: Collection[Case]) -> set[str]:
+    """Of the peers and of these cases' backends."""
+    return {peer.name for peer in PEERS} | {runner.name for case in cases for runner in holdfast_runners(case)}
 
 
 def runners_of(case: Case, wanted: Selection = EVERYTHING) -> list[Runner]:
