@@ -15,10 +15,10 @@ KEPT_TORCH := import torch; v = torch.__version__; \
 	print(v if tuple(map(int, v.split(".")[:2])) >= (2, 11) else "")
 OWN_PACKAGES := import sys, sysconfig; sys.prefix != sys.base_prefix and print(sysconfig.get_path("purelib"))
 
-.PHONY: help demo test lint format clean FORCE
+.PHONY: help demo test newest-triton lint format clean FORCE
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo 'PYTHON=/path/to/python builds on that interpreter and keeps its torch, if that is 2.11 or newer.'
 
 demo: $(STAMP) ## Train a small language model, on the GPU if there is one
@@ -26,6 +26,10 @@ demo: $(STAMP) ## Train a small language model, on the GPU if there is one
 
 test: $(STAMP) ## Run the tests; ARGS='-k gla' passes options to pytest
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+newest-triton: $(STAMP) ## Compile the Triton and Gluon kernels with the newest Triton, without a GPU
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/newest-triton triton
+	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q tests/kernels -k 'compile and not cuda' $(ARGS)
 
 lint: $(STAMP) ## Check style and format
 	@$(BIN)/python -m ruff check --quiet

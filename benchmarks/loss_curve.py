@@ -10,9 +10,11 @@ the noise.
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -29,9 +31,10 @@ WINDOW = 20
 FLOOR = 0.005
 
 
-def train(config: LanguageModelConfig, text: object, device: torch.device, backend: str | None) -> dict[str, object]:
+def train(config: LanguageModelConfig, device: torch.device, backend: str | None) -> dict[str, object]:
     """Bits a byte of every step, and over the validation windows at the end."""
-    training = Training(config, text, device)
+    torch.set_num_threads(1)
+    training = Training(config, read_text(None, ()), device)
     for block in training.model.blocks:
         block.mixer.backend = backend
     start = time.perf_counter()
@@ -81,6 +84,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=3, help="runs side by side")
     parser.add_argument("--out", type=Path, required=True, help="path of the results, without a suffix")
     given = parser.parse_args()
 
@@ -89,11 +93,9 @@ def main() -> int:
     config = LanguageModelConfig(**sizes, layers=2, heads=4, dtype="bfloat16")
     text = read_text(None, ())
     plain = config.changed({"dtype": "float32"})
-    runs = [
-        train(config, text, device, None),
-        train(config, text, device, "chunked"),
-        train(plain, text, device, "chunked"),
-    ]
+    # side by side, in processes that make their own GPU contexts
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
+        runs = list(pool.map(train, (config, config, plain), (device,) * 3, (None, "chunked", "chunked")))
     apart, noise = difference(runs[0], runs[1]), difference(runs[1], runs[2])
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     record = {

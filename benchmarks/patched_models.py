@@ -111,15 +111,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--length", type=int, default=4096, help="tokens of the sequence")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--seconds", type=float, default=0.5, help="measured a row")
     parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args()
 
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, holdfast)}
+    peers = [peer for peer in PEERS if importlib.util.find_spec(peer)]
+    device = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
+    about = {"device": device, "dtype": options.dtype, "length": options.length, "versions": versions, "peers": peers}
     rows = []
-    for name, make in MODELS.items():
+    for name in options.models:
         torch.manual_seed(0)
         with torch.device(options.device):
-            own = make().to(getattr(torch, options.dtype))
+            own = MODELS[name]().to(getattr(torch, options.dtype))
             ids = torch.randint(VOCABULARY, (1, options.length))
         patched = copy.deepcopy(own)
         patch(patched)
@@ -130,12 +135,8 @@ def main() -> None:
             rows.append(row)
             times = ", ".join(f"{runner} {row[runner]['ms']:.3f} ms" for runner in ("by itself", "patched"))
             print(f"{name} {what} T{options.length} {options.dtype}: {times}", flush=True)
-    versions = {module.__name__: module.__version__ for module in (torch, transformers, holdfast)}
-    peers = [peer for peer in PEERS if importlib.util.find_spec(peer)]
-    device = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
-    about = {"device": device, "dtype": options.dtype, "length": options.length, "versions": versions, "peers": peers}
-    if options.out:
-        options.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+            if options.out:
+                options.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,36 @@
-"""Times every plan that fits of the GPU scans and of intra_chunk, beside what the planner predicts of it.
+"""Times every plan that fits of the GPU scans and of intra_chunk, beside what the planner predicts of it and picks.
 
-    python benchmarks/triton_plans.py            # on an NVIDIA GPU: predicted and measured times, the planner's rank
+    python benchmarks/triton_plans.py --jobs 12  # on an NVIDIA GPU: times, and the plan that the op takes among them
     python benchmarks/triton_plans.py --list     # anywhere: the plans and predictions for an H200
 
-A time is that of one call in a CUDA graph of several, each on inputs of its own, so that none is found in the cache.
+A time is that of one call in a CUDA graph of several, each on inputs of its own, after a sweep that empties the cache.
+--jobs: processes that compile the plans side by side before the first is timed. --out: a file for the results.
 """
 
 import argparse
+import json
+import math
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.diagonal.hopper_inter_chunk_scan import HopperInterChunkScan
-from holdfast.kernels.diagonal.hopper_scan import HopperScan
+from holdfast.cli.bench.draw import DeviceDraw
+from holdfast.cli.bench.record import commit, device_facts, now, versions
+from holdfast.kernels.common.backend import Backend, describe
+from holdfast.kernels.common.planning import resolve
 from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
-from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
-from holdfast.kernels.diagonal.triton_scan import TritonScan
-from holdfast.kernels.matrix.hopper_intra_chunk import HopperIntraChunk
 from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
-from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
+from holdfast.ops import halves
+from holdfast.ops.diagonal import BACKENDS as SCANS
 from holdfast.ops.diagonal import ENTRY_STEPS
-from holdfast.planner import Candidate, Device, Direction, Problem
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import (
     diagonal_hopper,
     diagonal_scan,
@@ -33,121 +39,130 @@ from holdfast.planner.models import (
     intra_chunk,
     intra_chunk_hopper,
 )
-from holdfast.recurrences import Draw
 from holdfast.recurrences.definition import DiagonalCall
 
-CACHE = 256 * 2**20
-SCANS, STATES, INSIDE = (
-    {backend.name: backend for backend in backends}
-    for backends in (
-        (TritonScan(), HopperScan()),
-        (TritonInterChunkScan(), HopperInterChunkScan()),
-        (TritonIntraChunk(), HopperIntraChunk()),
-    )
-)
+# A graph's calls read and write this much together: several times a GPU's cache.
+BYTES = 2**28
+REPLAYS = 7
+STATES, INSIDE = halves.INTER_CHUNK_BACKENDS, halves.INTRA_CHUNK_BACKENDS
+
+
+def named(backends: tuple[Backend, ...], name: str) -> Any:
+    return next(backend for backend in backends if backend.name == name)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One pass of one call: what the planner knows of it, its candidates, and how to make and run it."""
+    """One pass of one call. models: backend -> all plans of this pass that fit. make: inputs. run: (plan, inputs)."""
 
     name: str
     problem: Problem
     direction: Direction
-    candidates: Callable[[Problem, Device, Direction], Iterator[Candidate]]
+    backends: tuple[Backend, ...]
+    models: dict[str, Callable[[Problem, Device], Iterator[Candidate]]]
     make: Callable[[], Any]
-    run: Callable[[Any, Any], Any]
+    run: Callable[[Plan, Any], Any]
 
     def plans(self, device: Device) -> list[Candidate]:
-        return sorted(self.candidates(self.problem, device, self.direction), key=lambda candidate: candidate.seconds)
+        """All that fit, least predicted time first."""
+        found: dict[Plan, Candidate] = {}
+        for name, model in self.models.items():
+            if named(self.backends, name).reject(self.problem, device) is None:
+                for candidate in model(self.problem, device):
+                    found.setdefault(candidate.plan, candidate)
+        return sorted(found.values(), key=lambda candidate: candidate.seconds)
+
+    def chosen(self, device: Device) -> Plan:
+        """The plan that the op takes."""
+        return resolve(self.backends, self.problem, device, None, self.direction)[1]
 
 
 def scan(B: int, T: int, D: int, pairs: bool, direction: Direction) -> Case:
     def make() -> Any:
-        draw, numbers = Draw(0, torch.bfloat16, "cuda"), D // 2 if pairs else D
+        draw, numbers = DeviceDraw(0, torch.bfloat16, "cuda"), D // 2 if pairs else D
         call = DiagonalCall(
             draw.gate(B, T, numbers), draw.normal(B, T, D), draw.normal(B, T, numbers) if pairs else None
         )
         return call, torch.zeros(B * T // ENTRY_STEPS + B, D, device="cuda"), draw.normal(B, T, D)
 
-    def run(plan: Any, made: Any) -> Any:
+    def run(plan: Plan, made: Any) -> Any:
         call, entries, grad = made
+        backend = named(SCANS, plan.backend)
         if direction == "forward":
-            return SCANS[plan.backend].forward(plan, call, None, entries)
-        return SCANS[plan.backend].backward(plan, call, None, None, grad, None, entries)
+            return backend.forward(plan, call, None, entries)
+        return backend.backward(plan, call, None, None, grad, None, entries)
 
-    traits = {"complex": pairs, "needs_grad": True}
-    problem = Problem.of("rotlru" if pairs else "rglru", "diagonal", "bfloat16", {"B": B, "T": T, "D": D}, traits)
-    name = f"{problem.op} B{B} T{T} D{D} {direction}"
+    def model(which: Any) -> Callable[[Problem, Device], Iterator[Candidate]]:
+        return lambda problem, device: which.every(problem, device, direction)
 
-    def candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-        yield from diagonal_scan.every(problem, device, direction)
-        if SCANS["hopper"].reject(problem, device) is None:
-            yield from diagonal_hopper.every(problem, device, direction)
-
-    return Case(name, problem, direction, candidates, make, run)
+    op, traits = "rotlru" if pairs else "rglru", {"complex": pairs, "needs_grad": True}
+    problem = Problem.of(op, "diagonal", "bfloat16", {"B": B, "T": T, "D": D}, traits)
+    models = {"triton": model(diagonal_scan), "hopper": model(diagonal_hopper)}
+    return Case(f"{op} B{B} T{T} D{D} {direction}", problem, direction, SCANS, models, make, run)
 
 
-def states(B: int, G: int, H: int, K: int, V: int, rank: int = 0) -> Case:
+def states(direction: Direction, B: int, G: int, H: int, K: int, V: int, rank: int = 0, rows: bool = False) -> Case:
     def make() -> Any:
-        draw = Draw(0, torch.bfloat16, "cuda")
-        factors = [draw.normal(B, G, H, K, rank, scale=0.2) for _ in range(2)] if rank else (None, None)
-        return InterChunkCall(draw.normal(B, G, H, K, V), draw.log_decay(B, G, H), *factors)
+        draw = DeviceDraw(0, torch.bfloat16, "cuda")
+        factors = [draw.normal(B, G, H, K, rank, scale=0.1) for _ in range(2)] if rank else (None, None)
+        decay = draw.log_decay(B, G, H, *([K] if rows else []))
+        return InterChunkCall(draw.normal(B, G, H, K, V), decay, *factors), draw.normal(B, G, H, K, V)
+
+    def run(plan: Plan, made: Any) -> Any:
+        call, grad = made
+        if direction == "forward":
+            return named(STATES, plan.backend).forward(plan, call, None)
+        return named(STATES, plan.backend).backward(plan, call, None, None, grad, None)
 
     sizes = {"B": B, "G": G, "H": H, "K": K, "V": V} | ({"r": rank} if rank else {})
-    problem = Problem.of("inter_chunk_scan", "diagonal", "bfloat16", sizes, {"low_rank": rank > 0})
-    name = f"inter_chunk_scan B{B} H{H} G{G} {K}x{V}" + (f" rank {rank}" if rank else "")
-
-    def run(plan: Any, call: Any) -> Any:
-        return STATES[plan.backend].forward(plan, call, None)
-
-    def candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-        yield from inter_chunk_scan.every(problem, device, direction)
-        if STATES["hopper"].reject(problem, device) is None:
-            yield from inter_chunk_hopper.every(problem, device)
-
-    return Case(name, problem, "forward", candidates, make, run)
+    traits = {"low_rank": rank > 0, "decay=vector": rows, "decay=scalar": not rows}
+    traits["needs_grad"] = direction == "backward"
+    problem = Problem.of("inter_chunk_scan", "diagonal", "bfloat16", sizes, traits)
+    kind = f" rank {rank}" * (rank > 0) + " decay a row" * rows
+    models = {
+        "triton": lambda problem, device: inter_chunk_scan.every(problem, device, direction),
+        "hopper": lambda problem, device: inter_chunk_hopper.every(problem, device, direction),
+    }
+    name = f"inter_chunk_scan B{B} H{H} G{G} {K}x{V}{kind} {direction}"
+    return Case(name, problem, direction, STATES, models, make, run)
 
 
-def inside(B: int, H: int, C: int, width: int) -> Case:
+def inside(B: int, T: int, H: int, C: int, width: int) -> Case:
     def make() -> Any:
-        draw = Draw(0, torch.float16, "cuda")
-        q, k, v, gate = (draw.normal(B, C, H, width) for _ in range(4))
-        entering = draw.normal(B, 1, H, width, width)
-        return IntraChunkCall(q, k, v, draw.log_decay(B, C, H), entering, gate, width**-0.5, C)
+        draw = DeviceDraw(0, torch.float16, "cuda")
+        q, k, v, gate = (draw.normal(B, T, H, width) for _ in range(4))
+        entering = draw.normal(B, T // C, H, width, width)
+        return IntraChunkCall(q, k, v, draw.log_decay(B, T, H), entering, gate, width**-0.5, C)
 
-    sizes = {"B": B, "T": C, "H": H, "Hq": H, "K": width, "V": width, "C": C}
-    problem = Problem.of("intra_chunk", "matrix", "float16", sizes, {"states": True, "gate=silu": True})
+    def run(plan: Plan, call: Any) -> Any:
+        return named(INSIDE, plan.backend).forward(plan, call)
 
-    def run(plan: Any, call: Any) -> Any:
-        return INSIDE[plan.backend].forward(plan, call)
-
-    def candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-        yield from intra_chunk.every(problem, device, direction)
-        if INSIDE["hopper"].reject(problem, device) is None:
-            yield from intra_chunk_hopper.every(problem, device)
-
-    return Case(f"intra_chunk B{B} H{H} C{C} d{width}", problem, "forward", candidates, make, run)
+    sizes = {"B": B, "T": T, "H": H, "Hq": H, "K": width, "V": width, "C": C}
+    traits = {"states": True, "gate=silu": True, "decay=scalar": True}
+    problem = Problem.of("intra_chunk", "matrix", "float16", sizes, traits)
+    models = {
+        "triton": lambda problem, device: intra_chunk.every(problem, device, "forward"),
+        "hopper": intra_chunk_hopper.every,
+    }
+    return Case(f"intra_chunk B{B} T{T} H{H} C{C} d{width}", problem, "forward", INSIDE, models, make, run)
 
 
 CASES = (
-    scan(8, 4096, 2048, False, "forward"),
-    scan(8, 4096, 2048, False, "backward"),
-    scan(3, 512, 1536, False, "forward"),
-    scan(8, 4096, 2048, True, "forward"),
-    scan(8, 4096, 2048, True, "backward"),
-    states(4, 64, 16, 64, 64),
-    states(8, 64, 16, 128, 128),
-    states(4, 64, 16, 64, 64, rank=4),
-    inside(16, 12, 64, 64),
-    inside(16, 12, 128, 64),
-    inside(16, 12, 256, 128),
+    *(scan(8, 4096, 2048, pairs, direction) for pairs in (False, True) for direction in ("forward", "backward")),
+    *(scan(3, 512, 1536, pairs, direction) for pairs in (False, True) for direction in ("forward", "backward")),
+    *(states("forward", 4, G, 16, 64, 64) for G in (8, 64, 128)),
+    states("forward", 4, 64, 16, 64, 64, rows=True),
+    states("forward", 4, 64, 16, 64, 64, rank=4),
+    states("forward", 8, 64, 16, 128, 128),
+    *(states("backward", 4, 64, 16, 64, 64, rank=rank) for rank in (0, 4)),
+    # one chunk a head, then the sequences, of proposal 032
+    *(inside(16, C, 12, C, width) for C, width in ((64, 64), (128, 64), (256, 128))),
+    *(inside(16, 2048, 12, C, width) for C, width in ((32, 64), (64, 64), (128, 64), (256, 64), (256, 128))),
 )
 
 
-def milliseconds(case: Case, candidate: Candidate, inputs: list[Any]) -> float:
-    """The median over replays of a graph of one call on each of the inputs."""
-    calls = [lambda made=made: case.run(candidate.plan, made) for made in inputs]
+def milliseconds(calls: list[Callable[[], Any]]) -> float:
+    """Of one call: the median over replays of a graph of all of them."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         calls[0]()
@@ -155,42 +170,96 @@ def milliseconds(case: Case, candidate: Candidate, inputs: list[Any]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held = [call() for call in calls]
-    times = []
-    for _ in range(9):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # while the device writes it, the host gets ahead
+    sweep = torch.empty(BYTES, dtype=torch.int8, device="cuda")
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPLAYS)]
+    for start, end in marks:
+        sweep.zero_()
         start.record()
         graph.replay()
         end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / len(calls))
+    torch.cuda.synchronize()
     del held
-    return statistics.median(times[2:])
+    return statistics.median(start.elapsed_time(end) / len(calls) for start, end in marks)
+
+
+def compile_share(cases: list[Case], device: Device, share: int, shares: int) -> None:
+    """Runs every shares-th plan once, which leaves its kernel in Triton's cache on disk."""
+    number = 0
+    for case in cases:
+        made = None
+        for candidate in case.plans(device):
+            number += 1
+            if number % shares == share:
+                made = case.make() if made is None else made
+                # where it fails, `measured` says how
+                with suppress(Exception):
+                    case.run(candidate.plan, made)
+        torch.cuda.synchronize()
+
+
+def compile_all(only: str, jobs: int) -> None:
+    command = [sys.executable, __file__, "--only", only]
+    for child in [subprocess.Popen([*command, "--share", f"{n}/{jobs}"]) for n in range(jobs)]:
+        child.wait()
+
+
+def measured(case: Case, device: Device) -> dict[str, Any]:
+    """Times of all plans of a case, shortest first; `choice` of them is the op's, over the best of all."""
+    found, chosen = case.plans(device), case.chosen(device)
+    inputs = [case.make() for _ in range(max(1, min(16, BYTES // max(found[0].moved, 1))))]
+    rows: list[dict[str, Any]] = []
+    for candidate in found:
+        row = {"plan": str(candidate.plan), "predicted_ms": candidate.seconds * 1e3}
+        try:
+            calls = [lambda made=made, plan=candidate.plan: case.run(plan, made) for made in inputs]
+            rows.append(row | {"ms": milliseconds(calls)})
+        except Exception as error:  # a plan that the model lists and the compiler does not take is a result
+            rows.append(row | {"ms": None, "failed": f"{type(error).__name__}: {error}"[:200]})
+    rows.sort(key=lambda row: row["ms"] or math.inf)
+    choice = next(row["ms"] or math.inf for row in rows if row["plan"] == str(chosen)) / rows[0]["ms"]
+    return {"case": case.name, "bytes": found[0].moved, "chosen": str(chosen), "choice": choice, "plans": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print plans and predictions for an H200, time nothing")
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    arguments = parser.parse_args()
-    device = Device.named("h200") if arguments.list else describe(torch.device("cuda", 0))
-    for case in CASES:
-        if arguments.only not in case.name:
-            continue
-        found = case.plans(device)
-        print(f"{case.name}: {found[0].moved / 1e6:.1f} MB at least")
-        if arguments.list:
-            for candidate in found:
-                print(f"  {candidate.seconds * 1e3:8.4f} ms predicted  {candidate.plan}")
-            continue
-        inputs = [case.make() for _ in range(max(1, min(16, CACHE // max(found[0].moved, 1))))]
-        timed = sorted((milliseconds(case, candidate, inputs), n) for n, candidate in enumerate(found))
-        for measured, n in timed:
-            candidate = found[n]
-            print(f"  {measured:8.4f} ms, {candidate.seconds * 1e3:8.4f} predicted, rank {n + 1}  {candidate.plan}")
-        best, chosen = timed[0][0], next(measured for measured, n in timed if n == 0)
-        print(f"  the planner's plan takes {chosen / best:.3f} of the best of {len(found)}")
-        del inputs
+    parser.add_argument("--jobs", type=int, default=0, help="processes that compile first")
+    parser.add_argument("--share", default="", help="N/M: compile every M-th plan from the N-th on, time nothing")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--commit", default="", help="of the working tree, where there is no git")
+    given = parser.parse_args()
+    device = Device.named("h200") if given.list else describe(torch.device("cuda", 0))
+    cases = [case for case in CASES if given.only in case.name]
+    if given.share:
+        return compile_share(cases, device, *map(int, given.share.split("/")))
+    if given.list:
+        for case in cases:
+            chosen = case.chosen(device)
+            print(case.name)
+            for candidate in case.plans(device):
+                mark = "*" if candidate.plan == chosen else " "
+                print(f"  {candidate.seconds * 1e3:8.4f} ms {mark} {candidate.plan}")
+        return None
+    if given.jobs:
+        compile_all(given.only, given.jobs)
+    facts = {"date": now(), "commit": given.commit or commit(), "versions": versions()}
+    facts["device"] = device_facts(torch.device("cuda", 0))
+    results = []
+    for case in cases:
+        result = measured(case, device)
+        results.append(result)
+        plans = result["plans"]
+        print(f"{case.name}: the op's plan takes {result['choice']:.3f} of the best of {len(plans)}", flush=True)
+        for row in plans:
+            mark = "*" if row["plan"] == result["chosen"] else " "
+            said = row.get("failed") or f"{row['ms']:8.4f} ms, {row['predicted_ms']:8.4f} predicted"
+            print(f"  {said} {mark} {row['plan']}")
         torch.cuda.empty_cache()
+        if given.out:
+            given.out.write_text(json.dumps(facts | {"cases": results}, indent=1) + "\n", encoding="utf-8")
+    return None
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from triton_compile import bounded
 from uniform_registers import unset_uniform_registers
 
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32"}
@@ -20,7 +21,7 @@ TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", t
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """shared: bytes a block. spilled: bytes a thread. notes: what the assembler remarks."""
+    """shared: bytes a block. spilled: bytes a thread, as `bounded`. notes: what the assembler remarks."""
 
     shared: int
     spilled: int
@@ -74,4 +75,4 @@ def compile_launch(launch: Recorded) -> Compiled:
     assert not unset, unset
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
-    return Compiled(made.metadata.shared, int(spilled[1]), said, made.asm["ptx"])
+    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"])

@@ -171,9 +171,8 @@ class Shared:
     def reshape(self, shape: list[int]) -> "Shared":
         return Shared(self.data.view(shape))
 
-    def _reinterpret(self, dtype: DType, shape: list[int], layout: Any) -> "Shared":
-        assert dtype.torch == self.data.dtype
-        return Shared(self.data.reshape(-1)[: math.prod(shape)].view(shape))
+    def reinterpret(self, dtype: DType, shape: list[int], layout: Any) -> "Shared":
+        return Shared(self.data.view(-1).view(dtype.torch)[: math.prod(shape)].view(shape))
 
     def load(self, layout: Any) -> Value:
         return Value(self.data.clone())
@@ -278,7 +277,7 @@ class _Copies:
     def __init__(self, early: bool) -> None:
         self.early, self.open, self.groups = early, [], []
 
-    def async_copy_global_to_shared(self, tile: Shared, pointer: Pointer, mask: Any = None) -> None:
+    def copy(self, tile: Shared, pointer: Pointer, mask: Any = None) -> None:
         if self.early:
             tile.store(load(pointer, mask, _absent(tile)))
             return
@@ -320,12 +319,15 @@ class _Language(types.SimpleNamespace):
             cdiv=lambda x, y: (x + (y - 1)) // y,
             associative_scan=scan,
             convert_layout=lambda x, layout: x,
+            reshape=lambda x, shape: Value(x.data.reshape(shape)),
+            abs=folded(torch.abs),
             exp=folded(torch.exp),
             exp2=folded(torch.exp2),
             floor=folded(torch.floor),
             minimum=folded(torch.minimum),
             maximum=folded(torch.maximum),
-            fma=lambda x, y, z: Value((_raw(x).double() * y + torch.as_tensor(_raw(z)).double()).to(_raw(x).dtype)),
+            inline_asm_elementwise=_assembly,
+            fma=_fused,
             BlockedLayout=lambda *how: None,
             SliceLayout=lambda *how: None,
             SwizzledSharedLayout=lambda *how: None,
@@ -333,6 +335,31 @@ class _Language(types.SimpleNamespace):
             DotOperandLayout=lambda *how: None,
             **{str(dtype).removeprefix("torch."): DType(dtype) for dtype in _DTYPES},
         )
+
+
+def _fused(x: Value, y: Any, z: Any) -> Value:
+    product = x.data.double() * torch.as_tensor(_raw(y)).double()
+    return Value((product + torch.as_tensor(_raw(z)).double()).to(x.data.dtype))
+
+
+def _pair(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    def packed(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        return torch.stack([low, high], -1).to(dtype).view(torch.int32)[..., 0]
+
+    return packed
+
+
+_INSTRUCTIONS = {
+    "neg.f32": torch.neg,
+    "cos.approx.ftz.f32": torch.cos,
+    "sin.approx.ftz.f32": torch.sin,
+    "cvt.rn.bf16x2.f32": _pair(torch.bfloat16),
+    "cvt.rn.f16x2.f32": _pair(torch.float16),
+}
+
+
+def _assembly(text: str, constraints: str, values: list[Value], **how: Any) -> Value:
+    return Value(_INSTRUCTIONS[text.split()[0]](*(x.data for x in values)))
 
 
 class Emulated:
@@ -346,8 +373,9 @@ class Emulated:
             given = [_argument(x) for x in arguments]
             constants = {name: _typed(x) for name, x in constants.items()}
             for program in builtins.range(grid[0]):
-                language, barriers = _Language(program, num_warps), _Barriers(self.early)
-                modules = {"gl": language, "tl": language, "async_copy": _Copies(self.early), "mbarrier": barriers}
+                language, barriers, copies = _Language(program, num_warps), _Barriers(self.early), _Copies(self.early)
+                modules = {"gl": language, "tl": language, "mbarrier": barriers, "reinterpret": Shared.reinterpret}
+                modules |= {"async_copy": copies, "copy_to_shared": copies.copy}
                 modules |= {
                     "tma_load": barriers.load,
                     "tma_store": Described.write,

@@ -60,7 +60,7 @@ class Tiles:
 
     def __init__(self, descriptor: Any) -> None:
         self.base, self.block, self.layout = descriptor.base, list(descriptor.block_shape), descriptor.layout
-        self.dtype = DType(self.base.dtype)
+        self.dtype, self.strides = DType(self.base.dtype), self.base.stride()
         self.block_type = types.SimpleNamespace(
             shape=self.block, nbytes=math.prod(self.block) * self.base.element_size()
         )
@@ -106,7 +106,10 @@ class _Hopper:
         language.store = _store
         language.exp2 = lambda x: Value(torch.exp2(_raw(x)))
         language.reshape = lambda x, shape: Value(x.data.reshape(shape))
-        language.convert_layout = lambda x, layout: x
+        language.permute = lambda x, order: Value(x.data.permute(order))
+        language.split = lambda x: tuple(Value(part) for part in x.data.unbind(-1))
+        language.join = lambda x, y: Value(torch.stack((x.data, y.data), -1))
+        language.convert_layout = lambda x, layout, assert_trivial=False: x
         language.associative_scan = _scan
         language.inline_asm_elementwise = _move
         language.warp_specialize = self.warp_specialize
@@ -122,6 +125,7 @@ class _Hopper:
                 arrive=lambda barrier, count=1, pred=True: _one(barrier).add(count, 0) if pred else None,
             ),
             "barrier": lambda: None,
+            "reinterpret": Shared.reinterpret,
             "fence_async_shared": lambda: None,
             "tma_load": self.tma_load,
             "tma_store": self.tma_store,

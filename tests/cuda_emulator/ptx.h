@@ -66,6 +66,7 @@ inline void read_relaxed(uint4& v, const half_t* p, bool wanted) {
 inline void write_relaxed(half_t* p, u32 v, bool wanted) {
     if (wanted) std::memcpy(p, &v, 4);
 }
+inline const half_t* anew(const half_t* p) { return p; }
 template <int THREADS> inline void barrier_sync(int b) { emulator::wait(emulator::current->block->barriers[b], THREADS); }
 template <int THREADS> inline void barrier_arrive(int b) { emulator::arrive(emulator::current->block->barriers[b], THREADS); }
 template <int COUNT> inline void registers_more() {}

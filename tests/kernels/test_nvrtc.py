@@ -123,6 +123,34 @@ def test_bindings_without_their_library_are_said(monkeypatch):
     assert "libnvrtc" in nvrtc.missing()
 
 
+def driver_with(launch, **more):
+    errors = SimpleNamespace(CUDA_ERROR_INVALID_CONTEXT=201)
+    words = {"CUstream": lambda at: at, "cuGetErrorString": lambda error: (0, b"no"), "CUresult": errors}
+    return SimpleNamespace(cuLaunchKernel=launch, **words, **more)
+
+
+@pytest.mark.parametrize("way", ["launch", "repeated"])
+def test_a_thread_without_a_context_gets_pytorchs_and_launches_again(monkeypatch, way):
+    """As autograd's thread, where a kernel of ours is the first work."""
+    context = []
+    driver = driver_with(
+        lambda *given: (0 if context else 201,),
+        cuDeviceGet=lambda device: (0, f"device {device}"),
+        cuDevicePrimaryCtxRetain=lambda handle: (0, f"context of {handle}"),
+        cuCtxSetCurrent=lambda made: (context.append(made) or 0,),
+    )
+    monkeypatch.setattr(nvrtc, "_bindings", lambda: (driver, SimpleNamespace(nvrtcResult=str)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    kernel = nvrtc.Kernel("step", "it", None)
+    for _ in range(2):
+        if way == "launch":
+            kernel.launch((1, 1, 1), 32, 0, [torch.zeros(1)])
+        else:
+            kernel.repeated(32, 1, 0)(1, [torch.zeros(1)])
+    assert context == ["context of device 3"]
+
+
 def test_a_repeated_launch_hands_over_each_calls_own_arguments(monkeypatch):
     seen = []
 
@@ -134,7 +162,7 @@ def test_a_repeated_launch_hands_over_each_calls_own_arguments(monkeypatch):
         seen.append((function, sizes, values))
         return (len(seen) == 3,)
 
-    driver = SimpleNamespace(cuLaunchKernel=launch, CUstream=lambda at: at, cuGetErrorString=lambda error: (0, b"no"))
+    driver = driver_with(launch)
     monkeypatch.setattr(nvrtc, "_bindings", lambda: (driver, SimpleNamespace(nvrtcResult=str)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
     run = nvrtc.Kernel("step", "it", None).repeated(256, 2, 2)

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from holdfast.kernels.common.planning import resolve
 from holdfast.ops import diagonal as diagonal_ops
 from holdfast.ops import matrix as matrix_ops
 from holdfast.planner import Device, floor
@@ -65,6 +66,30 @@ def test_the_matrix_family(op, direction):
         else:
             backend.backward(plan, call, None, torch.ones_like(call.v), None)
     close(problem, direction, pytorch.matrix_chunked(problem, direction, plan["segment"]), counted)
+
+
+@pytest.mark.parametrize("op", FORWARD)
+def test_one_token_of_the_matrix_family(op):
+    problem, call = problem_and_call(op, Sizes(B=8, T=1, H=4, K=64, V=64), matrix_ops)
+    backend = matrix_ops.Reference()
+    (forward,) = backend.candidates(problem, H200, "forward")
+    (backward,) = backend.candidates(problem, H200, "backward")
+    with torch.no_grad(), Count() as counted:
+        backend.forward(forward.plan, call, None)
+    close(problem, "forward", pytorch.matrix_one_token(problem, "forward"), counted)
+    with torch.no_grad(), Count() as counted:
+        backend.backward(backward.plan, call, None, torch.ones_like(call.v), None)
+    close(problem, "backward", pytorch.matrix_one_token(problem, "backward"), counted)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("op", FORWARD)
+def test_a_cpu_takes_the_step_loop_for_one_token_alone(op, grad):
+    for length, expected in ((1, "reference"), (2, "chunked")):
+        call, _ = RECURRENCES[op].map(**RECURRENCES[op].example(Draw(0, torch.float32, "cpu"), Sizes(T=length)))
+        problem = matrix_ops.problem(op, call, None, grad)
+        backend, _ = resolve(matrix_ops.BACKENDS, problem, Device("cpu", "cpu"), None, "forward")
+        assert backend.name == expected
 
 
 @pytest.mark.parametrize("op", ["rglru", "rotlru", "hgrn"])

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,43 @@ CASES = {
     "decays of fifty": ({"T": 300, "g": "strong", "state": False} | USUAL, None, False),
     "131072 tokens": ({"T": 131072} | USUAL | {"H": 1, "Hq": 1}, None, True),
 }
+WIDE = {"B": 2, "H": 4, "Hq": 4, "K": 128, "V": 128, "dtype": torch.bfloat16, "beta": False}
+HOPPER = {
+    "hopper": ({"T": 1000} | WIDE, None, True),
+    "hopper, whole chunks": ({"T": 1024} | WIDE, None, True),
+    "hopper, one token": ({"T": 1} | WIDE, None, True),
+    "hopper, weak decays": ({"T": 4095, "g": "weak"} | WIDE | {"B": 1}, None, True),
+    "hopper, float16": ({"T": 1000} | WIDE | {"dtype": torch.float16}, None, True),
+    "hopper, 64 columns, whole chunks": ({"T": 960} | WIDE | {"K": 64, "V": 64}, None, True),
+    "hopper, 64 and 128 columns": ({"T": 512} | WIDE | {"K": 64}, None, True),
+    "hopper, narrow, grouped": ({"T": 300} | WIDE | {"Hq": 2, "K": 24, "V": 40}, None, True),
+    "hopper, channels that decay by -50": ({"T": 1000, "g": "channels"} | WIDE, None, True),
+    "hopper, resets, decays in bfloat16": ({"T": 1000, "g": "resets", "decays": torch.bfloat16} | WIDE, None, True),
+    "hopper, decays of fifty": ({"T": 300, "g": "strong", "state": False} | WIDE, None, False),
+    "hopper, 131072 tokens": ({"T": 131072} | WIDE | {"B": 1, "H": 1, "Hq": 1, "K": 64, "V": 64}, None, True),
+}
+
+
+def is_hopper():
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+def ran(name):
+    """The case's arguments, or a skip where it is for another GPU."""
+    if name in HOPPER and not is_hopper():
+        pytest.skip("it needs a GPU of compute capability 9.0")
+    return (CASES | HOPPER)[name]
+
+
+@pytest.fixture(params=["triton", "hopper"])
+def backend(request):
+    if request.param == "hopper" and not is_hopper():
+        pytest.skip("it needs a GPU of compute capability 9.0")
+    return request.param
+
+
+def run(backend, a):
+    return holdfast.gla(**a, output_final_state=True, backend=backend)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +80,9 @@ def found():
     """name -> a child process that prints the case's errors: they compile side by side."""
     environment = os.environ | {"PYTHONPATH": f"{TESTS.parent / 'src'}:{TESTS}"}
     children = {}
-    for name, case in CASES.items():
-        code = f"import torch\nfrom kernels.matrix.gla_parity import on_gpu\non_gpu(*{case!r})"
+    for name, case in (CASES | (HOPPER if is_hopper() else {})).items():
+        given = (*case, "hopper" if name in HOPPER else "triton")
+        code = f"import torch\nfrom kernels.matrix.gla_parity import on_gpu\non_gpu(*{given!r})"
         children[name] = subprocess.Popen(
             [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -52,7 +91,7 @@ def found():
         child.kill()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES | HOPPER)
 def test_parity(found, name):
     """At most twice the error of the PyTorch path in the same dtype.
 
@@ -61,10 +100,10 @@ def test_parity(found, name):
     three TF32 products each, exact to 2^-22 where float32 is to 2^-24: 1e-6 whatever that path's error. dg may have
     8e-3 in half precision, as where one decay serves a head.
     """
+    half = ran(name)[0]["dtype"] != torch.float32
     printed, complaint = found[name].communicate(timeout=150)
     assert found[name].returncode == 0, complaint
     errors = json.loads(printed.splitlines()[-1])
-    half = CASES[name][0]["dtype"] != torch.float32
     for each, (mine, theirs) in errors.items():
         floor = (8e-3 if each == "dg" else 0.0) if half else 1e-6
         assert mine <= max(2 * theirs, 2 * errors["o"][1], floor), (each, errors)
@@ -75,42 +114,39 @@ def arguments(**sizes):
     return RECURRENCES["gla"].example(Draw(0, torch.bfloat16, device="cuda"), Sizes(**sizes))
 
 
-def run(a):
-    return holdfast.gla(**a, output_final_state=True, backend="triton")
-
-
-def test_runs_repeat_bit_for_bit():
-    first, second = (values_and_grads(run, arguments()) for _ in range(2))
+def test_runs_repeat_bit_for_bit(backend):
+    first, second = (values_and_grads(partial(run, backend), arguments()) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
 
 def test_it_is_chosen():
-    a = arguments(T=1000)
-    chosen, _ = holdfast.gla(**a)
-    named, _ = holdfast.gla(**a, backend="triton")
-    assert torch.equal(chosen, named)
+    few, many = arguments(B=1, T=4096, H=2), arguments(B=4, T=1024, H=32, K=128, V=128)
+    for a, name in ((few, "triton"), (many, "hopper" if is_hopper() else "triton")):
+        chosen, _ = holdfast.gla(**a)
+        named, _ = holdfast.gla(**a, backend=name)
+        assert torch.equal(chosen, named), name
 
 
-def test_permuted_inputs():
-    a = arguments()
+def test_permuted_inputs(backend):
+    a, same = arguments(), partial(run, backend)
     apart = {name: x.movedim(1, 2).contiguous().movedim(2, 1) if x.dim() == 4 else x for name, x in a.items()}
-    assert all(torch.equal(x, y) for x, y in zip(values_and_grads(run, a), values_and_grads(run, apart), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(values_and_grads(same, a), values_and_grads(same, apart), strict=True))
 
 
-def test_compiles_as_one_graph():
+def test_compiles_as_one_graph(backend):
     a = arguments()
     torch._dynamo.reset()
     compiled = torch.compile(holdfast.gla, fullgraph=True, backend="aot_eager")
-    eager = values_and_grads(run, a)
-    graph = values_and_grads(lambda b: compiled(**b, output_final_state=True, backend="triton"), a)
+    eager = values_and_grads(partial(run, backend), a)
+    graph = values_and_grads(lambda b: compiled(**b, output_final_state=True, backend=backend), a)
     assert all(relative_error(x, y) <= 1e-6 for x, y in zip(graph, eager, strict=True))
 
 
-def test_a_captured_graph():
+def test_a_captured_graph(backend):
     a = with_grad(arguments())
 
     def both():
-        o, state = run(a)
+        o, state = run(backend, a)
         return [o, state, *torch.autograd.grad([o, state], leaves(a), [torch.ones_like(o), torch.ones_like(state)])]
 
     expected = both()

@@ -258,8 +258,8 @@ def test_opcheck(name, packed):
     cu_seqlens = options.get("cu_seqlens")
     torch.library.opcheck(torch.ops.holdfast.matrix_forward.default, (*call, cu_seqlens, name, True, ""))
     detached = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, call)
-    o, state = torch.ops.holdfast.matrix_forward(*detached, cu_seqlens, name, True, "")
-    arguments = (torch.ones_like(o), torch.ones_like(state), *detached, cu_seqlens, name, "")
+    o, state, norm = torch.ops.holdfast.matrix_forward(*detached, cu_seqlens, name, True, "")
+    arguments = (torch.ones_like(o), torch.ones_like(state), *detached, cu_seqlens, name, "", o, norm)
     torch.library.opcheck(torch.ops.holdfast.matrix_backward.default, arguments)
 
 
@@ -269,7 +269,7 @@ def test_ops_change_no_input_and_return_no_view_of_one(name, backend):
     call, _ = RECURRENCES[name].map(**example(name, T=9, K=4, V=3))
     inputs = leaves(list(call))
     before = [x.clone() for x in inputs]
-    o, state = torch.ops.holdfast.matrix_forward(*call, None, name, True, backend)
+    o, state, _ = torch.ops.holdfast.matrix_forward(*call, None, name, True, backend)
     grads = torch.ops.holdfast.matrix_backward(o, state, *call, None, name, backend)
     inputs += [o, state]
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=False))

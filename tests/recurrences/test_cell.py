@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 
 from holdfast.recurrences import Cell, cell
 from holdfast.recurrences.elman import elman, elman_relu
@@ -128,9 +129,21 @@ def test_a_graph_is_traced_once_per_dtype():
     assert lstm.forward_graph(torch.float32) is not lstm.forward_graph(torch.float64)
 
 
-def test_tracing_does_not_depend_on_the_mode_it_starts_in():
-    tested = one(lambda h, a, b: torch.tanh(a) * h + b)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+        FakeTensorMode,
+        torch._C._AutoDispatchBelowAutograd,
+        # as an operator that another one calls sees it
+        lambda: torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchGradWrapper)),
+    ],
+)
+def test_tracing_does_not_depend_on_the_mode_it_starts_in(mode):
+    tested = one(lambda h, a, b: F.logsigmoid(a) * h + torch.tanh(b))
+    with mode():
         tested.backward_graph(torch.float32)
     check_graphs(tested, [torch.randn(4) for _ in range(3)], 1e-6)
 

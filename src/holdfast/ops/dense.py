@@ -13,6 +13,7 @@ from holdfast.kernels.dense.alternating import Alternating
 from holdfast.kernels.dense.fused import Fused
 from holdfast.kernels.dense.loop import Loop
 from holdfast.kernels.dense.reference import Reference
+from holdfast.kernels.dense.triton_loop import TritonLoop
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences import dense as shapes
 from holdfast.recurrences.cell import Cell, lookup
@@ -22,7 +23,7 @@ from holdfast.recurrences.oracle_matrix import compute_dtype
 from .check import needs_grad, prepare
 from .registration import define, differentiable
 
-BACKENDS = (Fused(), Alternating(), Loop(), Reference())
+BACKENDS = (Fused(), TritonLoop(), Alternating(), Loop(), Reference())
 
 
 def problem(op: str, call: DenseCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.gla import GLA
 
 from . import matrix
 from .check import prepare
 
 
+@replayed
 def gla(
     q: Tensor,
     k: Tensor,

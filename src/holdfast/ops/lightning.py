@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.lightning import LIGHTNING
 
 from . import matrix
 from .check import prepare
 
 
+@replayed
 def lightning(
     q: Tensor,
     k: Tensor,

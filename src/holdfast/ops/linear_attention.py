@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.linear_attention import LINEAR_ATTENTION
 
 from . import matrix
 from .check import prepare
 
 
+@replayed
 def linear_attention(
     q: Tensor,
     k: Tensor,

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import remembered, resolve
+from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.matrix.chunked import Chunked
 from holdfast.kernels.matrix.hopper_backend import Hopper
 from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
+from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA
+from holdfast.kernels.matrix.hopper_mlstm_backend import HopperMLSTM
 from holdfast.kernels.matrix.one_name import OneName
 from holdfast.kernels.matrix.reference import Reference
 from holdfast.kernels.matrix.triton_decode import TritonDecode
@@ -25,7 +28,7 @@ from .check import needs_grad
 from .registration import define, differentiable
 
 BACKENDS = (
-    OneName(Hopper(), HopperDelta()),
+    OneName(Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM()),
     TritonDecode(),
     OneName(TritonSinglePass(), TritonDelta(), TritonGLA()),
     Chunked(),
@@ -59,7 +62,7 @@ def run(
     """Runs a mapped call through the custom op and finishes it into the recurrence's output and final state."""
     call, finish = mapped
     grad = needs_grad(*call[:7])
-    o, final_state = matrix_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
+    o, final_state, _ = matrix_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
     if finish is not None:
         o, final_state = finish(o, final_state)
     return o, final_state if output_final_state else None
@@ -107,19 +110,33 @@ def _forward(
     op: str,
     grad: bool,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider, norm).
+
+    norm [B, H, T]: scale n . q in float32, for the gradient, where the call has a normaliser and the backend reads it
+    there; 0 for another backend; empty without a normaliser.
+    """
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     with _without_autocast(v):
-        return chosen.forward(plan, call, cu_seqlens)
+        o, final, *norm = chosen.forward(plan, call, cu_seqlens)
+    if not norm:
+        norm = [_norm(v, norm_floor)]
+        if norm_floor is not None:
+            norm[0].zero_()
+    return o, final, *norm
+
+
+def _norm(v: Tensor, norm_floor: Tensor | None) -> Tensor:
+    batch, length, heads, _ = v.shape
+    return v.new_empty(0 if norm_floor is None else (batch, heads, length), dtype=torch.float32)
 
 
 def _forward_fake(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     columns = v.shape[3] + int(norm_floor is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
-    return torch.empty_like(v, memory_format=torch.contiguous_format), state
+    return torch.empty_like(v, memory_format=torch.contiguous_format), state, _norm(v, norm_floor)
 
 
 def _gradients(
@@ -138,40 +155,61 @@ def _gradients(
     cu_seqlens: Tensor | None,
     op: str,
     backend: str,
+    o: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, g, beta, norm_floor and initial_state; an empty tensor for one that was not given."""
+    """Gradients of q, k, v, g, beta, norm_floor and initial_state; an empty tensor for one that was not given.
+
+    o, norm: what the forward pass of a normalised call returned; where they are needed and not given, it runs again.
+    """
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
+    kept = (o, norm) if o is not None and norm is not None and getattr(chosen, "reads_output", False) else ()
     with _without_autocast(v):
-        grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final)
+        grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final, *kept)
     grads = [*grads, None if initial_state is None else grad_state]
-    return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
+    return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(grads, call[:7], strict=True))
+
+
+def _laid_out(grad: Tensor, of: Tensor) -> Tensor:
+    """grad, contiguous; or like `of`, where a head's tokens are side by side."""
+    if _is_by_head(of):
+        return grad.transpose(1, 2).contiguous().transpose(1, 2)
+    return grad.contiguous()
+
+
+def _is_by_head(x: Tensor) -> bool:
+    return x.dim() == 3 and x.transpose(1, 2).is_contiguous() and not x.is_contiguous()
 
 
 def _gradients_fake(
-    grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, backend
-):
+    grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, backend,
+    o=None, norm=None,
+):  # fmt: skip
     inputs = (q, k, v, g, beta, norm_floor, initial_state)
-    empty = [
-        v.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs
-    ]
-    return tuple(empty)
+    empty = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(empty, inputs, strict=True))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
-    ctx.save_for_backward(*inputs[:7], inputs[10])
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
+    o, _, norm = outputs
+    ctx.mark_non_differentiable(norm)
+    kept = (None, None) if inputs[5] is None else (o, norm)
+    ctx.save_for_backward(*inputs[:7], inputs[10], *kept)
     ctx.rest = inputs[7:10], inputs[11], inputs[13]
 
 
-def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tuple[Any, ...]:
-    *tensors, cu_seqlens = ctx.saved_tensors
+def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Any, ...]:
+    *tensors, cu_seqlens, o, norm = ctx.saved_tensors
     scalars, op, backend = ctx.rest
-    grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend)
+    grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend, o, norm)
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 7
 
 
-matrix_backward = define("matrix_backward", _gradients, _gradients_fake)
-matrix_forward = differentiable(define("matrix_forward", _forward, _forward_fake), _save, _backward, inputs=7)
+# replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
+matrix_backward = replayed(define("matrix_backward", replayed(_gradients, False), _gradients_fake), False)
+_matrix = define("matrix_forward", replayed(_forward, False), _forward_fake)
+matrix_forward = differentiable(_matrix, lambda *_: None, _backward, 7, _save, replayed(_matrix, False))
 
 
 def _step(
@@ -194,7 +232,7 @@ def _step(
     with _without_autocast(v):
         if isinstance(chosen, TritonDecode):
             return chosen.step(plan, call, state)
-        o, after = chosen.forward(plan, call, None)
+        o, after, *_ = chosen.forward(plan, call, None)
     state.copy_(after)
     return o
 

@@ -1,10 +1,12 @@
 """mlstm: the matrix memory of xLSTM."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.mlstm import MLSTM, Gates, Gating, State, gates
 
 from . import matrix
@@ -12,6 +14,7 @@ from .check import prepare
 from .mlstm_gates import can_fuse, fused_gates
 
 
+@replayed
 def mlstm(
     q: Tensor,
     k: Tensor,
@@ -73,4 +76,4 @@ def check_gating(gating: Gating, normalize: bool) -> None:
 
 def fastest_gates(i: Tensor, f: Tensor, wide: torch.dtype) -> Callable[..., Gates]:
     """recurrences.mlstm.gates, in one launch where that runs. wide: the states' dtype."""
-    return fused_gates if can_fuse(i, f, wide) else gates
+    return fused_gates if can_fuse(i, f, wide) else partial(gates, wide=wide)

@@ -9,15 +9,18 @@ from torch import Tensor
 from holdfast.kernels.common.varlen import sequence_bounds
 from holdfast.recurrences.mlstm import Gates
 
+from .registration import define, differentiable
 
-def fused_gates(i: Tensor, f: Tensor, m: Tensor, cu_seqlens: Tensor | None, exponential: bool) -> Gates:
+
+def fused_gates(i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool) -> Gates:
     """recurrences.mlstm.gates for float32 results: (g, beta, floor, last m)."""
     return tuple(_gates(i, f, m, cu_seqlens, exponential)[:4])
 
 
 def can_fuse(i: Tensor, f: Tensor, wide: torch.dtype) -> bool:
     """Whether the kernel runs here: an NVIDIA GPU of compute capability 8.0, Triton, and float32 states."""
-    return i.is_cuda and wide == torch.float32 and f.dtype != torch.float64 and _serves(i.device.index)
+    narrow = wide == torch.float32 and torch.float64 not in (i.dtype, f.dtype)
+    return i.is_cuda and narrow and _serves(i.device.index)
 
 
 @torch.compiler.assume_constant_result
@@ -26,62 +29,70 @@ def _serves(index: int) -> bool:
     return is_nvidia and torch.cuda.get_device_capability(index) >= (8, 0)
 
 
-@torch.library.custom_op("holdfast::mlstm_gates", mutates_args=())
-def _gates(
-    i: Tensor, f: Tensor, m: Tensor, cu_seqlens: Tensor | None, exponential: bool
+def _forward(
+    i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """g, beta, floor [B, T, H], the last m [N, H] and every m [B, T, H]."""
+    """g, beta, floor [B, T, H], the last m [N, H] and every m [B, T, H]; a head's tokens are side by side."""
+    from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
 
     if cu_seqlens is not None and not (i.is_cuda and torch.cuda.is_current_stream_capturing()):
         sequence_bounds(cu_seqlens, i.shape[1])
-    with torch.cuda.device_of(i):
-        return triton_mlstm_gates.forward(i, f, m.contiguous(), cu_seqlens, exponential)
+    with on_device_of(i):
+        return triton_mlstm_gates.forward(i, f, None if m is None else m.contiguous(), cu_seqlens, exponential)
 
 
-@_gates.register_fake
-def _(i, f, m, cu_seqlens, exponential):
-    every = [i.new_empty(i.shape, dtype=torch.float32) for _ in range(3)]
-    last = i.new_empty(m.shape, dtype=torch.float32)
-    return (*every, last, i.new_empty(i.shape if exponential else (0,), dtype=torch.float64))
+def _by_head(i: Tensor, dtype: torch.dtype) -> Tensor:
+    return i.new_empty(i.shape[0], i.shape[2], i.shape[1], dtype=dtype).transpose(1, 2)
 
 
-@torch.library.custom_op("holdfast::mlstm_gates_backward", mutates_args=())
-def _gates_backward(
+def _forward_fake(i, f, m, cu_seqlens, exponential):
+    sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    every = _by_head(i, torch.float64) if exponential else i.new_empty(0, dtype=torch.float64)
+    last = i.new_empty(sequences, i.shape[2], dtype=torch.float32)
+    return *(_by_head(i, torch.float32) for _ in range(3)), last, every
+
+
+def _gradients(
     i: Tensor,
     f: Tensor,
-    m: Tensor,
+    m: Tensor | None,
     cu_seqlens: Tensor | None,
     exponential: bool,
     every: Tensor,
-    dg: Tensor,
-    dbeta: Tensor,
-    dfloor: Tensor,
-    dlast: Tensor,
+    dg: Tensor | None,
+    dbeta: Tensor | None,
+    dfloor: Tensor | None,
+    dlast: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of i, f [B, T, H] and m [N, H]."""
+    """Gradients of i, f [B, T, H] and m [N, H], empty if m was not given. A gradient that is None is 0."""
+    from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
 
-    with torch.cuda.device_of(i):
-        return triton_mlstm_gates.backward(
-            i, f, m.contiguous(), cu_seqlens, exponential, every, dg, dbeta, dfloor, dlast
+    given = [torch.zeros_like(i, dtype=torch.float32) if x is None else x for x in (dg, dbeta, dfloor)]
+    with on_device_of(i):
+        di, df, dm = triton_mlstm_gates.backward(
+            i, f, None if m is None else m.contiguous(), cu_seqlens, exponential, every, *given, dlast
         )
+    return di, df, i.new_empty(0) if dm is None else dm
 
 
-@_gates_backward.register_fake
-def _(i, f, m, cu_seqlens, exponential, every, dg, dbeta, dfloor, dlast):
-    return i.new_empty(i.shape), f.new_empty(f.shape), m.new_empty(m.shape, dtype=torch.float32)
+def _gradients_fake(i, f, m, cu_seqlens, exponential, every, dg, dbeta, dfloor, dlast):
+    dm = i.new_empty(0) if m is None else m.new_empty(m.shape, dtype=torch.float32)
+    return i.new_empty(i.shape), f.new_empty(f.shape), dm
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:4], output[4])
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(outputs[4])
+    ctx.save_for_backward(*inputs[:4], outputs[4])
     ctx.exponential = inputs[4]
 
 
-def _backward(ctx: Any, dg: Tensor, dbeta: Tensor, dfloor: Tensor, dlast: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     i, f, m, cu_seqlens, every = ctx.saved_tensors
-    di, df, dm = _gates_backward(i, f, m, cu_seqlens, ctx.exponential, every, dg, dbeta, dfloor, dlast)
-    return di, df, dm, None, None
+    di, df, dm = _gates_backward(i, f, m, cu_seqlens, ctx.exponential, every, *grads[:4])
+    return di, df, None if m is None else dm, None, None
 
 
-_gates.register_autograd(_backward, setup_context=_setup)
+_gates_backward = define("mlstm_gates_backward", _gradients, _gradients_fake)
+_gates = differentiable(define("mlstm_gates", _forward, _forward_fake), lambda *_: None, _backward, 3, _save)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from holdfast.kernels.common.replay import look_beneath
+
 from .check import needs_grad
 
 _LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
@@ -27,6 +29,7 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
     _LIBRARY.impl(name, torch.compiler.disable(run), "CompositeExplicitAutograd")
     torch.library.register_fake(f"holdfast::{name}", fake, lib=_LIBRARY)
     op = getattr(torch.ops.holdfast, name).default
+    look_beneath(op, run)
     if changed:
         places = [n for n, argument in enumerate(op._schema.arguments) if argument.name in changed]
 
@@ -46,13 +49,15 @@ def differentiable(
     backward: Callable[..., tuple[Any, ...]],
     inputs: int,
     save_outputs: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+    run: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Gives op a gradient, which is not differentiable itself. Returns a function that is op, called in less time.
 
     save(ctx, inputs) and backward(ctx, *gradients of the outputs) are of a torch.autograd.Function; gradients may be
     None. inputs: how many of the arguments, the first, are tensors that may need a gradient. save_outputs(ctx, inputs,
-    outputs): for an op whose backward pass reads what its forward pass returned.
+    outputs): for an op whose backward pass reads what its forward pass returned. run: op, or what calls it.
     """
+    run = op if run is None else run
 
     class Recorded(torch.autograd.Function):
         @staticmethod
@@ -60,7 +65,7 @@ def differentiable(
             ctx.set_materialize_grads(False)
             save(ctx, arguments)
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = op(*arguments)
+                outputs = run(*arguments)
             if save_outputs is not None:
                 save_outputs(ctx, arguments, outputs)
             return outputs
@@ -74,7 +79,7 @@ def differentiable(
         if needs_grad(*arguments[:inputs]):
             return Recorded.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
-            return op(*arguments)
+            return run(*arguments)
 
     _LIBRARY.impl(op._schema.name.removeprefix("holdfast::"), record, "Autograd")
 

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.retnet import RETNET
 
 from . import matrix
 from .check import prepare
 
 
+@replayed
 def retnet(
     q: Tensor,
     k: Tensor,

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.simple_gla import SIMPLE_GLA
 
 from . import matrix
 from .check import prepare
 
 
+@replayed
 def simple_gla(
     q: Tensor,
     k: Tensor,

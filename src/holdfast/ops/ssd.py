@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.ssd import SSD
 
 from . import matrix
 from .check import prepare
 
 
+@replayed
 def ssd(
     x: Tensor,
     dt: Tensor,

@@ -7,20 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.simple_gla import default_scale
 
 from . import matrix
 from .check import prepare
+from .delta_inputs import fastest_inputs
 from .mlstm import check_gating, fastest_gates
 
 # of the mappings, read once: to read a signature takes longer than to launch the kernel
 _PARAMETERS = {name: frozenset(signature(recurrence.map).parameters) for name, recurrence in RECURRENCES.items()}
 # what its mapping takes beyond belongs to longer sequences
 _PARAMETERS["mlstm"] -= {"cu_seqlens", "gates_of"}
+_DELTA = ("delta_rule", "gated_delta_rule")
+for _name in _DELTA:
+    _PARAMETERS[_name] -= {"inputs_of"}
 
 
+@replayed
 @torch.no_grad()
 def step(
     op: str, arguments: Mapping[str, Any], state: Tensor | tuple[Tensor, Tensor, Tensor], backend: str | None = None
@@ -57,6 +63,8 @@ def step(
     given = prepare(recurrence, None, tensors | {"initial_state": state})
     if op == "mlstm":
         return _mlstm(given, backend or "", **options)
+    if op in _DELTA:
+        options["inputs_of"] = fastest_inputs(given["q"])
     call, finish = recurrence.map(**given, **options)
     _check_token(call.v, state)
     o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, backend or "")

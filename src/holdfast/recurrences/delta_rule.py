@@ -1,6 +1,9 @@
 """DeltaNet: what the state predicts for a key is replaced, by a share beta, with the value."""
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
@@ -17,20 +20,48 @@ def l2_normalize(x: Tensor) -> Tensor:
     return (y * torch.rsqrt(y.square().sum(-1, keepdim=True) + L2_EPS)).to(x.dtype)
 
 
-def write_strength(beta: Tensor, q: Tensor, beta_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
-    """beta as the rule takes it: as it comes, sigmoid(beta), or 2 sigmoid(beta) with allow_neg_eigval.
+# q, k, log decay (None for none) and write strength, as the rule takes them
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
-    Raises ValueError for allow_neg_eigval without beta_sigmoid, since a strength that comes as it is needs no doubling.
+
+def check_options(A_log: Tensor | None, dt_bias: Tensor | None, beta_sigmoid: bool, allow_neg_eigval: bool) -> None:
+    """Raises ValueError for dt_bias without A_log, and for allow_neg_eigval without beta_sigmoid."""
+    if dt_bias is not None and A_log is None:
+        raise ValueError("dt_bias: expected A_log beside it, since g is a log decay without; got A_log=None")
+    if allow_neg_eigval and not beta_sigmoid:
+        raise ValueError(
+            "allow_neg_eigval: expected beta_sigmoid=True beside it, since it doubles sigmoid(beta) and takes any "
+            "other beta as it comes; got beta_sigmoid=False"
+        )
+
+
+def prepared(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    qk_l2norm: bool,
+    beta_sigmoid: bool,
+    allow_neg_eigval: bool,
+) -> Inputs:
+    """What a layer does to the rule's inputs. With A_log, g becomes Mamba-2's gate -exp(A_log) softplus(g + dt_bias),
+    with beta_sigmoid, beta its sigmoid, twice that with allow_neg_eigval; both in float32 or wider.
+
+    Raises as `check_options` does.
     """
-    if not beta_sigmoid:
-        if allow_neg_eigval:
-            raise ValueError(
-                "allow_neg_eigval: expected beta_sigmoid=True beside it, since it doubles sigmoid(beta) and takes any "
-                "other beta as it comes; got beta_sigmoid=False"
-            )
-        return beta
-    beta = beta.to(torch.promote_types(q.dtype, torch.float32)).sigmoid()
-    return 2 * beta if allow_neg_eigval else beta
+    check_options(A_log, dt_bias, beta_sigmoid, allow_neg_eigval)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if A_log is not None:
+        g = g.to(wide) if dt_bias is None else g.to(wide) + dt_bias
+        g = -A_log.to(wide).exp() * F.softplus(g)
+    if beta_sigmoid:
+        beta = beta.to(wide).sigmoid()
+        beta = 2 * beta if allow_neg_eigval else beta
+    if qk_l2norm:
+        q, k = l2_normalize(q), l2_normalize(k)
+    return q, k, g, beta
 
 
 def draw_delta(draw: Draw, sizes: Sizes) -> dict[str, Tensor]:
@@ -49,11 +80,10 @@ def _map(
     qk_l2norm: bool = False,
     beta_sigmoid: bool = False,
     allow_neg_eigval: bool = False,
+    inputs_of: Callable[..., Inputs] = prepared,
 ) -> tuple[MatrixCall, None]:
     scale = default_scale(scale, k)
-    beta = write_strength(beta, q, beta_sigmoid, allow_neg_eigval)
-    if qk_l2norm:
-        q, k = l2_normalize(q), l2_normalize(k)
+    q, k, _, beta = inputs_of(q, k, None, beta, None, None, qk_l2norm, beta_sigmoid, allow_neg_eigval)
     return MatrixCall(q, k, v, beta=beta, initial_state=initial_state, scale=scale, delta=True), None
 
 

@@ -1,11 +1,11 @@
 """Gated DeltaNet: the state decays, then takes the delta rule's write."""
 
-import torch
-import torch.nn.functional as F
+from collections.abc import Callable
+
 from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
-from .delta_rule import BETA, draw_delta, l2_normalize, write_strength
+from .delta_rule import BETA, Inputs, draw_delta, prepared
 from .example import Draw, Sizes
 from .simple_gla import QKV, STATE, constant_decay, default_scale
 
@@ -13,20 +13,6 @@ GATE = {
     "A_log": Argument("logarithm of the decay rate; with it g is a step size before its softplus", "H", "float", False),
     "dt_bias": Argument("added to g, beside A_log", "H", "float", required=False),
 }
-
-
-def decay_gate(g: Tensor, q: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
-    """g as it comes, or Mamba-2's gate -exp(A_log) softplus(g + dt_bias) in float32 or wider.
-
-    Raises ValueError for dt_bias without A_log.
-    """
-    if A_log is None:
-        if dt_bias is not None:
-            raise ValueError("dt_bias: expected A_log beside it, since g is a log decay without; got A_log=None")
-        return g
-    wide = torch.promote_types(q.dtype, torch.float32)
-    g = g.to(wide) if dt_bias is None else g.to(wide) + dt_bias
-    return -A_log.to(wide).exp() * F.softplus(g)
 
 
 def _map(
@@ -42,11 +28,9 @@ def _map(
     qk_l2norm: bool = False,
     beta_sigmoid: bool = False,
     allow_neg_eigval: bool = False,
+    inputs_of: Callable[..., Inputs] = prepared,
 ) -> tuple[MatrixCall, None]:
-    g = decay_gate(g, q, A_log, dt_bias)
-    beta = write_strength(beta, q, beta_sigmoid, allow_neg_eigval)
-    if qk_l2norm:
-        q, k = l2_normalize(q), l2_normalize(k)
+    q, k, g, beta = inputs_of(q, k, g, beta, A_log, dt_bias, qk_l2norm, beta_sigmoid, allow_neg_eigval)
     if g.dim() == 1:
         g = constant_decay(g, v)
     scale = default_scale(scale, k)

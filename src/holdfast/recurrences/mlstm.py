@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -49,10 +50,14 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     return best, before, torch.where(empty, m, best[0, (cu_seqlens[1:] - 1).clamp(0, length - 1)])
 
 
-def gates(i: Tensor, f: Tensor, m: Tensor, cu_seqlens: Tensor | None, exponential: bool) -> Gates:
-    """Pre-activations [B, T, H] and the stabiliser at each start m [N, H] -> log decay g, write strength, floor of the
-    normaliser [B, T, H] and the last m [N, H], in m's dtype."""
-    wide = m.dtype
+def gates(
+    i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool, wide: torch.dtype
+) -> Gates:
+    """Pre-activations [B, T, H] and the stabiliser at each start m [N, H], None for 0 -> log decay g, write strength,
+    floor of the normaliser [B, T, H] and the last m [N, H], of dtype wide."""
+    if m is None:
+        sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        m = i.new_zeros(sequences, i.shape[2], dtype=wide)
     # float64: stabilised decays are differences of numbers that may be large beside them
     log_f, i = F.logsigmoid(f.double()), i.double()
     if not exponential:
@@ -75,22 +80,18 @@ def _map(
     scale: float | None = None,
     eps: float = 1e-6,
     cu_seqlens: Tensor | None = None,
-    gates_of: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], Gates] = gates,
+    gates_of: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, bool], Gates] | None = None,
 ) -> tuple[MatrixCall, Callable[[Tensor, Tensor], tuple[Tensor, State]]]:
     wide = torch.promote_types(v.dtype, torch.float32)
-    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    heads, width = v.shape[2], k.shape[3]
-    if initial_state is None:
-        state = v.new_zeros(sequences, heads, width, v.shape[3], dtype=wide)
-        n, m = state.new_zeros(state.shape[:3]), state.new_zeros(state.shape[:2])
-    else:
-        state, n, m = initial_state
-    g, beta, floor, m = gates_of(i, f, m, cu_seqlens, gating == "exp")
-    if normalize:
+    state, n, m = initial_state or (None, None, None)
+    g, beta, floor, m = (gates_of or partial(gates, wide=wide))(i, f, m, cu_seqlens, gating == "exp")
+    if normalize and state is not None:
         state = torch.cat([state, n[..., None]], -1)
 
     def finish(o: Tensor, final: Tensor) -> Any:
-        return o, (final[..., :-1], final[..., -1], m) if normalize else (final, n, m)
+        if normalize:
+            return o, (final[..., :-1], final[..., -1], m)
+        return o, (final, final.new_zeros(final.shape[:3]) if n is None else n, m)
 
     call = MatrixCall(q, k, v, g, beta, floor if normalize else None, state, default_scale(scale, k), eps)
     return call, finish

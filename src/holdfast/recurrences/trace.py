@@ -1,6 +1,7 @@
 """Traces a pointwise function into a small graph of ATen operations, which backends run or print as device code."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -50,21 +51,32 @@ def pointwise_graph(
     from them alone, are scalars that broadcast. Raises ValueError, naming the operation, for one that is not pointwise,
     and TypeError or ValueError for a result of another dtype or shape.
     """
-    # a graph must not depend on the modes that its first caller happens to be under
-    with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
-        examples = [torch.full((), 0.5, dtype=dtype) for _ in names]
-        for name, value in zip(outputs, function(*examples), strict=True):
-            if value.dtype != dtype:
-                raise TypeError(f"{owner}: expected {name} in {dtype} for inputs in {dtype}; got {value.dtype}")
-            if value.shape:
-                raise ValueError(f"{owner}: expected {name} of its inputs' shape; got an axis of its own")
-        try:
-            traced = make_fx(function, decomposition_table=_rules())(*examples)
-        except RuntimeError as error:
-            if "_local_scalar_dense" not in str(error):
-                raise
-            raise ValueError(f"{owner}: expected no branch on a tensor's value; use torch.where") from error
+    # A graph must not depend on the modes that its first caller happens to be under, such as torch.compile's fake
+    # tensors or a dispatcher without autograd. All of them belong to a thread.
+    with ThreadPoolExecutor(1) as clean:
+        traced = clean.submit(_trace, owner, function, names, outputs, dtype).result()
     return _tidy(owner, traced, names)
+
+
+def _trace(
+    owner: str,
+    function: Callable[..., tuple[Tensor, ...]],
+    names: Sequence[str],
+    outputs: Sequence[str],
+    dtype: torch.dtype,
+) -> fx.GraphModule:
+    examples = [torch.full((), 0.5, dtype=dtype, device="cpu") for _ in names]
+    for name, value in zip(outputs, function(*examples), strict=True):
+        if value.dtype != dtype:
+            raise TypeError(f"{owner}: expected {name} in {dtype} for inputs in {dtype}; got {value.dtype}")
+        if value.shape:
+            raise ValueError(f"{owner}: expected {name} of its inputs' shape; got an axis of its own")
+    try:
+        return make_fx(function, decomposition_table=_rules())(*examples)
+    except RuntimeError as error:
+        if "_local_scalar_dense" not in str(error):
+            raise
+        raise ValueError(f"{owner}: expected no branch on a tensor's value; use torch.where") from error
 
 
 def _tidy(owner: str, traced: fx.GraphModule, names: Sequence[str]) -> fx.Graph:

@@ -38,11 +38,12 @@ CELLS = (
     (gru, 1, 768, "float16"),
     (lstm, 1, 1024, "bfloat16"),
     (lstm, 1, 2048, "bfloat16"),
+    (lstm, 1, 2688, "bfloat16"),
 )
 ARCHITECTURES = {"h200": "sm_90a", "a100": "sm_80"}
 # Bytes that a thread may write to memory beside its registers. 2048 / 16 slices are more than an A100 has SMs.
-BUDGET = {("h200", 1024): 64, ("a100", 768): 32}
-TOO_LARGE = {("a100", 2048)}
+BUDGET = {("h200", 1024): 64, ("h200", 2688): 96, ("a100", 768): 32}
+TOO_LARGE = {("a100", 2048), ("a100", 2688)}
 
 
 def problem(which, B, H, D):
@@ -88,8 +89,9 @@ def test_every_planned_kernel_compiles_and_keeps_its_registers(compiled):
                 assert (which.name, D, direction) not in logs
                 continue
             log = logs[which.name, D, direction]
-            (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
-            assert spilled <= BUDGET.get((device, D), 0), f"{which.name} {D} {direction}: {log}"
+            # what is indexed at run time lies in memory too: a stack without spills
+            ((stack, spilled),) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
+            assert max(int(stack), int(spilled)) <= BUDGET.get((device, D), 0), f"{which.name} {D} {direction}: {log}"
 
 
 def test_the_step_kernels_compile_for_older_architectures_too():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cuda_emulator
-from holdfast.kernels.dense import fused, launch, source
+from holdfast.kernels.dense import fused, launch, source, weights_grad
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell, oracle
 from holdfast.recurrences.definition import DenseCall
@@ -32,9 +32,18 @@ def one_block(stages=3):
     return Plan("fused", (("blocks", 1), ("stages", stages)))
 
 
-def spread(D, ranges=1, heads=1, warps=8, in_registers=1, at_once=1):
-    values = {"blocks": -(-D // 16), "ranges": ranges, "heads": heads, "warps": warps}
-    values |= {"in_registers": in_registers, "at_once": at_once, "pause": 0}
+def spread(D, ranges=1, heads=1, warps=8, in_registers=1, at_once=1, channels=16, in_memory=0):
+    values = {"blocks": -(-D // channels), "ranges": ranges, "heads": heads, "channels": channels, "warps": warps}
+    groups = -(-D // 32)
+    in_shared = -(-groups // warps) - in_registers - in_memory
+    values |= {
+        "in_registers": in_registers,
+        "in_shared": in_shared,
+        "taken": 0,
+        "left": 0,
+        "at_once": at_once,
+        "pause": 0,
+    }
     return Plan("fused", tuple(values.items()))
 
 
@@ -55,12 +64,12 @@ def on_cpu(monkeypatch, tmp_path_factory):
     def part(name):
         return cuda_emulator.ptx() if name == "ptx.cuh" else read(name)
 
-    def product(dg, h, initial, reset):
-        start = torch.zeros_like(h[:, 0]) if initial is None else initial
+    def product(dg, h, initial, reset, dtype):
+        start = torch.zeros_like(h[:, 0]) if initial is None else initial.to(h.dtype)
         before = torch.cat([start[:, None], h[:, :-1]], 1)
         if reset is not None:
             before = before.masked_fill(reset[:, :, None, None], 0)
-        return torch.einsum("btghi,bthj->ghij", dg.double(), before.double()).float()
+        return torch.einsum("btghi,bthj->ghij", dg.double(), before.double()).to(dtype)
 
     monkeypatch.setattr(source, "_read", part)
     monkeypatch.setattr(
@@ -69,7 +78,8 @@ def on_cpu(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(launch, "_failed", lambda device: failed)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(fused, "weights_grad", product)
+    monkeypatch.setattr(weights_grad, "weights_grad", product)
+    monkeypatch.setattr(fused, "add_parts", lambda parts, dtype: parts.sum(0).to(dtype))
     source._assemble.cache_clear()
     launch._prepare.cache_clear()
     yield failed
@@ -135,9 +145,29 @@ def test_several_tiles_ranges_and_heads(on_cpu):
     check(gru, one_block(), B=11, T=5, H=2, D=24)
 
 
+@pytest.mark.parametrize("channels", [8, 24, 32])
+@pytest.mark.parametrize("which", [elman, gru, slstm, own], ids=lambda c: c.name)
+def test_channels_of_a_block(on_cpu, which, channels):
+    check(which, spread(72, channels=channels), B=9, T=4, H=1, D=72, reset=True)
+
+
+@pytest.mark.parametrize("B", [5, 12, 20, 36])
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_tiles_of_a_block(on_cpu, B, at_once):
+    """One and two wait for their own vectors first; from four on two turns' may be on their way."""
+    check(lstm, spread(24, at_once=at_once), B=B, T=5, H=1, D=24)
+    assert not on_cpu.any()
+
+
 def test_weights_in_shared_memory(on_cpu):
     check(gru, spread(288, in_registers=1, at_once=2), B=3, T=3, H=1, D=288)
-    check(gru, spread(288, in_registers=0, at_once=3), B=3, T=3, H=1, D=288)
+    check(gru, spread(288, in_registers=0, at_once=2), B=3, T=3, H=1, D=288)
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_weights_in_memory(on_cpu, channels):
+    check(gru, spread(288, in_registers=1, at_once=2, in_memory=1, channels=channels), B=3, T=3, H=1, D=288)
+    check(lstm, spread(296, heads=2, in_registers=0, in_memory=2, channels=channels), B=9, T=2, H=2, D=296)
 
 
 @pytest.mark.parametrize("plan", [one_block(), spread(32)], ids=["one block", "spread"])
@@ -224,7 +254,11 @@ FAULTS = {
         "        copy_wait<STAGES - 2>();\n        __syncthreads();",
         "        __syncthreads();",
     ),
-    "h not waited for": ("spread_forward.cu", "if (patient && !mail.wait(where))", "if (false)"),
+    "h not waited for": (
+        "spread_forward.cu",
+        "if (patient && !mail.wait([&](int i) { return source + 32 * i; }))",
+        "if (false)",
+    ),
     "dg not waited for": ("spread_backward.cu", "if (patient && !mail.wait(where))", "if (false)"),
     "the other sequence's product": ("resident.cuh", "at.row ? sum[1] : sum[0]", "at.row ? sum[0] : sum[1]"),
 }

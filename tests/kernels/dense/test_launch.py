@@ -8,7 +8,7 @@ from ctypes import c_float, c_int
 import pytest
 import torch
 
-from holdfast.kernels.dense import fused, kept, launch
+from holdfast.kernels.dense import fused, kept, launch, weights_grad
 from holdfast.planner import Device, Plan, Problem
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from holdfast.recurrences.definition import DenseCall
@@ -22,8 +22,12 @@ SPREAD = Plan(
         ("blocks", 2),
         ("ranges", 1),
         ("heads", 2),
+        ("channels", 16),
         ("warps", 4),
         ("in_registers", 1),
+        ("in_shared", 0),
+        ("taken", 0),
+        ("left", 0),
         ("at_once", 1),
         ("pause", 100),
     ),
@@ -48,10 +52,11 @@ def launched(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
-    def no_product(dg, h, initial, reset):
+    def no_product(dg, h, initial, reset, dtype):
         return torch.zeros(dg.shape[2], *dg.shape[3:], dg.shape[4])
 
-    monkeypatch.setattr(fused, "weights_grad", no_product)
+    monkeypatch.setattr(weights_grad, "weights_grad", no_product)
+    monkeypatch.setattr(fused, "add_parts", lambda parts, dtype: parts.sum(0))
     launch._prepare.cache_clear()
     yield record
     launch._prepare.cache_clear()
@@ -186,12 +191,12 @@ def test_every_launch_of_the_backward_pass_is_on_the_inputs_device(launched, mon
         yield
         devices.pop()
 
-    def product(dg, h, initial, reset):
+    def product(dg, h, initial, reset, dtype):
         inside.append(list(devices))
         return torch.zeros(dg.shape[2], *dg.shape[3:], dg.shape[4])
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(fused, "weights_grad", product)
+    monkeypatch.setattr(weights_grad, "weights_grad", product)
     arguments = RECURRENCES[which.name].example(Draw(0, torch.bfloat16), Sizes(B=2, T=5, H=1, D=32))
     call = DenseCall(which, **arguments)
     h, _, states, gates = fused.Fused().forward(ONE_BLOCK, call, None, True)

@@ -13,13 +13,13 @@ from parity import relative_error
 LIMITS = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 
-def plan(block_k=8, block_v=4, group=2, warps=1):
+def plan(block_k=8, block_v=4, group=2, warps=1, stages=1):
     return Plan("triton", tuple(locals().items()))
 
 
-def hopper(block_k=16, block_v=16):
-    """Of the backward pass; forward takes none of its numbers."""
-    return Plan("hopper", (("block_k", block_k), ("block_v", block_v), ("group", 1), ("warps", 2)))
+def hopper(keys=16, stages=2):
+    """Of both passes; stages of the backward pass."""
+    return Plan("hopper", (("block_k", keys), ("block_v", 16), ("group", 4), ("warps", 2), ("stages", stages)))
 
 
 BACKENDS = {backend.name: backend for backend in (TritonInterChunkScan(), HopperInterChunkScan())}
@@ -39,29 +39,29 @@ def call(dtype, vector=False, rank=0, batch=2, chunks=7, heads=3, keys=5, values
     )
 
 
-def run(backend, which, given, cu_seqlens=None, wide=False):
+def run(backend, forward, backward, given, cu_seqlens=None):
     """h, final state and the gradients for drawn cotangents."""
-    h, final = backend.forward(which, given, cu_seqlens)
+    h, final = backend.forward(forward, given, cu_seqlens)
     draw = Draw(7, torch.float64)
     grad_o, grad_final = draw.normal(*h.shape).to(h), draw.normal(*final.shape).to(final)
     history = h if h.element_size() >= 4 else None
     return [
         h,
         final,
-        *(x for x in backend.backward(which, given, cu_seqlens, history, grad_o, grad_final) if x is not None),
+        *(x for x in backend.backward(backward, given, cu_seqlens, history, grad_o, grad_final) if x is not None),
     ]
 
 
-def check(dtype, which, packed=None, device="cpu", **shape):
-    """Returns the relative errors of outputs and gradients."""
+def check(dtype, which, packed=None, device="cpu", backward=None, **shape):
+    """Returns the relative errors of outputs and gradients. backward: the plan of that pass, where it is another."""
     dtype = getattr(torch, dtype)
     # offsets need not be contiguous
     cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
     sequences = len(packed) - 1 if packed else None
     given = call(dtype, sequences=sequences, device=device, **({"batch": 1} if packed else {}), **shape)
     exact = InterChunkCall(*(None if x is None else x.double() for x in given))
-    got = run(BACKENDS[which.backend], which, given, cu_seqlens)
-    right = run(ChunkedInterChunkScan(), None, exact, cu_seqlens)
+    got = run(BACKENDS[which.backend], which, backward or which, given, cu_seqlens)
+    right = run(ChunkedInterChunkScan(), None, None, exact, cu_seqlens)
     errors = [relative_error(x.double(), y) for x, y in zip(got, right, strict=True)]
     assert all(error <= LIMITS[dtype] for error in errors), (dtype, str(which), packed, shape, errors)
     return errors

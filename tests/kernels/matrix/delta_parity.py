@@ -78,10 +78,11 @@ def correlated(T, B=1, H=2, K=128, V=128, dtype=torch.bfloat16) -> MatrixCall:
     return MatrixCall(q.to(dtype), k.to(dtype), v.to(dtype), g, beta, scale=K**-0.5, delta=True)
 
 
-def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True, exact_inverse=False):
+def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True, exact_inverse=False, backend=None):
     """name -> (error of the kernel, error of the PyTorch path in the same dtype), relative to float64.
 
     ends: whether a gradient comes through the final state. exact_inverse: beside the error of with_exact_inverse.
+    backend: whose kernels, Triton's if None.
     """
     call = moved(call, device)
     # offsets may be a view
@@ -101,7 +102,7 @@ def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True, e
         same = dict(zip(right, gradients_with_exact_inverse(call, (grad_o, grad_state)), strict=True))
     else:
         same = run(Chunked(), segments, call, cu_seqlens, (grad_o, grad_state))
-    got = run(TritonDelta(), plans, call, cu_seqlens, (grad_o, grad_state))
+    got = run(backend or TritonDelta(), plans, call, cu_seqlens, (grad_o, grad_state))
     assert {name: x.dtype for name, x in got.items()} == {name: x.dtype for name, x in same.items()}
     return {
         name: (relative_error(got[name].double(), x), relative_error(same[name].double(), x))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA
 from holdfast.kernels.matrix.reference import Reference
 from holdfast.kernels.matrix.triton_gla import TritonGLA
 from holdfast.ops import matrix
@@ -72,10 +73,10 @@ def example(
     )
 
 
-def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
+def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True, kernels=None):
     """name -> (error of the kernels, error of the PyTorch path in the same dtype), relative to float64.
 
-    ends: whether a gradient comes through the final state.
+    ends: whether a gradient comes through the final state. kernels: their backend, Triton's if None.
     """
     call = moved(call, device)
     # offsets may be a view
@@ -92,7 +93,7 @@ def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
         exact(), stepwise if exact is Reference else segments, moved(call, device, torch.float64), cu_seqlens, wide
     )
     same = run(Chunked(), segments, call, cu_seqlens, (grad_o, grad_state))
-    got = run(TritonGLA(), plans, call, cu_seqlens, (grad_o, grad_state))
+    got = run(kernels or TritonGLA(), plans, call, cu_seqlens, (grad_o, grad_state))
     assert {name: x.dtype for name, x in got.items()} == {name: x.dtype for name, x in same.items()}
     return {
         name: (relative_error(got[name].double(), x), relative_error(same[name].double(), x))
@@ -100,21 +101,23 @@ def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
     }
 
 
-def planned(call: MatrixCall, packed=None) -> tuple[Plan, Plan]:
-    """What the planner has both passes run with on the present GPU."""
+def planned(kernels: TritonGLA | HopperGLA, call: MatrixCall, packed=None) -> tuple[Plan, Plan]:
+    """What the planner has both passes of a backend run with on the present GPU."""
     cu_seqlens = torch.tensor([0, 1]) if packed else None
     device = describe(torch.device("cuda", 0))
     problem = matrix.problem("gla", call, cu_seqlens, True)
-    forward, backward = (TritonGLA().candidates(problem, device, way)[0].plan for way in ("forward", "backward"))
+    forward, backward = (kernels.candidates(problem, device, way)[0].plan for way in ("forward", "backward"))
     return forward, backward
 
 
-def on_gpu(which: dict, packed, ends: bool) -> None:
+def on_gpu(which: dict, packed, ends: bool, backend: str = "triton") -> None:
     """Prints `errors` of an example with the planner's plans, in a process of its own."""
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     call = example(packed=packed, **which)
-    print(json.dumps(errors(call, planned(call, packed), packed, device="cuda", exact=Chunked, ends=ends)))
+    kernels = {"triton": TritonGLA, "hopper": HopperGLA}[backend]()
+    plans = planned(kernels, call, packed)
+    print(json.dumps(errors(call, plans, packed, device="cuda", exact=Chunked, ends=ends, kernels=kernels)))
 
 
 def check(label, call, which, packed=None, limit=None, **options):

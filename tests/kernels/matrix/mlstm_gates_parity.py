@@ -16,7 +16,7 @@ def check(B=2, T=37, H=3, packed=None, exponential=True, dtype=torch.float32, st
     # offsets may be a view
     cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
     leaves = [x.double().requires_grad_() for x in (i, f, m)]
-    exact = gates(*leaves, cu_seqlens, exponential)
+    exact = gates(*leaves, cu_seqlens, exponential, torch.float64)
     *found, every = kernel.forward(i, f, m, cu_seqlens, exponential)
     cotangents = [torch.randn(x.shape, generator=draw).to(device) for x in found]
     total = sum((x * y.double()).sum() for x, y in zip(exact, cotangents, strict=True))

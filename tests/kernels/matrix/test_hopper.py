@@ -66,7 +66,7 @@ def test_a_gluon_of_other_names_is_refused(monkeypatch):
 def test_it_serves_the_others(sizes):
     pytest.importorskip("triton.experimental.gluon")
     assert Hopper().reject(problem(sizes), H200) is None
-    assert "packed sequences" in Hopper().reject(problem(sizes, {"varlen": True}), H200)
+    assert Hopper().reject(problem(sizes, {"varlen": True}), H200) is None
     assert Hopper().reject(problem({"V": 256}, {"needs_grad": False}), H200) is None
 
 
@@ -140,9 +140,9 @@ def test_plans_compile_and_fit(K, V, beta, monkeypatch):
     (forward, *_), (backward, *_) = plans_of(call)
     Hopper().forward(forward.plan, call, None)
     Hopper().backward(over(backward.plan, span=1), call, None, *cotangents)
-    names = ["sweep", "advance", "advance", "sweep", "adjoint"]
+    names = ["sweep", "advance", "sweep", "adjoint"]
     assert [launch.kernel.__name__ for launch in launches] == names
-    for launch, shared in zip(launches, [forward.shared, *[H200.shared_per_block] * 3, backward.shared], strict=True):
+    for launch, shared in zip(launches, [forward.shared, *[H200.shared_per_block] * 2, backward.shared], strict=True):
         made = compile_launch(launch)
         assert made.shared <= shared
         assert "wgmma.mma_async" in made.ptx
@@ -212,15 +212,16 @@ def test_the_scan_over_segments_runs_on_its_tensors_device(monkeypatch):
     monkeypatch.setattr(hopper_launch, "launch", lambda *_: None)
     monkeypatch.setattr(hopper_launch, "compose", scan)
     call = example()
-    hopper_launch.entering(call.k, call.v, 4, hopper_launch.Gates(call.g, None, 1.0), 2, 1, None, None)
-    assert [x is call.k for x in ran_on] == [True]
+    gates, turn = hopper_launch.Gates(call.g, None, 1.0), hopper_launch.Turn(call.k, call.v, None, None)
+    states = hopper_launch.entering(turn, None, gates, 2, 1)
+    assert [x.device == states.device and x.shape == states.shape for x in ran_on] == [True]
 
 
 def test_the_scan_over_segments_in_the_interpreter():
     pytest.importorskip("triton")
     from interpreted import interpret
 
-    assert "1 1 17 33 True True" in interpret("kernels.matrix.compose_parity", "interpreted")
+    assert "1 1 17 33 2 True" in interpret("kernels.matrix.compose_parity", "interpreted")
 
 
 def test_the_scan_over_segments_compiles():
@@ -228,8 +229,9 @@ def test_the_scan_over_segments_compiles():
     from holdfast.kernels.matrix.hopper_compose import compose
     from triton_compile import compile_for
 
-    pointers = dict.fromkeys(("local_ptr", "decay_ptr", "first_ptr", "enter_ptr", "last_ptr"), torch.float32)
-    sizes = {"H": 8, "size": 16384, "segments": 16, "PADDED": 16, "REVERSE": True, "BLOCK": 128}
+    names = ("local_ptr", "decay_ptr", "first_ptr", "back_first_ptr", "enter_ptr", "last_ptr", "back_last_ptr")
+    pointers = dict.fromkeys(names, torch.float32)
+    sizes = {"H": 8, "size": 16384, "segments": 16, "PADDED": 16, "BLOCK": 128}
     assert compile_for(compose, 90, pointers | sizes, num_warps=4).stack == 0
 
 
@@ -301,15 +303,18 @@ def assert_near(got, same, exact, floats=None):
 
 def _composed(scan, blocks, tensors, sizes, constants, warps):
     """The scan over segments, in place of its kernel, which has tests of its own."""
-    local, decay, first, enter, last = tensors
-    state = torch.zeros_like(local[:, 0]) if first is None else first.clone()
-    order = range(local.shape[1])
-    for segment in reversed(order) if constants["REVERSE"] else order:
-        enter[:, segment] = state
-        whole = torch.ones(()) if decay is None else decay[:, segment, :, None, None].exp2()
-        state = state * whole + local[:, segment]
-    if last is not None:
-        last.copy_(state)
+    local, decay, *firsts, enter, last, back_last = tensors
+    for back, (first, end) in enumerate(zip(firsts, (last, back_last), strict=True)):
+        if back == local.shape[0]:
+            break
+        state = torch.zeros_like(local[back, :, 0]) if first is None else first.clone()
+        order = range(local.shape[2])
+        for segment in reversed(order) if back else order:
+            enter[back, :, segment] = state
+            whole = torch.ones(()) if decay is None else decay[:, segment, :, None, None].exp2()
+            state = state * whole + local[back, :, segment]
+        if end is not None:
+            end.copy_(state)
 
 
 @pytest.fixture
@@ -339,6 +344,7 @@ def on_cpu(monkeypatch):
         ({"K": 64, "V": 64, "g": None}, True),
         ({"K": 64, "V": 64, "g": -50.0, "beta": True}, False),
         ({"K": 64, "V": 64, "B": 1, "T": 9 * 64 + 7}, True),
+        ({"K": 64, "V": 128, "B": 1, "T": 9 * 64 + 7}, True),
     ],
 )
 def test_right_on_the_emulator(on_cpu, of, ends):
@@ -390,6 +396,15 @@ def assert_forgotten(device):
 
 def test_what_a_decay_has_forgotten_does_not_add_up_on_the_emulator(on_cpu):
     assert_forgotten("cpu")
+
+
+@pytest.mark.parametrize("g", [-0.5, -0.1, "mild"])
+def test_sums_of_the_decays_gradient_over_time_on_the_emulator(on_cpu, g):
+    # of the sum that was carried on unsmoothed: 1.7e-2 to 2.3e-2 and 3e-3 to 3.7e-3
+    torch.manual_seed(1)
+    got, _, exact = passes(example(B=1, T=1100, H=4, K=64, V=64, g=g, beta=True))
+    assert relative_error(got["dg"].double().sum(1), exact["dg"].sum(1)) <= 1e-2
+    assert relative_error(got["dg"].double(), exact["dg"]) <= 2.5e-3
 
 
 def test_nan_stays_in_its_sequence_on_the_emulator(on_cpu):

@@ -152,7 +152,7 @@ def test_the_scan_over_segments_compiles():
     from holdfast.kernels.matrix.hopper_delta_compose import compose
     from triton_compile import compile_for
 
-    pointers = dict.fromkeys(("local_ptr", "transition_ptr", "first_ptr", "enter_ptr", "last_ptr"), torch.float32)
+    pointers = dict.fromkeys(("local_ptr", "transition_ptr", "first_ptr", "enter_ptr"), torch.float32)
     sizes = {"H": 8, "segments": 16, "KEYS": 128, "VALUES": 128, "WIDE": 128, "BLOCK": 16}
     assert compile_for(compose, 90, pointers | sizes, num_warps=8).stack == 0
 
@@ -234,12 +234,10 @@ def test_right_on_a_cpu(given, columns, state_columns, span, monkeypatch):
     from holdfast.kernels.matrix import hopper_delta_launch
 
     def compose(kernel, blocks, tensors, *_):
-        local, transition, first, states, last = tensors
-        state = torch.zeros_like(last) if first is None else first
+        local, transition, first, states = tensors
+        states[:, 0] = 0 if first is None else first
         for segment in range(local.shape[1]):
-            states[:, segment] = state
-            state = transition[:, segment] @ state + local[:, segment]
-        last.copy_(state)
+            states[:, segment + 1] = transition[:, segment] @ states[:, segment] + local[:, segment]
 
     monkeypatch.setattr(hopper_delta_launch, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", compose)

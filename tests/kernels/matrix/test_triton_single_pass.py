@@ -9,6 +9,7 @@ from holdfast.planner.models.matrix_triton_single_pass import candidates
 from holdfast.recurrences.definition import MatrixCall
 
 pytest.importorskip("triton")
+from holdfast.kernels.matrix.triton_decay_sum import smooth
 from holdfast.kernels.matrix.triton_passes import Passes
 from holdfast.kernels.matrix.triton_segments import advance, compose
 from holdfast.kernels.matrix.triton_sweep import sweep
@@ -17,7 +18,9 @@ from kernels.matrix.single_pass_parity import plan
 from triton_compile import TARGETS, compile_for
 
 POINTERS = tuple(name for name in sweep.arg_names if name.endswith("_ptr"))
-NUMBERS = ("T", "H", "segment", "tokens", "kept_offset", "state_size", "state_k", "state_v", "state_add")
+GRADIENTS = ("rows_ptr", "other_rows_ptr", "sums_ptr", "products_ptr", "full_ptr")
+SIZES = ("kept_offset", "sums_size", "products_size", "state_size", "state_k", "state_v", "state_add")
+NUMBERS = ("T", "H", "segment", "tokens", *SIZES)
 STRIDES = tuple(f"{x}_{axis}" for x in "qkvx" for axis in ("batch", "step", "head"))
 
 
@@ -32,7 +35,7 @@ def arguments(passed, dtype, width, columns, block, **given):
     present = {
         "o": ("source_ptr", "last_ptr"),
         "dq": ("source_ptr", "rows_ptr", "first_ptr"),
-        "dk": ("after_ptr", "rows_ptr", "other_rows_ptr", "full_ptr", "first_ptr", "last_ptr"),
+        "dk": ("after_ptr", *GRADIENTS, "first_ptr", "last_ptr"),
         "dv": ("after_ptr", "first_ptr"),
     }[passed]
     found |= dict.fromkeys(("g_ptr", *present), torch.float32)
@@ -41,8 +44,17 @@ def arguments(passed, dtype, width, columns, block, **given):
     found |= dict.fromkeys((*NUMBERS, *STRIDES), 4096) | {"cu_seqlens": None, "scale": 0.5, "eps": 1e-6}
     found |= {"Q_GROUP": 1, "K_GROUP": 1, "V_GROUP": 1, "X_GROUP": 1, "WIDTH": width, "COLUMNS": columns}
     found |= {"BLOCK_K": width, "BLOCK_V": block, "CHUNK": 32 if wide else 64, "SEGMENTS": 1, "KEEP": 8, "STAGES": 2}
-    found |= {"REVERSE": reverse, "ADD": False, "NORMALIZE": False, "PRECISION": "tf32x3", "ROUNDING": 2.0**-10}
+    found |= {"REVERSE": reverse, "ADD": False, "NORMALIZE": False, "PRECISION": "tf32x3"}
     return found | {"WIDE": wide} | given
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+def test_what_passes_a_chunk_compiles_for_gpus_that_are_not_here(capability):
+    names = ("g_ptr", "rows_ptr", "sums_ptr", "products_ptr", "out_ptr")
+    pointers = dict.fromkeys(names, torch.float32) | {"cu_seqlens": torch.int32}
+    sizes = dict.fromkeys(("T", "H", "segment", "tokens", "sums_size", "products_size"), 4096)
+    sizes |= {"SPLITS": 3, "CHUNK": 64, "SEGMENTS": 1, "KEEP": 8, "BLOCK": 64, "VARIANCE": 2.0**-18}
+    assert compile_for(smooth, capability, pointers | sizes, num_warps=2).stack == 0
 
 
 EVERYWHERE = [(passed, 90) for passed in ("o", "dq", "dk", "dv")]

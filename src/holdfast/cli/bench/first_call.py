@@ -7,6 +7,7 @@ counted; importing the implementation, planning and compiling are.
 """
 
 import json
+import os
 
 import torch
 
@@ -33,8 +34,11 @@ def main() -> None:
         said = {"refused": one_line(reason)}
     except Exception as error:  # the parent makes a row of it
         said = {"failed": one_line(error)}
-    print(json.dumps(said))
+    print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":
     main()
+    # a thread of autograd that still lets go of a graph while Python shuts down would abort the process
+    # (pytorch/pytorch#38228)
+    os._exit(0)

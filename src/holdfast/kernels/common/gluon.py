@@ -5,7 +5,8 @@ Gluon is Triton's lower language (triton.experimental.gluon): its author places 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -23,18 +24,34 @@ except AttributeError:
 tma_store_wait = tma.store_wait
 
 try:
+    copy_to_shared = async_copy.async_load
+except AttributeError:
+    copy_to_shared = async_copy.async_copy_global_to_shared
+
+try:
     barrier = gl.barrier
 except AttributeError:
     barrier = gl.thread_barrier
 
+
+@builtin
+def reinterpret(memory, dtype, shape, layout, _semantic=None):
+    """The same shared memory, as another type, shape and layout."""
+    view = memory.reinterpret if hasattr(memory, "reinterpret") else memory._reinterpret
+    return view(dtype, shape, layout, _semantic=_semantic)
+
+
 __all__ = [
     "TensorDescriptor",
+    "async_copy",
     "barrier",
+    "copy_to_shared",
     "fence_async_shared",
     "gl",
     "gluon",
     "mbarrier",
     "mma_v2",
+    "reinterpret",
     "tma_load",
     "tma_store",
     "tma_store_wait",

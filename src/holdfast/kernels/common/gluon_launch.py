@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .direct_launch import Run, launcher
 from .gluon import TensorDescriptor
+from .replay import RECORDING, note_launch
 from .triton_launch import LAUNCHES_COMPILED
 
-_COMPILED: dict[tuple[Any, ...], Any] = {}
+_COMPILED: dict[tuple[Any, ...], Run] = {}
 
 
 def tiles(x: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
@@ -44,14 +46,17 @@ def launch(
         with torch.cuda.device(device):
             return launch(kernel, grid, arguments, constants, warps, types, registers)
     if not LAUNCHES_COMPILED:
+        note_launch(None, grid, arguments)
         kernel[grid](*arguments, **constants, num_warps=warps, maxnreg=registers)
         return None
     # the function, since a kernel's hash is that of its source and of all that it reads
     key = (kernel.fn, device, warps, registers, *constants.values(), *types)
     compiled = _COMPILED.get(key)
     if compiled is None:
-        compiled = _COMPILED[key] = kernel.warmup(
-            *arguments, **constants, num_warps=warps, maxnreg=registers, grid=grid
+        compiled = _COMPILED[key] = launcher(
+            kernel.warmup(*arguments, **constants, num_warps=warps, maxnreg=registers, grid=grid)
         )
-    compiled[grid](*arguments, *constants.values())
+    if RECORDING:
+        note_launch(compiled, grid, arguments)
+    compiled(grid, arguments, constants.values())
     return None

@@ -150,8 +150,8 @@ class Kernel:
         stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
         start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
         rest = () if cooperative else (0,)
-        result = start(self.function, *grid, threads, 1, 1, shared, stream, ctypes.addressof(places), *rest)
-        _check((result[0], None), f"launching {self.name}")
+        given = self.function, *grid, threads, 1, 1, shared, stream, ctypes.addressof(places), *rest
+        _check(_in_context(start(*given), start, *given), f"launching {self.name}")
 
     def repeated(self, threads: int, pointers: int, numbers: int) -> Callable[..., None]:
         """A function (blocks, tensors, *numbers) that launches on what is now the current stream, in little host time.
@@ -167,11 +167,32 @@ class Kernel:
 
         def run(blocks: int, tensors: Sequence[Any], *rest: int) -> None:
             values[:] = [*[x.data_ptr() for x in tensors], *rest]
-            result = start(function, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(places), 0)
+            given = function, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(places), 0
+            result = start(*given)
             if int(result[0]) != 0:
-                _check((result[0], None), f"launching {self.name}")
+                _check(_in_context(result, start, *given), f"launching {self.name}")
 
         return run
+
+
+def _in_context(result: tuple[Any, ...], call: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, None]:
+    """(the error of a driver's call, None), the call repeated where its thread had no context yet.
+
+    PyTorch gives a thread one at its first work on a device: what autograd's threads begin with may be ours.
+    """
+    driver, _ = _bindings()
+    if result[0] == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+        _enter_context(torch.cuda.current_device())
+        result = call(*arguments)
+    return result[0], None
+
+
+def _enter_context(device: int) -> None:
+    """Makes the context that PyTorch works in the thread's current one."""
+    driver, _ = _bindings()
+    handle = _check(driver.cuDeviceGet(device), "cuDeviceGet")
+    context = _check(driver.cuDevicePrimaryCtxRetain(handle), "cuDevicePrimaryCtxRetain")
+    _check((driver.cuCtxSetCurrent(context)[0], None), "cuCtxSetCurrent")
 
 
 def _argument(value: Any) -> Any:
@@ -186,9 +207,8 @@ def load(source: str, arch: str, name: str, shared: int, device: int, options: t
     driver, _ = _bindings()
     cubin = compile_source(source, arch, options, folder())
     with torch.cuda.device(device):
-        # the driver's calls below need the context that torch makes
         torch.cuda.init()
-        torch.empty(0, device=f"cuda:{device}")
+        _enter_context(device)
         library = _check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), f"loading {name}")
         kernel = _check(driver.cuLibraryGetKernel(library, name.encode()), f"finding {name}")
         function = _check(driver.cuKernelGetFunction(kernel), f"finding {name}")

@@ -9,9 +9,12 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from .direct_launch import Run, launcher
+from .replay import RECORDING, note_launch
+
 # what Triton does not promise: without it, its own launch serves
 LAUNCHES_COMPILED = hasattr(CompiledKernel, "__getitem__") and hasattr(triton.JITFunction, "warmup")
-_COMPILED: dict[tuple[Any, ...], Any] = {}
+_COMPILED: dict[tuple[Any, ...], Run] = {}
 
 
 @lru_cache(maxsize=4096)
@@ -42,6 +45,7 @@ def launch(
     """
     # what the interpreter runs is no JITFunction
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
+        note_launch(None, blocks, ())
         kernel[blocks](*tensors, *numbers, **constants, num_warps=warps)
         return
     places = [None if x is None else x.data_ptr() for x in tensors]
@@ -53,6 +57,9 @@ def launch(
         if expected != list(constants):
             raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
         arguments = (*tensors, *numbers)
-        compiled = _COMPILED[key] = kernel.warmup(*arguments, **constants, num_warps=warps, grid=blocks)
+        compiled = _COMPILED[key] = launcher(kernel.warmup(*arguments, **constants, num_warps=warps, grid=blocks))
     # of a tensor, Triton would ask the driver whether its address is one of the device
-    compiled[(*blocks, 1, 1)[:3]](*places, *numbers, *constants.values())
+    grid = (*blocks, 1, 1)[:3]
+    if RECORDING:
+        note_launch(compiled, grid, (*tensors, *numbers))
+    compiled(grid, (*places, *numbers), constants.values())

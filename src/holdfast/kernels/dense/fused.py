@@ -17,7 +17,7 @@ from holdfast.recurrences.definition import DenseCall
 from . import launch, packed
 from .cells import cpp
 from .kept import gates_dtype, shapes
-from .weights_grad import weights_grad
+from .weights_grad import add_parts, of_gates
 
 # What the second axis of a grid holds.
 MOST_HEADS = 65535
@@ -111,11 +111,12 @@ class Fused:
         grad_final: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         if cu_seqlens is None:
-            dx, dR, db, grad_initial = self._backward(plan, call, h, states, gates, grad_h, grad_final)
+            given = plan, call, h, states, gates, grad_h, grad_final
+            dx, dR, db, grad_initial = self._backward(*given, call.R.dtype)
         else:
 
             def run(call: DenseCall, *rest: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-                return self._backward(_best(call.cell, call.x, "backward"), call, *rest)
+                return self._backward(_best(call.cell, call.x, "backward"), call, *rest, torch.float32)
 
             every = packed.groups(cu_seqlens, call.x.shape[1], _most(call, "backward"))
             dx, dR, db = packed.backward(every, call, h, states, gates, grad_h, grad_final, run)
@@ -131,12 +132,15 @@ class Fused:
         gates: Tensor,
         grad_h: Tensor | None,
         grad_final: Tensor | None,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """dR and db in float32."""
+        """dR and db in dtype."""
         cell = call.cell
         batch, length, inputs, heads, width = call.x.shape
         padded = -(-width // 8) * 8
         R, h, initial = _padded_weights(call.R, padded), _padded(h, padded), _padded(call.initial_state, padded)
+        if plan["blocks"] > 1 and dense_fused.streams(plan, padded):
+            R = R.mT.contiguous()
         only = [gate for gate in cell.recurrent if gate not in cell.input]
         dx = R.new_empty(batch, length, inputs, heads, padded)
         extra = R.new_empty(batch, length, len(only), heads, padded)
@@ -152,16 +156,13 @@ class Fused:
         arrays += [dx, extra, db, grad_initial]
         clip = 0.0 if call.cut_recurrent_grad else call.recurrent_grad_clip
         size = {"B": batch, "T": length, "H": heads, "D": width, "W": padded}
-        before = None if initial is None else initial[0].to(R.dtype)
+        before = None if initial is None else initial[0]
         with torch.cuda.device(R.device):
             launch.run(plan, cell, "backward", arrays, clip, call.reset is not None, size)
-            dR = weights_grad(dx, h, before, call.reset)
-            if cell.input != cell.recurrent:
-                found = dict(zip(cell.input, dR, strict=True))
-                if only:
-                    found |= zip(only, weights_grad(extra, h, before, call.reset), strict=True)
-                dR = torch.stack([found[gate] for gate in cell.recurrent])
-        return dx[..., :width], dR[..., :width, :width], db.sum(0)[..., :width], grad_initial[..., :width]
+            dR, db = of_gates(cell, dx, extra, h, before, call.reset, dtype), add_parts(db, dtype)
+        if padded == width:
+            return dx, dR, db, grad_initial
+        return dx[..., :width], dR[..., :width, :width], db[..., :width], grad_initial[..., :width]
 
 
 def cell_of(problem: Problem) -> Cell:

@@ -75,10 +75,10 @@ def source_of(
         numbers["BLOCKS_A_SM"] = max(1, 384 // threads)
     else:
         stem, threads = "spread", 32 * (plan["warps"] + 4)
-        per_warp = ceil(ceil(width, dense_fused.GROUP), plan["warps"])
-        in_shared = per_warp - plan["in_registers"]
-        shared = dense_fused.spread_shared(sizes, rows // 8, plan["warps"], in_shared, direction)
-        numbers |= {"WARPS": plan["warps"], "IN_REGISTERS": plan["in_registers"], "AT_ONCE": plan["at_once"]}
+        held = plan["in_registers"], plan["in_shared"]
+        shared = dense_fused.spread_shared(sizes, rows // 8, plan["channels"], plan["warps"], held[1], direction)
+        numbers |= {"SLICE": plan["channels"], "WARPS": plan["warps"], "IN_REGISTERS": held[0], "IN_SHARED": held[1]}
+        numbers |= {"TAKEN": plan["taken"], "LEFT": plan["left"], "AT_ONCE": plan["at_once"]}
     source = assemble(cell, dtype, numbers, "ptx.cuh", "gates.cuh", f"{stem}.cuh", f"{stem}_{direction}.cu")
     return source, f"{stem}_{direction}", threads, shared
 

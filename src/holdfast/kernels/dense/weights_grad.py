@@ -4,11 +4,10 @@ Of one wide head it is a single product of PyTorch's. Else a kernel cuts it into
 its own float32 sums and they are added in order, so that a run repeats bit for bit.
 """
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from holdfast.recurrences.cell import Cell
 
 from .launch import ceil
 
@@ -16,70 +15,37 @@ from .launch import ceil
 WIDE = 512
 
 
-@cache
-def _kernel() -> Any:
-    # triton comes only with torch's CUDA builds
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def weights_grad(
-        dg,
-        h,
-        initial,
-        reset,
-        out,
-        tokens,
-        length,
-        gates,
-        heads,
-        part,
-        WIDTH: tl.constexpr,
-        ROWS: tl.constexpr,
-        COLUMNS: tl.constexpr,
-        TOKENS: tl.constexpr,
-        INITIAL: tl.constexpr,
-        RESET: tl.constexpr,
-    ):
-        head = tl.program_id(0) % heads
-        gate = tl.program_id(0) // heads
-        across = (WIDTH + COLUMNS - 1) // COLUMNS
-        rows = tl.program_id(1) // across * ROWS + tl.arange(0, ROWS)
-        columns = tl.program_id(1) % across * COLUMNS + tl.arange(0, COLUMNS)
-        start = tl.program_id(2) * part
-        sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for offset in range(0, part, TOKENS):
-            token = start + offset + tl.arange(0, TOKENS)
-            inside = (token < tokens) & (offset + tl.arange(0, TOKENS) < part)
-            first = token % length == 0
-            place = ((token.to(tl.int64) * gates + gate) * heads + head) * WIDTH
-            left = tl.load(dg + place[:, None] + rows[None], mask=inside[:, None] & (rows < WIDTH)[None], other=0.0)
-            if RESET:
-                inside = inside & (tl.load(reset + token, mask=inside, other=1) == 0)
-            place = ((token.to(tl.int64) - 1) * heads + head) * WIDTH
-            valid = (inside & ~first)[:, None] & (columns < WIDTH)[None]
-            right = tl.load(h + place[:, None] + columns[None], mask=valid, other=0.0)
-            if INITIAL:
-                place = (token // length * heads + head).to(tl.int64) * WIDTH
-                valid = (inside & first)[:, None] & (columns < WIDTH)[None]
-                right += tl.load(initial + place[:, None] + columns[None], mask=valid, other=0.0)
-            sums = tl.dot(tl.trans(left), right, sums)
-        place = ((tl.program_id(2).to(tl.int64) * gates + gate) * heads + head) * WIDTH * WIDTH
-        inside = (rows < WIDTH)[:, None] & (columns < WIDTH)[None]
-        tl.store(out + place + rows[:, None] * WIDTH + columns[None], sums, mask=inside)
-
-    return weights_grad
+def of_gates(
+    cell: Cell,
+    dx: Tensor,
+    extra: Tensor,
+    h: Tensor,
+    initial: Tensor | None,
+    reset: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """dR [Gr, H, D, D] in dtype from the gradients of x's gates, and those of the gates that R alone feeds."""
+    dR = weights_grad(dx, h, initial, reset, dtype)
+    if cell.input == cell.recurrent:
+        return dR
+    found = dict(zip(cell.input, dR, strict=True))
+    only = [gate for gate in cell.recurrent if gate not in cell.input]
+    if only:
+        found |= zip(only, weights_grad(extra, h, initial, reset, dtype), strict=True)
+    return torch.stack([found[gate] for gate in cell.recurrent])
 
 
-def weights_grad(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:
-    """Float32 [G, H, D, D] from dg [B, T, G, H, D], h [B, T, H, D], initial [B, H, D] of one 16-bit dtype, contiguous.
+def weights_grad(
+    dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """[G, H, D, D] in dtype, rounded once, from dg [B, T, G, H, D] and h [B, T, H, D] of one 16-bit dtype.
 
-    reset: bool [B, T]. All on the current device.
+    initial: [B, H, D], rounded to that dtype. reset: bool [B, T]. All contiguous and on the current device.
     h is the state after each step; the product takes the one before it: initial at the first step, none where reset is.
     """
     batch, length, gates, heads, width = dg.shape
     if heads == 1 and width >= WIDE:
-        return _one_product(dg, h, initial, reset)
+        return _one_product(dg, h, initial, reset).to(dtype)
     tokens = batch * length
     tile = 128 if width >= 128 else 64 if width > 32 else 32
     tiles = ceil(width, tile) ** 2
@@ -89,27 +55,32 @@ def weights_grad(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | 
     part = 64 * ceil(ceil(tokens, parts), 64)
     parts = ceil(tokens, part)
     out = torch.empty(parts, gates, heads, width, width, dtype=torch.float32, device=dg.device)
-    _kernel()[(gates * heads, tiles, parts)](
-        dg,
-        h,
-        initial,
-        None if reset is None else reset.contiguous().view(torch.uint8),
-        out,
-        tokens,
-        length,
-        gates,
-        heads,
-        part,
-        WIDTH=width,
-        ROWS=tile,
-        COLUMNS=tile,
-        TOKENS=64,
-        INITIAL=initial is not None,
-        RESET=reset is not None,
-        num_warps=8 if tile == 128 else 4,
-        num_stages=3,
-    )
-    return out.sum(0)
+    # triton comes only with torch's CUDA builds
+    from holdfast.kernels.common.triton_launch import launch
+
+    from . import triton_weights
+
+    mask = None if reset is None else reset.contiguous().view(torch.uint8)
+    constants = {"WIDTH": width, "ROWS": tile, "COLUMNS": tile, "TOKENS": 64}
+    constants |= {"INITIAL": initial is not None, "RESET": reset is not None}
+    grid, warps = (gates * heads, tiles, parts), 8 if tile == 128 else 4
+    numbers = (tokens, length, gates, heads, part)
+    launch(triton_weights.weights_grad, grid, (dg, h, initial, mask, out), numbers, constants, warps)
+    return add_parts(out, dtype)
+
+
+def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of float32 [n, ...] over n, in order, rounded once to dtype. Contiguous, on the current device."""
+    if parts.shape[0] == 1 and dtype == torch.float32:
+        return parts[0]
+    from holdfast.kernels.common.triton_launch import launch
+
+    from .triton_weights import add_parts
+
+    out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
+    size = out.numel()
+    launch(add_parts, (ceil(size, 256),), (parts, out), (parts.shape[0], size), {"BLOCK": 256}, 2)
+    return out
 
 
 def _one_product(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:

@@ -1,14 +1,12 @@
 """Device code of the diagonal scan over real channels on Hopper, in Gluon: h_t = a_t h_{t-1} + x_t and its gradients.
 
-A thread takes two channels of a sequence through all of its steps, as the plain loop does: nothing passes between
-threads. The tiles of the next steps are on their way into shared memory meanwhile, copied 16 bytes at a time.
+A thread takes one or two channels of a sequence through all of its steps, as the plain loop does: nothing passes
+between threads. The tiles of the next steps are on their way into shared memory meanwhile, copied 16 bytes at a time.
 
 Sizes and strides are compiled in: as parts of instructions they take no registers, of which 32 states need many.
 """
 
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-
-from holdfast.kernels.common.gluon import gl, gluon
+from holdfast.kernels.common.gluon import async_copy, copy_to_shared, gl, gluon
 from holdfast.planner.models.diagonal_hopper import ROWS as _ROWS
 
 from .triton_channels import first_entry, span
@@ -34,7 +32,7 @@ def copy(tile, source, step: gl.constexpr, left, first, channels: gl.constexpr):
     t = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
     d = first + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
     here = (t < left)[:, None] & (d < channels)[None, :]
-    async_copy.async_copy_global_to_shared(tile, source + (t[:, None] * step + d[None, :]), mask=here)
+    copy_to_shared(tile, source + (t[:, None] * step + d[None, :]), mask=here)
 
 
 @gluon.jit
@@ -86,7 +84,8 @@ def forward(
     STAGES: gl.constexpr,
 ):
     """States o [B, T, D], the last of each sequence in final [N, D], every ROWS-th in entries; tiles of STEPS steps."""
-    row_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, gl.num_warps()], [1, 0])
+    EACH: gl.constexpr = BLOCK // (32 * gl.num_warps())
+    row_layout: gl.constexpr = gl.BlockedLayout([1, EACH], [1, 32], [1, gl.num_warps()], [1, 0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     across = gl.cdiv(channels, BLOCK)
     _, row, sequence, begin, start, stop = span(bounds, length, length, 1, across)
@@ -195,7 +194,8 @@ def backward(
     STAGES: gl.constexpr,
 ):
     """From the last tile to the first: dh_t = dy_t + c_{t+1}, dx_t = dh_t, da_t = dh_t h_{t-1}."""
-    row_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, gl.num_warps()], [1, 0])
+    EACH: gl.constexpr = BLOCK // (32 * gl.num_warps())
+    row_layout: gl.constexpr = gl.BlockedLayout([1, EACH], [1, 32], [1, gl.num_warps()], [1, 0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     across = gl.cdiv(channels, BLOCK)
     _, row, sequence, begin, start, stop = span(bounds, length, length, 1, across)

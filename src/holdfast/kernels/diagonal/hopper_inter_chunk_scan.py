@@ -1,4 +1,4 @@
-"""The scan of states between chunks with a low rank on Hopper; see hopper_states.py. Backward it is the Triton one."""
+"""The scan of states between chunks with a low rank on Hopper; see hopper_states.py and hopper_states_backward.py."""
 
 from torch import Tensor
 
@@ -49,6 +49,14 @@ class _Run(Run):
             warps = model.COLUMNS // model.EACH
             kernels.low_rank_forward[grid](*tensors, *self.sizes, **how, num_warps=warps)
         return final
+
+    def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
+        from . import hopper_states_backward as kernels
+
+        ready = (None if x is None else _aligned(x) for x in tensors)
+        places = self.batch * self.chunks * self.heads
+        how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": model.COLUMNS, "STAGES": self.plan["stages"]}
+        kernels.low_rank_backward[self.grid](*ready, *self.sizes, places, **how, num_warps=self.plan["warps"])
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -5,24 +5,56 @@ a block compute those of a whole tile at once, and hand them over through shared
 pairs, so that the steps are run by several threads alike, one of which writes.
 """
 
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-
-from holdfast.kernels.common.gluon import gl, gluon
+from holdfast.kernels.common.gluon import async_copy, gl, gluon
 from holdfast.planner.models.diagonal_hopper import ROWS as _ROWS
 
 from .hopper_channels import copy
 from .triton_channels import first_entry, span
-from .triton_pairs import advance, load_state, pack, store_state, times, turn, unpack
+from .triton_pairs import load_state, store_state, turn, unpack
 
 ROWS = gl.constexpr(_ROWS)
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
+def instruction(TEXT: gl.constexpr, x):
+    """What a PTX instruction of one operand makes of x."""
+    return gl.inline_asm_elementwise(TEXT, "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def advance(gr, gi, hr, hi, ur, ui):
+    """g h + u, in four fused multiply-adds: 0 - gi, which Triton makes of a minus sign, would be an addition more."""
+    less = instruction("neg.f32 $0, $1;", gi)
+    return gl.fma(gr, hr, gl.fma(less, hi, ur)), gl.fma(gi, hr, gl.fma(gr, hi, ui))
+
+
+@gluon.jit
+def pack(real, imaginary, ELEMENT: gl.constexpr):
+    """The inverse of unpack, rounded to ELEMENT: one instruction for both."""
+    TEXT: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $1, $2;" if gl.bfloat16 == ELEMENT else "cvt.rn.f16x2.f32 $0, $1, $2;"
+    return gl.inline_asm_elementwise(TEXT, "=r,f,f", [imaginary, real], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def quick_turn(theta):
+    """cos(theta) and sin(theta) to about 5e-7, by the hardware's own, of theta less a multiple of 2 pi."""
+    turns = gl.fma(theta, 0.15915494309189535, 12582912.0) - 12582912.0
+    r = gl.fma(turns, -6.2831854820251465, theta)
+    r = gl.fma(turns, 1.7484555e-7, r)
+    return instruction("cos.approx.ftz.f32 $0, $1;", r), instruction("sin.approx.ftz.f32 $0, $1;", r)
+
+
+@gluon.jit
 def turned(sizes, angles, real, imaginary, layout: gl.constexpr):
     """Leaves the gates of a tile in shared memory; returns their cosines and sines."""
     size = sizes.load(layout).to(gl.float32)
-    cosine, sine = turn(angles.load(layout).to(gl.float32))
+    theta = angles.load(layout)
+    if theta.dtype.primitive_bitwidth == 16:
+        # what rounded them is a thousand times as far off
+        cosine, sine = quick_turn(theta.to(gl.float32))
+    else:
+        cosine, sine = turn(theta)
     real.store(size * cosine)
     imaginary.store(size * sine)
     return cosine, sine
@@ -170,7 +202,7 @@ def retrace(
         ur, ui = unpack(grads.slice(j, 1).load(row), ELEMENT)
         ur, ui = ur + cr, ui + ci
         gr, gi = real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row)
-        br, bi = times(gr, -gi, ur, ui)
+        br, bi = gr * ur + gi * ui, gr * ui - gi * ur
         if WHOLE:
             live = here
             cr, ci = br, bi
@@ -178,7 +210,7 @@ def retrace(
             live = here & (j < left)
             cr, ci = gl.where(j < left, br, cr), gl.where(j < left, bi, ci)
         gl.store(grad_x + j * pairs, pack(ur, ui, ELEMENT), mask=live)
-        zr, zi = times(ur, ui, history_r[j], -history_i[j])
+        zr, zi = ur * history_r[j] + ui * history_i[j], ui * history_r[j] - ur * history_i[j]
         da = zr * turns[0].slice(j, 1).load(row) + zi * turns[1].slice(j, 1).load(row)
         angle = zi * gr - zr * gi
         gl.store(grad_a + j * pairs, da.to(grad_a.dtype.element_ty), mask=live)

@@ -7,9 +7,7 @@ way into shared memory; W and Y are turned over there, so that a thread reads fo
 Sizes are compiled in. Decays come one chunk ahead.
 """
 
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-
-from holdfast.kernels.common.gluon import gl, gluon
+from holdfast.kernels.common.gluon import async_copy, copy_to_shared, gl, gluon, reinterpret
 
 from .triton_states import span
 
@@ -22,7 +20,7 @@ def copy_line(line, source, live):
     """Starts the copy of consecutive elements."""
     EACH: gl.constexpr = 128 // line.dtype.primitive_bitwidth
     i = gl.arange(0, line.shape[0], gl.BlockedLayout([EACH], [32], [gl.num_warps()], [0]))
-    async_copy.async_copy_global_to_shared(line, source + i, mask=(i >= 0) & live)
+    copy_to_shared(line, source + i, mask=(i >= 0) & live)
 
 
 @gluon.jit
@@ -34,7 +32,7 @@ def copy_columns(tile, source, values: gl.constexpr, first, live):
     k = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
     v = first + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
     here = (k >= 0)[:, None] & (v < values)[None, :] & live
-    async_copy.async_copy_global_to_shared(tile, source + (k[:, None] * values + v[None, :]), mask=here)
+    copy_to_shared(tile, source + (k[:, None] * values + v[None, :]), mask=here)
 
 
 @gluon.jit
@@ -51,7 +49,7 @@ def copy_chunk(tiles, sources, place, slot, keys: gl.constexpr, values: gl.const
 def turn_over(line, columns, keys: gl.constexpr, RANK: gl.constexpr):
     """A factor [keys, RANK] as it lies in memory -> its columns [RANK, keys] in float32."""
     rows: gl.constexpr = gl.BlockedLayout([1, RANK], [32, 1], [gl.num_warps(), 1], [1, 0])
-    factor = line._reinterpret(line.dtype, [keys, RANK], _PLAIN)
+    factor = reinterpret(line, line.dtype, [keys, RANK], _PLAIN)
     columns.permute((1, 0)).store(factor.load(rows).to(gl.float32))
 
 

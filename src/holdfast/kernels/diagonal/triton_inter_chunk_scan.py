@@ -120,9 +120,7 @@ class Run:
         return final
 
     def backward(self, history: Tensor, grad_o: Tensor | None, grad_final: Tensor | None) -> Grads:
-        from . import triton_states as kernels
-
-        call, plan = self.call, self.plan
+        call = self.call
         grad_states = torch.empty_like(call.states)
         grad_initial = self._empty(self.sequences, self.heads, self.keys, self.values)
         # sums that several programs share come in parts
@@ -130,29 +128,13 @@ class Run:
         grad_decay = self._empty(parts, *call.decay.shape)
         grad_W, grad_Y = (None if x is None else self._empty(self.across, *x.shape) for x in (call.W, call.Y))
         if grad_initial.numel():
-            kernels.backward[self.grid](
-                call.decay,
-                call.W,
-                call.Y,
-                history,
+            given = (
                 None if grad_o is None else grad_o.contiguous(),
                 call.initial_state,
                 None if grad_final is None else grad_final.float().contiguous(),
-                grad_states,
-                grad_decay,
-                grad_W,
-                grad_Y,
-                grad_initial,
-                *self.sizes,
-                self.batch * self.chunks * self.heads,
-                SCALAR=self.scalar,
-                RANK=self.rank,
-                BLOCK_K=plan["block_k"],
-                BLOCK_V=plan["block_v"],
-                BLOCK_R=self.padded_rank,
-                STAGES=plan["group"],
-                num_warps=plan["warps"],
             )
+            found = (grad_states, grad_decay, grad_W, grad_Y, grad_initial)
+            self._launch_backward((call.decay, call.W, call.Y, history, *given, *found))
 
         def whole(parts: Tensor | None, like: Tensor | None) -> Tensor | None:
             return None if parts is None else parts.sum(0).to(like.dtype)
@@ -163,4 +145,21 @@ class Run:
             whole(grad_W, call.W),
             whole(grad_Y, call.Y),
             grad_initial,
+        )
+
+    def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
+        from . import triton_states as kernels
+
+        plan = self.plan
+        kernels.backward[self.grid](
+            *tensors,
+            *self.sizes,
+            self.batch * self.chunks * self.heads,
+            SCALAR=self.scalar,
+            RANK=self.rank,
+            BLOCK_K=plan["block_k"],
+            BLOCK_V=plan["block_v"],
+            BLOCK_R=self.padded_rank,
+            STAGES=plan["stages"],
+            num_warps=plan["warps"],
         )

@@ -8,13 +8,8 @@ A block owns a (batch, head) and walks over chunks of 64 tokens like hopper_swee
     dS = decay dS + (Q^T * write) U.
 The rounded state goes through shared memory, because one product needs it transposed.
 
-The log decay's gradient is dg_t = <exp(g_t) S_{t-1}, dS_t> = q_t . dq_t - k_t . dk_t + dg_{t+1}, with <S_T, dS_T> for
-dg_{T+1}. What pairs of one chunk add to both products is taken from the products of scores, in float32 and without a
-token's pair with itself, whose share is the same in both, undecayed: under a strong decay its rounding would be all
-that is seen. A sum over the whole sequence would gather its terms' errors, so every SAVE chunks it starts anew, from
-the product of dS, rounded as k . dk rounds it, with the state that the sweep for dq saved there. And what a decay has
-forgotten is left out: <dS_t, decay to t of S_s> is a sum's end minus what later tokens have taken from it, whose errors
-would stay where the decay has left nothing of it.
+The log decay's and the strength's gradients are of sums over rows, which the warps that multiply leave to the one for
+the gates: hopper_adjoint_gates.py.
 """
 
 from holdfast.kernels.common.gluon import (
@@ -30,29 +25,21 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
+from .hopper_adjoint_gates import gate
 from .hopper_gates import (
     CHUNK,
     READ,
     STRENGTH,
     VECTORS,
     WRITE,
-    add,
     clear_rows,
-    gather,
-    load_gates,
     of_segment,
     of_token,
     parts_of_columns,
     place_of,
     store_rows,
-    weigh,
     within,
 )
-
-# below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
-_LOG_ZERO = gl.constexpr(-149.9)
-# below this one, what is left of a state is less than the rounding of a product with it
-_LOG_FORGOTTEN = gl.constexpr(-12.0)
 
 
 @gluon.jit(
@@ -108,6 +95,7 @@ def adjoint(
     VALUES: gl.constexpr,
     TURNED: gl.constexpr,
     SAVE: gl.constexpr,
+    ROUNDING: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Grid (B * H, segments of `span` chunks), or (N * H, 1) of packed sequences: cu, dk and dv as in hopper_sweep.py.
@@ -118,8 +106,9 @@ def adjoint(
     start, end: dS after each segment's last and before its first token, float32 [B, segments, H, KEYS, VALUES], or
     [..., VALUES, KEYS] if TURNED, or None.
     dg: [B, T, H], contiguous, or None. For it, row [slices, B, H, T]: what hopper_sweep.py summed; last
-    [B, segments, H]: <S, dS> after each segment, None for 0; saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], by a
-    descriptor of blocks [1, 1, *, *]: the states it saved, None where there is but one. dbeta: [B, T, H], or None.
+    [B, segments, H]: <S, dS> after each segment, None for 0; saved [B, H, segments * ceil(span / SAVE), KEYS, VALUES],
+    by a descriptor of blocks [1, 1, *, *]: the states it saved, before every SAVE-th chunk of each segment.
+    ROUNDING: the variance of one number's rounding, relative to its square. dbeta: [B, T, H], or None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -135,12 +124,17 @@ def adjoint(
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     # row sums that each warp leaves: of pairs in the chunk over the earlier and over the later token, of a token with
-    # itself, of what comes from later chunks, and of the product of states
+    # itself, of what comes from later chunks, and of the products of states, with the gradient as it is and rounded
     later_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps // 4, CHUNK], plain)
     earlier_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], plain)
     own_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], plain)
     cross_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps, CHUNK], plain)
-    state_parts = gl.allocate_shared_memory(gl.float32, [STAGES, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    state_parts = gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # of the chunks since the last saved state: dg, and, as often as there are tokens, two numbers that correct it
+    if SAVE > 0:
+        pending = gl.allocate_shared_memory(gl.float32, [SAVE * 3 - 3, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    else:
+        pending: gl.constexpr = None
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -196,6 +190,7 @@ def adjoint(
                     place,
                     H,
                     first,
+                    span,
                     count,
                     scale,
                     dg_ptr is not None,
@@ -209,10 +204,11 @@ def adjoint(
             ),
             (_copy, (tiles, sources, loaded, free, place, H, q_group, v_group, first, count, STAGES)),
             (
-                _gate,
+                gate,
                 (
                     places,
                     parts,
+                    pending,
                     g_ptr,
                     beta_ptr,
                     g_t,
@@ -228,13 +224,15 @@ def adjoint(
                     first,
                     count,
                     scale,
+                    TURNED,
                     SAVE,
+                    ROUNDING,
                     STAGES,
                 ),
             ),
         ],
         [1, 1],
-        [40, 40],
+        [40, 64],
     )
 
 
@@ -263,83 +261,6 @@ def _copy(tiles, sources, loaded, free, place, H, q_group, v_group, first, count
 
 
 @gluon.jit
-def _gate(
-    places,
-    parts,
-    g_ptr,
-    beta_ptr,
-    g_t,
-    beta_t,
-    row_ptr,
-    last_ptr,
-    dg_ptr,
-    dbeta_ptr,
-    length,
-    slice_rows,
-    H,
-    slices,
-    first,
-    count,
-    scale,
-    SAVE: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Weighs each chunk when its stage is free, and turns the row sums of the chunk that left it into dg and dbeta."""
-    gates, decays, _, gated, free = places
-    later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    carry = 0.0
-    if last_ptr is not None:
-        carry += gl.load(last_ptr + of_segment(H, 1))
-    stage = 0
-    phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, length)
-    gathers: gl.constexpr = dg_ptr is not None or dbeta_ptr is not None
-    drain: gl.constexpr = STAGES if gathers else 0
-    for i in range(count + drain):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 2 - i, i + 1 < count, length)
-        if gathers:
-            # of the chunk that leaves: loaded before the wait
-            chunk = first + count - 1 - i + STAGES
-            tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
-            inside = (tokens < length) & (i >= STAGES)
-            gain = gl.zeros([CHUNK], gl.float32, layout)
-            if dg_ptr is not None:
-                for part in range(slices):
-                    gain += gl.load(row_ptr + part * slice_rows + tokens, mask=inside, other=0.0)
-            own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, length)
-        mbarrier.wait(free.index(stage), phase)
-        if gathers:  # noqa: SIM102 - known while compiling
-            if i >= STAGES:
-                within_chunk, cross = gather(earlier_parts, stage), gather(cross_parts, stage)
-                if dbeta_ptr is not None:
-                    dbeta = within_chunk + cross + gather(own_parts, stage)
-                    gl.store(dbeta_ptr + tokens.to(gl.int64) * H, dbeta, mask=inside)
-                if dg_ptr is not None:
-                    pairs = gather(later_parts, stage) - within_chunk * own_beta
-                    to_end = gl.associative_scan(own_g, 0, add, reverse=True)
-                    taken = gl.associative_scan(cross * own_beta, 0, add, reverse=True)
-                    remaining = gl.where(to_end < _LOG_FORGOTTEN, 0.0, carry - taken)
-                    dg = gl.associative_scan(gain + pairs, 0, add, reverse=True) + remaining
-                    dg = gl.where(own_g < _LOG_ZERO, 0.0, dg)
-                    gl.store(dg_ptr + tokens.to(gl.int64) * H, dg, mask=inside)
-                    forgotten = gl.sum(own_g, 0) < _LOG_FORGOTTEN
-                    carry = gl.sum(gain, 0) + gl.where(forgotten, 0.0, carry - gl.sum(cross * own_beta, 0))
-                    if SAVE > 0:  # noqa: SIM102 - known while compiling
-                        if chunk % SAVE == 0:
-                            rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
-                            carry = gl.sum(state_parts.index(stage).load(rows), 0)
-        if i < count:
-            weigh(gates, decays, gated, stage, g, beta, scale, True)
-        g = g_next
-        beta = beta_next
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-
-@gluon.jit
 def _multiply(
     tiles,
     dk_tile,
@@ -357,6 +278,7 @@ def _multiply(
     place,
     H,
     first,
+    span,
     count,
     scale,
     SUMS: gl.constexpr,
@@ -505,22 +427,24 @@ def _multiply(
                 tma_store(dk_desc, [batch, begin + chunk * CHUNK, head, 0], dk_tile)
                 tma_store(dv_desc, [batch, begin + chunk * CHUNK, head, 0], dv_tile)
         if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if chunk % SAVE == 0:
+            if (count - 1 - i) % SAVE == 0:
                 # every warp is past the products with the state's tile
                 mbarrier.expect(restored, saved_desc.block_type.nbytes)
-                entry = chunk // SAVE
+                entry = (count - 1 - i) // SAVE
                 if dk_ptr is None:
+                    entry += gl.program_id(1) * gl.cdiv(span, SAVE)
                     tma_load(saved_desc, [gl.program_id(0), entry, 0, 0], restored, s_tile)
                 else:
                     entry += begin // (CHUNK * SAVE) + gl.program_id(0) // H
                     tma_load(saved_desc, [head, entry, 0, 0], restored, s_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if chunk % SAVE == 0:
+            if (count - 1 - i) % SAVE == 0:
                 mbarrier.wait(restored, turns & 1)
                 turns += 1
                 kept = s.load(s_layout).to(gl.float32)
-                state_parts.index(stage).store(gl.sum(state.to(dtype).to(gl.float32) * kept, 1))
+                state_parts.index(stage * 2).store(gl.sum(state * kept, 1))
+                state_parts.index(stage * 2 + 1).store(gl.sum(state.to(dtype).to(gl.float32) * kept, 1))
                 # read by all before the next chunk's state takes its place
                 barrier()
         stage += 1

@@ -18,8 +18,6 @@ _UNSERVED = {
     "delta": "the delta rule",
     "decay=vector": "a vector decay",
     "normalizer": "a normaliser",
-    # until tests/kernels/matrix/test_hopper.py's gpu tests of packed sequences have passed
-    "varlen": "packed sequences: its kernels for them have been held against the oracle in an emulator only",
 }
 
 
@@ -46,7 +44,7 @@ class Hopper:
         return without_gluon()
 
     def takes(self, call: MatrixCall) -> bool:
-        return not call.delta
+        return not call.delta and call.norm_floor is None and (call.g is None or call.g.dim() == 3)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
@@ -63,7 +61,7 @@ class Hopper:
         start, span, gates = _contiguous(call.initial_state), plan["span"], launch.Gates(call.g, call.beta, call.scale)
         ends = launch.Ends(start, final)
         if cu_seqlens is None and span * launch.TOKENS < v.shape[1]:
-            ends = launch.Ends(launch.entering(k, v, v.shape[2], gates, plan["stages"], span, start, final))
+            ends = launch.Ends(launch.entering(launch.Turn(k, v, start, final), None, gates, plan["stages"], span)[0])
         launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens)
         return o, final
 
@@ -89,16 +87,15 @@ class Hopper:
         ends, grad_ends = launch.Ends(start, turned=True), launch.Ends(w, grad_state)
         segments = 1 if cu_seqlens is not None else -(-length // (span * launch.TOKENS))
         if segments > 1:
-            states = launch.entering(k, v, heads, gates, stages, span, start, None)
-            grad_states = launch.entering(q, u, heads, gates, stages, span, w, grad_state, reverse=True)
+            forth, back = launch.Turn(k, v, start, None), launch.Turn(q, u, w, grad_state)
+            states, grad_states = launch.entering(forth, back, gates, stages, span)
             ends, grad_ends = launch.Ends(states, turned=True), launch.Ends(grad_states)
         kept = dg = None
         if call.g is not None:
-            chunks = -(-length // launch.TOKENS)
-            saved = None
-            if chunks > save:
-                entries = -(-chunks // save) if cu_seqlens is None else length // (save * launch.TOKENS) + sequences
-                saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=device)
+            entries = segments * -(-span // save)
+            if cu_seqlens is not None:
+                entries = length // (save * launch.TOKENS) + sequences
+            saved = torch.empty(batch, heads, entries, keys * values, dtype=v.dtype, device=device)
             rows = torch.empty(-(-keys // plan["columns"]), batch, heads, length, dtype=torch.float32, device=device)
             kept = launch.Kept(q, rows, saved, save)
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)

@@ -17,28 +17,33 @@ def compose(
     local_ptr,
     decay_ptr,
     first_ptr,
+    back_first_ptr,
     enter_ptr,
     last_ptr,
+    back_last_ptr,
     H,
     size,
     segments,
     PADDED: tl.constexpr,
-    REVERSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (B * H, blocks of BLOCK of a state's `size` cells). PADDED: segments, rounded up to a power of two.
+    """Grid (B * H, blocks of BLOCK of a state's `size` cells, turns): forward in time, and as the second turn backward.
 
-    local, enter: float32 [B, segments, H, size], in and out. decay: [B, segments, H], log2 of each segment's, or None.
-    first, last: [B, H, size], the state before and after the sequence, or None. REVERSE: from the last segment on.
+    PADDED: segments, rounded up to a power of two.
+    local, enter: float32 [turns, B, segments, H, size], in and out. decay: [B, segments, H], log2 of each segment's, or
+    None. first, last: [B, H, size], the state before and after the sequence, or None; back_first, back_last: after and
+    before it, of the second turn.
     """
     batch = (tl.program_id(0) // H).to(tl.int64)
     head = tl.program_id(0) % H
+    back = tl.program_id(2)
     cell = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     turn = tl.arange(0, PADDED)
-    segment = segments - 1 - turn if REVERSE else turn
+    segment = tl.where(back == 1, segments - 1 - turn, turn)
     row = (batch * segments + segment) * H + head
     inside = (turn < segments)[:, None] & (cell < size)[None, :]
-    add = tl.load(local_ptr + row[:, None] * size + cell[None, :], mask=inside, other=0.0)
+    states = tl.num_programs(0).to(tl.int64) * segments * size * back
+    add = tl.load(local_ptr + states + row[:, None] * size + cell[None, :], mask=inside, other=0.0)
     if decay_ptr is None:
         decay = tl.full([PADDED], 1.0, tl.float32)
     else:
@@ -48,14 +53,18 @@ def compose(
     pair = tl.program_id(0).to(tl.int64) * size + cell
     start = tl.zeros([BLOCK], tl.float32)
     if first_ptr is not None:
-        start = tl.load(first_ptr + pair, mask=cell < size, other=0.0)
-        after += decay * start[None, :]
+        start += tl.load(first_ptr + pair, mask=(cell < size) & (back == 0), other=0.0)
+    if back_first_ptr is not None:
+        start += tl.load(back_first_ptr + pair, mask=(cell < size) & (back == 1), other=0.0)
+    after += decay * start[None, :]
     # what leaves a segment enters the next
-    step = -H if REVERSE else H
+    step = tl.where(back == 1, -H, H)
     onward = inside & (turn < segments - 1)[:, None]
-    tl.store(enter_ptr + (row + step)[:, None] * size + cell[None, :], after, mask=onward)
-    opening = segments - 1 if REVERSE else 0
-    tl.store(enter_ptr + ((batch * segments + opening) * H + head) * size + cell, start, mask=cell < size)
+    tl.store(enter_ptr + states + (row + step)[:, None] * size + cell[None, :], after, mask=onward)
+    opening = tl.where(back == 1, segments - 1, 0)
+    tl.store(enter_ptr + states + ((batch * segments + opening) * H + head) * size + cell, start, mask=cell < size)
+    ending = inside & (turn == segments - 1)[:, None]
     if last_ptr is not None:
-        ending = tl.broadcast_to((last_ptr + pair)[None, :], [PADDED, BLOCK])
-        tl.store(ending, after, mask=inside & (turn == segments - 1)[:, None])
+        tl.store(tl.broadcast_to((last_ptr + pair)[None, :], [PADDED, BLOCK]), after, mask=ending & (back == 0))
+    if back_last_ptr is not None:
+        tl.store(tl.broadcast_to((back_last_ptr + pair)[None, :], [PADDED, BLOCK]), after, mask=ending & (back == 1))

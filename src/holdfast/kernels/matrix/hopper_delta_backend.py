@@ -1,4 +1,4 @@
-"""The delta rule on Hopper: chunks are prepared side by side, then one sweep. The gradients are the Triton kernels'."""
+"""The delta rule on Hopper: chunks are prepared side by side, then swept; backward, two sweeps and all side by side."""
 
 import torch
 from torch import Tensor
@@ -63,17 +63,17 @@ class HopperDelta:
         start = None if call.initial_state is None else call.initial_state.contiguous()
         gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
         a = launch.run_prepare(k, heads, gates)
-        end: Tensor | None = final
         if span * TOKENS < length:
-            start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start, final)
-            end = None
-        launch.run_sweep(q, k, v, a, o, gates, start, end, None, plan["columns"], stages, span)
+            start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start)
+        launch.run_sweep(q, k, v, a, o, gates, start, final, None, plan["columns"], stages, span)
         return o, final
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
-        from . import triton_delta_passes
+        from . import hopper_delta_passes, triton_delta_passes
 
+        if call.v.shape[3] <= WIDEST:
+            return hopper_delta_passes.backward(plan, call, grad_o, grad_final)
         with torch.cuda.device_of(call.v):
             return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)

@@ -14,7 +14,6 @@ def compose(
     transition_ptr,
     first_ptr,
     enter_ptr,
-    last_ptr,
     H,
     segments,
     KEYS: tl.constexpr,
@@ -24,9 +23,9 @@ def compose(
 ):
     """Grid (B * H, blocks of BLOCK columns).
 
-    local, enter: float32 [B, segments, H, KEYS, VALUES], in and out. transition: [B, segments, H, KEYS, KEYS].
-    first, last: [B, H, KEYS, VALUES], the state before and after the sequence; first may be None. WIDE: KEYS, rounded
-    up to a power of two.
+    local: float32 [B, segments - 1, H, KEYS, VALUES], transition: [B, segments - 1, H, KEYS, KEYS], of all segments but
+    the last. first: [B, H, KEYS, VALUES], the state before the sequence, or None. enter: that before each segment,
+    [B, segments, H, KEYS, VALUES]. WIDE: KEYS, rounded up to a power of two.
     """
     batch = (tl.program_id(0) // H).to(tl.int64)
     head = tl.program_id(0) % H
@@ -36,14 +35,30 @@ def compose(
     inside = (key < KEYS)[:, None] & (column < VALUES)[None, :]
     square = (key < KEYS)[:, None] & (key < KEYS)[None, :]
     pair = tl.program_id(0).to(tl.int64) * (KEYS * VALUES)
-    state = tl.zeros([WIDE, BLOCK], tl.float32)
-    if first_ptr is not None:
+    local_ptr += (batch * (segments - 1) * H + head) * (KEYS * VALUES)
+    transition_ptr += (batch * (segments - 1) * H + head) * (KEYS * KEYS)
+    enter_ptr += (batch * segments * H + head) * (KEYS * VALUES)
+    entries = key[:, None] * KEYS + key[None, :]
+    pair = tl.program_id(0).to(tl.int64) * (KEYS * VALUES)
+    if first_ptr is None:
+        # nothing enters the first segment, and what leaves it is what it adds
+        state = tl.zeros([WIDE, BLOCK], tl.float32)
+        tl.store(enter_ptr + cell, state, mask=inside)
+        state = tl.load(local_ptr + cell, mask=inside, other=0.0)
+        begin: tl.constexpr = 1
+    else:
         state = tl.load(first_ptr + pair + cell, mask=inside, other=0.0)
-    for segment in range(segments):
-        row = (batch * segments + segment) * H + head
-        tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)
+        begin: tl.constexpr = 0
+    row = (begin * H).to(tl.int64)
+    ahead = tl.minimum(begin, segments - 2).to(tl.int64) * H * (KEYS * KEYS)
+    transition = tl.load(transition_ptr + ahead + entries, mask=square, other=0.0)
+    for segment in range(begin, segments - 1):
+        # loaded ahead: a store keeps the compiler from doing so
+        ahead = tl.minimum(segment + 1, segments - 2).to(tl.int64) * H * (KEYS * KEYS)
+        transition_next = tl.load(transition_ptr + ahead + entries, mask=square, other=0.0)
         local = tl.load(local_ptr + row * (KEYS * VALUES) + cell, mask=inside, other=0.0)
-        entries = transition_ptr + row * (KEYS * KEYS) + key[:, None] * KEYS + key[None, :]
-        transition = tl.load(entries, mask=square, other=0.0)
+        tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)
         state = tl.dot(transition, state, local, input_precision="tf32x3")
-    tl.store(last_ptr + pair + cell, state, mask=inside)
+        transition = transition_next
+        row += H
+    tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)

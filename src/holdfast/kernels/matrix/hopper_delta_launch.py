@@ -54,7 +54,8 @@ def run_sweep(
     """One launch of `delta_sweep`: out [B, T, H, V] of q, k [B, T, *, K], v [B, T, H, V] and what run_prepare made.
 
     start, end, transition: float32 states [B, segments, H, K, V], and [B, segments, H, K, K], of segments of `span`
-    chunks. columns: of v a block, 64 or 128. stages: chunks in flight. Without q and out only states are found.
+    chunks. columns: of v a block, 64 or 128. stages: chunks in flight. Without q and out only states are found, of all
+    segments but the last; with them, end [B, H, K, V] is the state after that.
     """
     batch, length, heads, values = v.shape
     keys = k.shape[3]
@@ -82,8 +83,8 @@ def run_sweep(
     )
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // column, "STAGES": stages}
     types = (*gates.types(), k.dtype, wide, q is None, start is None, end is None, transition is None)
-    grid = (batch * heads, slices, -(-length // (span * TOKENS)))
-    launch(delta_sweep, grid, arguments, constants, 4, types)
+    segments = -(-length // (span * TOKENS)) - (0 if q is not None else 1)
+    launch(delta_sweep, (batch * heads, slices, segments), arguments, constants, 4, types)
 
 
 def entering(
@@ -95,21 +96,22 @@ def entering(
     stages: int,
     span: int,
     first: Tensor | None,
-    last: Tensor,
 ) -> Tensor:
-    """The state that enters each segment of `span` chunks, float32 [B, segments, H, K, V], and into last what leaves.
+    """The state that enters each segment of `span` chunks, float32 [B, segments, H, K, V].
 
     first: the state before the sequence.
     """
     batch, length, heads, values = v.shape
     keys = k.shape[3]
     segments = -(-length // (span * TOKENS))
-    local = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=k.device)
-    transition = torch.empty(batch, segments, heads, keys, keys, dtype=torch.float32, device=k.device)
+    local, transition = (
+        torch.empty(batch, segments - 1, heads, keys, width, dtype=torch.float32, device=k.device)
+        for width in (values, keys)
+    )
     run_sweep(None, k, v, a, None, gates, None, local, transition, columns, stages, span)
-    states = torch.empty_like(local)
+    states = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=k.device)
     constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": COMPOSED}
-    blocks, tensors = (batch * heads, -(-values // COMPOSED)), (local, transition, first, states, last)
+    blocks, tensors = (batch * heads, -(-values // COMPOSED)), (local, transition, first, states)
     with torch.cuda.device_of(k):
         triton_launch.launch(compose, blocks, tensors, (heads, segments), constants, 8)
     return states

@@ -65,7 +65,8 @@ def delta_sweep(
 
     q, k: [B, T, H / qk_group, KEYS], v, o: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and o
     64; q and o both None where only states are wanted. a: [B * H, chunks, 64, 64] by a descriptor of blocks
-    [1, 1, 64, 64]. start, end: state before and after each segment, float32 [B, segments, H, KEYS, VALUES], or None.
+    [1, 1, 64, 64]. start: state before each segment, float32 [B, segments, H, KEYS, VALUES], or None. end: the state
+    after each segment likewise, or with q and o that after the last, [B, H, KEYS, VALUES], or None.
     transition: [B, segments, H, KEYS, KEYS], what each segment multiplies the state before it with, or None; its
     columns are the slices after v's.
     """
@@ -371,7 +372,12 @@ def _multiply(
     rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
     if end_ptr is not None:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        if writes_out:
+            inside = inside & (gl.program_id(2) == gl.num_programs(2) - 1)
+            place = gl.program_id(0).to(gl.int64)
+        else:
+            place = of_segment(H, 2)
+        at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         gl.store(end_ptr + at, state, mask=inside)
     if transition_ptr is not None:
         own = rows - gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)

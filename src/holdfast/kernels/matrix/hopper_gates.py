@@ -77,7 +77,7 @@ def of_segment(H, axis: gl.constexpr):
 @gluon.jit
 def load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T):
     """Log decay to base 2 and strength of a chunk's tokens; nothing is loaded where is_inside is false."""
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
     tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
     inside = (tokens < T) & is_inside
     if g_ptr is None:

@@ -14,6 +14,7 @@ from holdfast.kernels.common.gluon import (
     gl,
     gluon,
     mbarrier,
+    reinterpret,
     tma_load,
     tma_store,
     tma_store_wait,
@@ -113,8 +114,8 @@ def forward(
         past = gl.sum(gl.where(i < first, log, 0.0), 0)
         total = gl.associative_scan(log, 0, add) - past
         top = total.to(gl.float32)
-        high._reinterpret(gl.float32, [chunk], plain).store(top)
-        low._reinterpret(gl.float32, [chunk], plain).store((total - top.to(gl.float64)).to(gl.float32))
+        reinterpret(high, gl.float32, [chunk], plain).store(top)
+        reinterpret(low, gl.float32, [chunk], plain).store((total - top.to(gl.float64)).to(gl.float32))
         before = gl.exp2(past.to(gl.float32))
     query = q_tile.reshape([TILE, K])
     mbarrier.wait(q_here, 0)
@@ -125,7 +126,7 @@ def forward(
         acc = acc * before
         # the state has been used: its place takes the gate, and then the output
         barrier()
-        o_tile = state._reinterpret(dtype, [1, TILE, 1, V], o_desc.layout)
+        o_tile = reinterpret(state, dtype, [1, TILE, 1, V], o_desc.layout)
     else:
         o_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, V], o_desc.layout)
     if gate_desc is not None:

@@ -17,6 +17,8 @@ from .hopper_gates import CHUNK
 from .hopper_sweep import sweep
 
 TOKENS = CHUNK.value
+# the variance of a rounded operand's error, about, relative to its square
+ROUNDING = {torch.bfloat16: 2.0**-18, torch.float16: 2.0**-24}
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 
 
@@ -53,13 +55,13 @@ class Ends:
 class Kept:
     """What the sweep for dq leaves to the adjoint sweep, for the log decay's gradient.
 
-    x: q. row: [slices, B, H, T]. saved: [B, H, n, K, V], or [.., V, K] where V is the wider, the state before every
-    `save` chunks; None if there is but one. n: of each sequence in turn, if they are packed (hopper_sweep.py).
+    x: q. row: [slices, B, H, T]. saved: [B, H, n, K * V], the state before every `save` chunks of each segment, the
+    wider of K and V first. n: of each sequence in turn, if they are packed (hopper_sweep.py).
     """
 
     x: Tensor
     row: Tensor
-    saved: Tensor | None
+    saved: Tensor
     save: int
 
 
@@ -114,7 +116,7 @@ def run_sweep(
         "KEYS": keys,
         "VALUES": columns,
         "TURNED": ends.turned,
-        "SAVE": 0 if saved is None else kept.save,
+        "SAVE": 0 if kept is None else kept.save,
         "SAVE_TURNED": wide > width_of(columns),
         "STAGES": stages,
     }
@@ -178,13 +180,14 @@ def run_adjoint(
     values = dv.shape[3]
     wide, narrow = width_of(keys), width_of(values)
     saved = None
-    if kept is not None and kept.saved is not None:
-        saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], LAYOUT)
+    if kept is not None:
+        saved = tiles(kept.saved.view(-1, kept.saved.shape[2], keys, values), [1, 1, wide, narrow], LAYOUT)
     constants = {
         "KEYS": keys,
         "VALUES": values,
         "TURNED": turned,
-        "SAVE": 0 if saved is None else kept.save,
+        "SAVE": 0 if kept is None else kept.save,
+        "ROUNDING": ROUNDING[q.dtype],
         "STAGES": stages,
     }
     arguments = (
@@ -222,51 +225,63 @@ def run_adjoint(
     launch(adjoint, grid, arguments, constants, wide // 16, types)
 
 
-def entering(
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    gates: Gates,
-    stages: int,
-    span: int,
-    first: Tensor | None,
-    last: Tensor | None,
-    reverse: bool = False,
-) -> Tensor:
-    """The state that enters each segment of `span` chunks, float32 [B, segments, H, K, V], and into last what leaves.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is written beside each other, k [B, T, *, K] and v [B, T, H, V], and the states [B, H, K, V] at both ends.
 
-    Of k and v from the state `first`; reverse, of q and the output's gradient from the final state's gradient.
+    Forward in time k and v, backward q and the output's gradient. last: where the state that leaves goes, or None.
     """
-    batch, length, _, keys = k.shape
-    values = v.shape[3]
-    segments = -(-length // (span * TOKENS))
-    local = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=k.device)
+
+    k: Tensor
+    v: Tensor
+    first: Tensor | None
+    last: Tensor | None
+
+
+def entering(forth: Turn, back: Turn | None, gates: Gates, stages: int, span: int) -> Tensor:
+    """The state that enters each segment of `span` chunks, float32 [turns, B, segments, H, K, V], of one turn or both.
+
+    Backward in time it is the gradient of the state after a segment. Fills each turn's last.
+    """
+    batch, length, heads, values = forth.v.shape
+    keys, device = forth.k.shape[3], forth.k.device
+    segments, turns = -(-length // (span * TOKENS)), 1 if back is None else 2
+    local = torch.empty(turns, batch, segments, heads, keys, values, dtype=torch.float32, device=device)
     states = torch.empty_like(local)
     decay = None
     if gates.g is not None:
-        decay = torch.empty(batch, segments, heads, dtype=torch.float32, device=k.device)
+        decay = torch.empty(batch, segments, heads, dtype=torch.float32, device=device)
     wide, narrow = width_of(keys), width_of(values)
-    constants = {"REVERSE": reverse, "KEYS": keys, "VALUES": values, "STAGES": stages}
+    constants = {
+        "KEYS": keys,
+        "VALUES": values,
+        "TURNS": turns,
+        "FIRST": back is not None and back.last is not None,
+        "LAST": forth.last is not None,
+        "STAGES": stages,
+    }
     arguments = (
-        _tiles(k, wide),
-        _tiles(v, narrow),
+        _tiles(forth.k, wide),
+        _tiles(forth.v, narrow),
+        None if back is None else _tiles(back.k, wide),
+        None if back is None else _tiles(back.v, narrow),
         gates.g,
         gates.beta,
         local,
         decay,
         length,
         heads,
-        heads // k.shape[2],
-        heads // v.shape[2],
+        heads // forth.k.shape[2],
         *gates.strides(),
         span,
         gates.scale,
     )
-    launch(advance, (batch * heads, segments, 1), arguments, constants, wide // 16, (*gates.types(), k.dtype))
+    launch(advance, (batch * heads, segments, 1), arguments, constants, wide // 16, (*gates.types(), forth.k.dtype))
     padded = 1 << (segments - 1).bit_length()
     block = max(16, 2048 // padded)
-    blocks, sizes = (batch * heads, -(-keys * values // block)), (heads, keys * values, segments)
-    constants = {"PADDED": padded, "REVERSE": reverse, "BLOCK": block}
-    with torch.cuda.device_of(k):
-        triton_launch.launch(compose, blocks, (local, decay, first, states, last), sizes, constants, 4)
+    blocks, sizes = (batch * heads, -(-keys * values // block), turns), (heads, keys * values, segments)
+    backward = (None, None) if back is None else (back.first, back.last)
+    tensors = (local, decay, forth.first, backward[0], states, forth.last, backward[1])
+    with torch.cuda.device_of(local):
+        triton_launch.launch(compose, blocks, tensors, sizes, {"PADDED": padded, "BLOCK": block}, 4)
     return states

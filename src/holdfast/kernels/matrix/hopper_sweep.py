@@ -100,8 +100,9 @@ def sweep(
     TURNED, or None.
     x: [B, T, H / x_group, VALUES], what the part of the output that comes from earlier chunks is multiplied with and
     summed over columns, into row [slices, B, H, T]; or None.
-    saved: [B, H, ceil(chunks / SAVE), VALUES, KEYS], or [..., KEYS, VALUES] if SAVE_TURNED, the state before every
-    SAVE-th chunk, rounded; or None. Packed: [H, T // (64 SAVE) + N, ...], sequence n's from first // (64 SAVE) + n on.
+    saved: [B, H, segments * ceil(span / SAVE), VALUES, KEYS], or [..., KEYS, VALUES] if SAVE_TURNED, the state before
+    every SAVE-th chunk of each segment, rounded; or None. Packed: [H, T // (64 SAVE) + N, ...], sequence n's from
+    first // (64 SAVE) + n on.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -142,7 +143,7 @@ def sweep(
         row_ptr += of_slice * T + first
     if SAVE > 0:
         if cu_ptr is None:
-            entry = gl.program_id(0).to(gl.int64) * gl.cdiv(gl.cdiv(T, CHUNK), SAVE)
+            entry = (gl.program_id(0).to(gl.int64) * gl.num_programs(2) + gl.program_id(2)) * gl.cdiv(span, SAVE)
         else:
             entries = T // (CHUNK * SAVE) + gl.num_programs(0) // H
             entry = (gl.program_id(0) % H).to(gl.int64) * entries + first // (CHUNK * SAVE) + gl.program_id(0) // H
@@ -340,13 +341,15 @@ def _multiply(
     for i in range(count):
         chunk = chunk0 + i
         if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if chunk % SAVE == 0:
+            if i % SAVE == 0:
                 if SAVE_TURNED:
                     kept = columns[None, :] * VALUES + (slice_ * V + rows)[:, None]
                 else:
                     kept = (slice_ * V + rows)[:, None] * KEYS + columns[None, :]
                 gl.store(
-                    saved_ptr + (chunk // SAVE).to(gl.int64) * (KEYS * VALUES) + kept, state.to(dtype), mask=inside
+                    saved_ptr + ((chunk - chunk0) // SAVE).to(gl.int64) * (KEYS * VALUES) + kept,
+                    state.to(dtype),
+                    mask=inside,
                 )
         mbarrier.wait(loaded.index(stage), phase)
         if o_ptr is not None:
@@ -389,11 +392,14 @@ def _multiply(
         last = stage
         state = state * decay[:, None]
         if parts is not None:
-            x = x_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(o_layout)
+            x = x_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(o_layout).to(gl.float32) * read[None, :]
+            if not SAVE_TURNED:
+                # rounded as the adjoint sweep adds it to its state, so that <S, dS> changes by exactly this
+                x = x.to(dtype).to(gl.float32)
         o, held = warpgroup_mma_wait(0, deps=(o, held))
-        o = o * read[None, :]
         if parts is not None:
-            row = o * x.to(gl.float32)
+            row = o * x
+        o = o * read[None, :]
         o, state, vt, written = warpgroup_mma_wait(0, deps=(o, state, vt, written))
         o = warpgroup_mma(vt, p_tile, o, is_async=True)
         state = warpgroup_mma(written, k, state, is_async=True)

@@ -10,7 +10,11 @@ from holdfast.recurrences.definition import MatrixCall
 
 
 class Member(Backend, Protocol):
-    """A backend that can tell from a call whether it is the one among others of its name that runs it."""
+    """A backend that can tell from a call whether it is the one among others of its name that runs it.
+
+    One with reads_output has a forward pass that returns a third tensor, and a backward pass that takes it and the
+    first after its other arguments.
+    """
 
     def takes(self, call: MatrixCall) -> bool: ...
 
@@ -21,6 +25,7 @@ class OneName:
     def __init__(self, *members: Member) -> None:
         (self.name,) = {member.name for member in members}
         self.members = members
+        self.reads_output = any(map(_reads_output, members))
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         reasons = [member.reject(problem, device) for member in self.members]
@@ -30,12 +35,17 @@ class OneName:
         serving = (member for member in self.members if member.reject(problem, device) is None)
         return next(serving).candidates(problem, device, direction)
 
-    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
         return self._of(call).forward(plan, call, cu_seqlens)
 
     def backward(self, plan: Plan, call: MatrixCall, *args: Any) -> tuple[list[Tensor | None], Tensor | None]:
-        return self._of(call).backward(plan, call, *args)
+        member = self._of(call)
+        return member.backward(plan, call, *(args if _reads_output(member) else args[:3]))
 
     def _of(self, call: MatrixCall) -> Member:
         (member,) = (member for member in self.members if member.takes(call))
         return member
+
+
+def _reads_output(member: Member) -> bool:
+    return getattr(member, "reads_output", False)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import pytorch
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import matrix_steps
 
@@ -20,7 +21,10 @@ class Reference:
         return None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        return (Candidate(Plan(self.name, (("segment", 64),))),)
+        plan = Plan(self.name, (("segment", 64),))
+        if problem["T"] != 1 or problem.varlen:
+            return (Candidate(plan),)
+        return (pytorch.predicted(plan, pytorch.matrix_one_token(problem, direction), problem, device, direction),)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         return runner.forward(_STEP, plan["segment"], call, cu_seqlens)

@@ -12,6 +12,7 @@ from holdfast.planner import Plan
 from holdfast.planner.models.matrix_triton_single_pass import ADVANCE_COLUMNS, padded
 from holdfast.recurrences.definition import MatrixCall
 
+from .triton_decay_sum import smooth
 from .triton_normalizer import normalizer_gradient
 from .triton_segments import advance, compose
 from .triton_sweep import sweep
@@ -32,8 +33,8 @@ def _rows(x: Tensor | None) -> Tensor | None:
     return x.to(torch.float32).contiguous()
 
 
-# of an operand, its root mean square, about
-_ROUNDING = {dtype: torch.finfo(dtype).eps / 8 for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+# of a rounded operand, relative to its square, about
+_VARIANCE = {dtype: (torch.finfo(dtype).eps / 4) ** 2 for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ class Passes:
         after: Tensor | None = None,
         rows: Tensor | None = None,
         other_rows: Tensor | None = None,
+        sums: Tensor | None = None,
+        products: Tensor | None = None,
         full: Tensor | None = None,
         norm: Tensor | None = None,
     ) -> None:
@@ -132,11 +135,12 @@ class Passes:
         tensors = (
             q, k, v, out, x,
             self.g, source, source_add, output, output_add, after, self.floor if normalize else None,
-            first, last, kept, rows, other_rows, full, norm, self.cu_seqlens,
+            first, last, kept, rows, other_rows, sums, products, full, norm, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
             self.v.shape[1], self.heads, self.segment, self.scale, self.eps, self.tokens,
-            0 if kept is None else kept.stride(1), *(number for y in strides for number in y), *state.values(),
+            0 if kept is None else kept.stride(1), *(0 if x is None else x.stride(0) for x in (sums, products)),
+            *(number for y in strides for number in y), *state.values(),
         )  # fmt: skip
         constants = {
             "Q_GROUP": self.heads // q.shape[2],
@@ -161,9 +165,27 @@ class Passes:
             blocks,
             tensors,
             numbers,
-            constants | self.numbers() | {"ROUNDING": _ROUNDING[self.v.dtype]},
+            constants | self.numbers(),
             self.plan["warps"],
         )
+
+    def decay_gradient(self, rows: Tensor, sums: Tensor, products: Tensor, out: Tensor) -> None:
+        """The log decay's gradient from what the reverse sweep left of it."""
+        tensors = (self.g, rows, sums, products, out, self.cu_seqlens)
+        numbers = (self.v.shape[1], self.heads, self.segment, self.tokens, sums.stride(0), products.stride(0))
+        constants = {
+            "SPLITS": rows.shape[0],
+            "CHUNK": self.plan["chunk"],
+            "SEGMENTS": self.segments,
+            "KEEP": self.plan["keep"],
+            "BLOCK": self.plan["key_columns"],
+            "VARIANCE": _VARIANCE[self.v.dtype],
+        }
+        # packed sequences may be many and short
+        windows = 8
+        if self.cu_seqlens is None:
+            windows = _ceil(self.segment, self.plan["keep"] * self.plan["chunk"])
+        launch(smooth, (self.heads, self.sequences * self.segments, windows), tensors, numbers, constants, 2)
 
     def entering(
         self,
@@ -256,11 +278,13 @@ def backward(
         grads["norm_floor"].copy_(floor)
 
     # the forward sweep: dq, and the states that the reverse sweep takes up the log decay's gradient at
-    keep = plan["keep"]
-    slots = run.tokens // (keep * plan["chunk"]) + run.sequences * run.segments + 1
-    rows = kept = dg = None
+    keep, chunk = plan["keep"], plan["chunk"]
+    rows = kept = sums = products = dg = None
     if run.g is not None:
         rows, dg = run.per_token(splits), run.per_token(splits)
+        slots, chunks = (run.tokens // size + 2 * run.sequences * run.segments + 1 for size in (keep * chunk, chunk))
+        sums = call.v.new_empty(splits, chunks * run.heads * 2, dtype=torch.float32)
+        products = call.v.new_empty(splits, slots * run.heads * keys, dtype=torch.float32)
         kept = call.v.new_empty(slots, run.heads, call.k.shape[3] * (call.v.shape[3] + normalize))
     per_head = (*call.v.shape[:3], call.k.shape[3])
     grouped = run.heads != call.q.shape[2]
@@ -278,15 +302,17 @@ def backward(
     run.sweep(
         run.v, do, run.q, dk, keys, run.by_key(),
         x=None if rows is None and dbeta is None else run.k, first=end, last=last_grad, reverse=True, add=normalize,
-        keep=keep, kept=kept, source=weight, source_add=add, after=run.beta, rows=dg, other_rows=rows, full=dbeta,
+        keep=keep, kept=kept, source=weight, source_add=add, after=run.beta, rows=dg, other_rows=rows,
+        sums=sums, products=products, full=dbeta,
     )  # fmt: skip
     run.sweep(
         run.k, run.q, do, grads["v"], values, run.by_value(),
         first=end, reverse=True, source=weight, after=run.beta,
     )  # fmt: skip
-    for name, parts in (("g", dg), ("beta", dbeta)):
-        if parts is not None:
-            grads[name].copy_(parts[0] if splits == 1 else parts.sum(0))
+    if dg is not None:
+        run.decay_gradient(dg, sums, products, grads["g"])
+    if dbeta is not None:
+        grads["beta"].copy_(dbeta[0] if splits == 1 else dbeta.sum(0))
     if grouped:
         for name, parts in (("q", dq), ("k", dk)):
             grads[name].copy_(parts.unflatten(2, (call.q.shape[2], -1)).sum(3, dtype=torch.float32))

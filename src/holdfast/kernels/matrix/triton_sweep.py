@@ -80,19 +80,50 @@ def as_first(x):
 
 
 @triton.jit
+def keep(
+    state, added, place, columns, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Stores a state, rounded, and beside it the added column's."""
+    inside = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
+    tl.store(place + columns[:, None] * WIDTH + rows[None, :], state.to(place.dtype.element_ty), mask=inside)
+    if ADD:
+        x = tl.sum(added, 0).to(place.dtype.element_ty)
+        tl.store(place + COLUMNS * WIDTH + columns, x, mask=columns < COLUMNS)
+
+
+@triton.jit
+def leave_product(
+    state, added, kept, products, columns, rows,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Stores the product of a state's gradient and a kept state, by v's columns: [BLOCK]."""
+    inside = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
+    x = tl.load(kept + columns[:, None] * WIDTH + rows[None, :], mask=inside, other=0.0)
+    # in two parts of the kept state's width, which take fewer registers on their way to where it is
+    high = state.to(kept.dtype.element_ty)
+    low = (state - high.to(tl.float32)).to(kept.dtype.element_ty)
+    product = tl.sum(high.to(tl.float32) * x.to(tl.float32), 1)
+    product += tl.sum(low.to(tl.float32) * x.to(tl.float32), 1)
+    if ADD:
+        x_add = tl.load(kept + COLUMNS * WIDTH + columns, mask=columns < COLUMNS, other=0.0)
+        product += tl.sum(added, 0) * x_add.to(tl.float32)
+    # the sum of them to one number, after other products, fails to compile for sm_100
+    tl.store(products + tl.arange(0, BLOCK), product)
+
+
+@triton.jit
 def sweep(
     q_ptr, k_ptr, v_ptr, o_ptr, x_ptr,
     g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, floor_ptr,
     first_ptr, last_ptr, kept_ptr,
-    rows_ptr, other_rows_ptr, full_ptr, norm_ptr,
-    cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset,
+    rows_ptr, other_rows_ptr, sums_ptr, products_ptr, full_ptr, norm_ptr,
+    cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset, sums_size, products_size,
     q_batch, q_step, q_head, k_batch, k_step, k_head, v_batch, v_step, v_head, x_batch, x_step, x_head,
     state_size, state_k, state_v, state_add,
     Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, X_GROUP: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, STAGES: tl.constexpr,
     REVERSE: tl.constexpr, ADD: tl.constexpr, NORMALIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    ROUNDING: tl.constexpr,
 ):  # fmt: skip
     """One pass over one sequence, head and block of v's columns.
 
@@ -102,9 +133,12 @@ def sweep(
     first, last [N, H, ...]: state that enters and leaves, addressed by its strides over WIDTH and COLUMNS; state_add is
     where the added column (the normaliser's, for NORMALIZE) starts.
     With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o, without the diagonal's share unless NORMALIZE; with
-    other_rows, the same of the other direction, it gets the log decay's gradient. full gets x . o / after, diagonal
-    and all. kept: the rounded state after every KEEP-th chunk and the last, written forward, read in reverse, which
-    starts the log decay's running sum anew from <dS, S>. ROUNDING: the share of that sum which is the states' rounding.
+    other_rows, the same of the other direction, it gets the log decay's gradient but for what passes the token's whole
+    chunk, which triton_decay_sum.py finds from sums [splits, sums_size] of [chunk, H, 2], what the chunk reads of what
+    entered it, and later ones of what it wrote, and products [splits, products_size] of [kept state, H, BLOCK_V].
+    full gets x . o / after, diagonal and all. kept: the rounded state before every KEEP-th chunk and after the last,
+    written forward, read in reverse. Sequence n's chunks are first // CHUNK + 2 n on, and so are its kept states, in
+    KEEP chunks for one.
     """
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
@@ -155,8 +189,19 @@ def sweep(
             norm = as_first(tl.load(place, mask=rows < WIDTH, other=0.0))
 
     count = tl.cdiv(end - first, CHUNK).to(tl.int32)
-    slot = (batch * T + first) // (KEEP * CHUNK) + n
-    running = tl.zeros([CHUNK], tl.float32)
+    if kept_ptr is not None:
+        slot = ((batch * T + first) // (KEEP * CHUNK) + 2 * n) * H + head
+        kept_ptr += slot * kept_offset
+    if not ADD:
+        added = 0.0
+    if not REVERSE and kept_ptr is not None:
+        keep(state, added, kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
+    if sums_ptr is not None:
+        sums_ptr += split * sums_size + (((batch * T + first) // CHUNK + 2 * n) * H + head) * 2
+        products_ptr += split * products_size + slot * BLOCK_V
+        last = tl.cdiv(count, KEEP) * H
+        left = products_ptr + last * BLOCK_V
+        leave_product(state, added, kept_ptr + last * kept_offset, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V)
     for i in tl.range(0, count, num_stages=STAGES):
         if REVERSE:
             chunk = count - 1 - i
@@ -173,15 +218,6 @@ def sweep(
 
         if x_ptr is not None:
             x = tile(x_ptr + start * x_step, steps, columns, x_step, live, COLUMNS, EVEN_V)
-        if REVERSE and other_rows_ptr is not None:  # noqa: SIM102 (compile time, then run time)
-            if (chunk == count - 1) | (chunk % KEEP == KEEP - 1):
-                base = kept_ptr + ((slot + chunk // KEEP) * H + head) * kept_offset
-                kept = tl.load(base + columns[:, None] * WIDTH + rows[None, :], mask=state_mask, other=0.0)
-                running = tl.zeros([CHUNK], tl.float32) + tl.sum(tl.sum(state * kept.to(tl.float32), 1), 0)
-                if ADD:
-                    kept_add = tl.load(base + COLUMNS * WIDTH + columns, mask=columns < COLUMNS, other=0.0)
-                    running += tl.sum(tl.sum(added, 0) * kept_add.to(tl.float32), 0)
-
         if NORMALIZE:
             # here, where little else is in registers
             inner = scale * tl.sum(tl.dot(norm.to(q.dtype), tl.trans(q), input_precision=PRECISION), 0)
@@ -220,17 +256,22 @@ def sweep(
         if ADD:
             o += tl.sum(added, 0)[:, None] * output_add[None, :]
         # in reverse the scale is in the state, which is the gradient of the state
+        decayed = 1.0 if REVERSE else scale
         if g_ptr is not None:
-            if REVERSE:
-                o *= to_here[None, :]
-            else:
-                o *= (scale * to_here)[None, :]
-        elif not REVERSE:
-            o *= scale
+            decayed = (to_here if REVERSE else scale * to_here)[None, :]
+        # <S, dS> changes by exactly what is read, if that is of numbers rounded as the reverse sweep writes them
+        CONSISTENT: tl.constexpr = not (REVERSE or NORMALIZE or ADD)
+        if x_ptr is None or not CONSISTENT:
+            o *= decayed
         if x_ptr is not None:
             # x . o, through the state and inside the chunk; the same p in both directions, so that its rounding to the
             # operands' dtype cancels from their difference. The product with 1 puts x where o is.
-            through = tl.sum(tl.dot(tl.trans(x), itself.to(x.dtype), input_precision=PRECISION) * o, 0)
+            placed = tl.dot(tl.trans(x), itself.to(x.dtype), input_precision=PRECISION)
+            if CONSISTENT:
+                through = tl.sum((placed * decayed).to(x.dtype).to(tl.float32) * o, 0)
+                o *= decayed
+            else:
+                through = tl.sum(placed * o, 0)
             pairs = p * tl.dot(v, tl.trans(x), input_precision=PRECISION)
             diagonal = tl.sum(tl.where(itself, pairs, 0.0), 0)
             inside = tl.sum(tl.where(itself, 0.0, pairs), 0)
@@ -263,13 +304,11 @@ def sweep(
                     inside = tl.load(other_rows_ptr + (out_rows + token) + at, mask=live, other=0.0) - inside
                     read = tl.cumsum(inside, 0, reverse=True)
                     written_before, _ = tl.associative_scan((tl.zeros_like(through), through), 0, before)
-                    # sums of the chunk for each token: a second reduction to a scalar fails to compile for sm_100
-                    past = running - (written_before + tl.cumsum(through, 0, reverse=True))
-                    # what passes the chunk has decayed by whole, rounding has not: the estimate of least mean square
-                    past *= whole * whole / (whole * whole + ROUNDING * ROUNDING)
-                    running = past + (read + tl.cumsum(inside, 0) - inside)
+                    place = sums_ptr + chunk * H * 2 + steps * 0
+                    tl.store(place, read, mask=steps == 0)
+                    tl.store(place + 1, written_before + through, mask=steps == CHUNK - 1)
                     # a decay of zero has no gradient, where the sum has rounding
-                    inside = tl.where(cut, 0.0, read + written_before + past)
+                    inside = tl.where(cut, 0.0, read + written_before)
                 else:
                     inside += through
                 tl.store(rows_ptr + (out_rows + token) + at, inside, mask=live)
@@ -302,20 +341,17 @@ def sweep(
         written = (tl.trans(v).to(tl.float32) * write[None, :]).to(v.dtype)
         state = tl.dot(written, k, state, input_precision=PRECISION)
 
-        if not REVERSE and kept_ptr is not None:  # noqa: SIM102
+        if not REVERSE and kept_ptr is not None:  # noqa: SIM102 (compile time, then run time)
             if (chunk == count - 1) | (chunk % KEEP == KEEP - 1):
-                base = kept_ptr + ((slot + chunk // KEEP) * H + head) * kept_offset
-                tl.store(
-                    base + columns[:, None] * WIDTH + rows[None, :],
-                    state.to(kept_ptr.dtype.element_ty),
-                    mask=state_mask,
+                entry = kept_ptr + (chunk // KEEP + 1) * H * kept_offset
+                keep(state, added, entry, columns, rows, COLUMNS, WIDTH, ADD)
+        if sums_ptr is not None:  # noqa: SIM102
+            if chunk % KEEP == 0:
+                entry = (chunk // KEEP) * H
+                left = products_ptr + entry * BLOCK_V
+                leave_product(
+                    state, added, kept_ptr + entry * kept_offset, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V
                 )
-                if ADD:
-                    tl.store(
-                        base + COLUMNS * WIDTH + columns,
-                        tl.sum(added, 0).to(kept_ptr.dtype.element_ty),
-                        mask=columns < COLUMNS,
-                    )
 
     if last_ptr is not None:
         tl.store(last_ptr + state_at + state_shift, state, mask=state_mask)

@@ -10,24 +10,30 @@ from . import ranked
 ROWS = 32
 # Numbers (channels, or pairs) that rows come in, so that all are copied 16 bytes at a time.
 UNIT = 16
-# (numbers a block, warps): a thread has two channels; of pairs, twice the threads share the arithmetic of the gates.
-BLOCKS = {False: ((128, 2), (64, 1)), True: ((64, 4),)}
+# (numbers a block, warps), the measured best first: a thread has two channels; of pairs forward, twice the threads
+# share the arithmetic of the gates.
+BLOCKS = {
+    ("forward", False): ((128, 2), (64, 1)),
+    ("forward", True): ((64, 4),),
+    ("backward", False): ((128, 2), (64, 1)),
+    ("backward", True): ((64, 2),),
+}
 # Steps of a tile and tiles in shared memory, one of them at work.
 TILES = {
     ("forward", False): ((16, 8),),
     ("forward", True): ((ROWS, 4),),
     ("backward", False): ((ROWS, 3), (ROWS, 2)),
-    ("backward", True): ((ROWS, 3), (ROWS, 2)),
+    ("backward", True): ((ROWS, 2), (ROWS, 3)),
 }
-# Seconds of a step in a block that has its SM for itself, and before its first. The forward pass of channels was
-# measured on an H200 (B8 T4096 D2048); the others are estimates.
+# Seconds of a step in a block that has its SM for itself, and before its first: B8 T4096 D2048 and B3 T512 D1536 in
+# bfloat16 on an H200.
 STEP = {
     ("forward", False): 0.020e-6,
-    ("forward", True): 0.025e-6,
-    ("backward", False): 0.035e-6,
-    ("backward", True): 0.05e-6,
+    ("forward", True): 0.028e-6,
+    ("backward", False): 0.025e-6,
+    ("backward", True): 0.057e-6,
 }
-ENTRY = 3e-6
+ENTRY = 1.5e-6
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -46,7 +52,7 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     moved = int(B * T * numbers * (read + written + kept))
     # gates in float32, and backward their cosines and sines
     ready = 4 * ROWS * (0 if not pairs else 2 if direction == "forward" else 4)
-    for block, warps in BLOCKS[pairs]:
+    for block, warps in BLOCKS[direction, pairs]:
         for steps, stages in TILES[direction, pairs]:
             grid = Grid(max(-(-numbers // block) * B, 1), 32 * warps, 192, block * (stages * steps * read + ready))
             if not grid.fits(device):

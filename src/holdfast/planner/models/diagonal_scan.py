@@ -29,7 +29,13 @@ COST = {
     ("backward", True): {3: 1.7e-9, 1: 1.9e-9},
 }
 # Seconds of a block for each tile where it has an SM for itself, and before its first: B3 T512 D1536, the same card.
-TILE, ENTRY = 1.5e-6, 1.5e-6
+TILE = {
+    ("forward", False): 1.5e-6,
+    ("forward", True): 4.2e-6,
+    ("backward", False): 3.2e-6,
+    ("backward", True): 6.4e-6,
+}
+ENTRY = 1.5e-6
 # Seconds of the scan over pieces and of what PyTorch does around it; an estimate.
 CARRY = 20e-6
 ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -63,7 +69,7 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                 assert device.sms is not None
                 together = min(grid.per_sm(device), max(1.0, grid.blocks / device.sms))
                 tiles = rows // ROWS
-                serial = ENTRY + max(tiles * TILE, together * tiles * ROWS * block * cost)
+                serial = ENTRY + max(tiles * TILE[direction, pairs], together * tiles * ROWS * block * cost)
                 values = {"block": block, "segments": SEGMENTS, "steps": STEPS, "stages": stages, "warps": warps}
                 plan = Plan("triton", (*values.items(), ("piece", rows if pieces > 1 else 0)))
                 moved = B * T * numbers * (read + written)

@@ -1,7 +1,6 @@
-"""The scan of states with a low rank on Hopper, its state in registers; backward as inter_chunk_scan.py has it."""
+"""The scan of states with a low rank on Hopper, its state in registers."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
@@ -13,27 +12,34 @@ KEYS = (16, 32, 64, 128)
 # Columns of a block, and of a warp.
 COLUMNS, EACH = 16, 8
 STAGES = 4
-# Seconds from one chunk to the next in one block, by itself and for each row and rank; an estimate from instructions.
-STEP, READ = 0.2e-6, 0.4e-9
+# Seconds from one chunk to the next in one block, by itself and for each row and rank: B4 H16 G64 64 x 64 bfloat16,
+# rank 4, on an H200; backward with the forward pass that runs again.
+STEP, READ = {"forward": 0.2e-6, "backward": 0.5e-6}, {"forward": 1.95e-9, "backward": 13.7e-9}
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """Plans: rows and columns of a block's tile, stages (as `group`), warps."""
-    if direction == "forward":
-        return ranked(every(problem, device))
-    found = inter_chunk_scan.candidates(problem, device, direction)
-    return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
+    """Plans: rows and columns of a block's tile, stages forward (as `group`) and backward, warps."""
+    return ranked(every(problem, device, direction))
 
 
-def every(problem: Problem, device: Device) -> Iterator[Candidate]:
+def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     """All that fit, in no order."""
     B, G, H, K, V, rank = (problem[name] for name in "BGHKVr")
     size = inter_chunk_scan.ELEMENT[problem.dtype]
-    states = B * G * H * K * V
-    shared = STAGES * size * K * (COLUMNS + 2 * rank) + 2 * 4 * K * rank
-    grid = Grid(max(-(-V // COLUMNS) * H * B, 1), 32 * COLUMNS // EACH, min(255, 64 + 3 * K // 4 + 8), shared)
-    if grid.fits(device):
-        moved = (2 * states + 2 * B * G * H * K * rank) * size
-        serial = inter_chunk_scan.ENTRY + G * (STEP + READ * K * rank)
-        values = (("block_k", K), ("block_v", COLUMNS), ("group", STAGES), ("warps", COLUMNS // EACH))
-        yield Candidate.of(Plan("hopper", values), device, grid, moved, states * (2 + 4 * rank), False, serial)
+    states, factors = B * G * H * K * V, 2 * B * G * H * K * rank
+    values = {"block_k": K, "block_v": COLUMNS, "group": STAGES, "warps": COLUMNS // EACH}
+    for stages in (STAGES,) if direction == "forward" else (3, 2):
+        shared = stages * size * K * (COLUMNS + 2 * rank) + 2 * 4 * K * rank
+        registers, moved = min(255, 64 + 3 * K // 4 + 8), (2 * states + factors) * size
+        plan = Plan("hopper", tuple(values.items()))
+        if direction == "backward":
+            # float32 histories, and sums of each warp's columns
+            shared += 4 * K * (stages * COLUMNS + (2 * rank + 1) * COLUMNS // EACH)
+            # parts of the factors' gradients, written and read again
+            moved = inter_chunk_scan.backward_bytes(states, size) + factors * (size + 8 * -(-V // COLUMNS))
+            registers, plan = 255, Plan("hopper", (*values.items(), ("stages", stages)))
+        grid = Grid(max(-(-V // COLUMNS) * H * B, 1), 32 * COLUMNS // EACH, registers, shared)
+        if grid.fits(device):
+            serial = inter_chunk_scan.ENTRY + G * (STEP[direction] + READ[direction] * K * rank)
+            operations = states * (2 + 4 * rank) * (1 if direction == "forward" else 4)
+            yield Candidate.of(plan, device, grid, moved, operations, False, serial)

@@ -9,10 +9,12 @@ from . import ranked
 CHUNKS = (16, 512)
 WIDTHS = (16, 256)
 # Seconds of an SM for one tile of earlier steps, a block's own, or the state: by steps a block, 64 columns, in float16
-# on an H200 (chunks of 64, 128 and 256 steps, widths of 64 and 128). 16 steps: an estimate.
-UNIT = {16: 0.6e-6, 32: 1.05e-6, 64: 1.85e-6, 128: 5.4e-6}
+# on an H200 (chunks of 32 to 256 steps, widths of 64 and 128). 16 steps: an estimate.
+UNIT = {16: 0.42e-6, 32: 0.73e-6, 64: 1.25e-6, 128: 3.7e-6}
 # The same for other columns, of that for 64.
-WIDER = {16: 0.6, 32: 0.7, 64: 1.0, 128: 1.15, 256: 2.0}
+WIDER = {16: 0.9, 32: 1.0, 64: 1.0, 128: 1.65, 256: 2.9}
+# Seconds before the first tile. Backward, all launches together are so many forward ones.
+ENTRY, BACKWARD = 1e-6, 9.4
 # Loading a tile ahead costs a block a buffer and saves waiting where there are several.
 AHEAD = {1: 1.0, 2: 0.93}
 ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -98,10 +100,11 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                     unit = UNIT[block] * WIDER[columns_held] * AHEAD[stages] * parts
                     # twice the warps finish no sooner: they wait for one another
                     serial = together * units * unit * (1.3 if warps > 4 and block < 128 else 1.0)
+                    serial = (serial + ENTRY / grid.waves(device)) * (1.0 if forward else BACKWARD)
                     operations = 2 * B * H * T * (across * K + V) * (C + block) // 2 + 2 * B * H * T * K * V
                     passes = 1 if forward else 5
                     plan = Plan(
                         "triton", (("block", block), ("columns", columns), ("stages", stages), ("warps", warps))
                     )
                     moved = moved_bytes(problem, direction)
-                    yield Candidate.of(plan, device, grid, moved, passes * operations, True, passes * serial)
+                    yield Candidate.of(plan, device, grid, moved, passes * operations, True, serial)

@@ -60,7 +60,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
     key, value = tile(problem["K"]), tile(problem["V"])
     gated = "decay=scalar" in problem.traits
     for span in _spans(problem, device):
-        composition = _composition(problem, device, span)
+        composition = _composition(problem, device, span, 1 if direction == "forward" else 2)
         for columns in (columns for columns in (128, 64) if columns <= (value if direction == "forward" else key)):
             if direction == "forward":
                 found = _most_stages(lambda stages: _forward(problem, device, columns, span, stages))  # noqa: B023
@@ -68,8 +68,6 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 found = _most_stages(lambda stages: _backward(problem, device, columns, span, stages, gated))  # noqa: B023
             if found is not None and composition is not None:
                 found = found.after(composition)
-                if direction == "backward":
-                    found = found.after(composition)
             if found is not None:
                 yield found
 
@@ -94,22 +92,25 @@ def _backward(problem: Problem, device: Device, columns: int, span: int, stages:
     return _most_stages(both)
 
 
-def _composition(problem: Problem, device: Device, span: int) -> Candidate | None:
-    """The launches of hopper_advance.py and of the scan over segments; None where there is but one segment."""
+def _composition(problem: Problem, device: Device, span: int, turns: int) -> Candidate | None:
+    """The launches of hopper_advance.py and of the scan over segments; None where there is but one segment.
+
+    turns: 2 where gradients of states are found beside the states.
+    """
     pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
     segments = -(-problem["T"] // (span * CHUNK))
     if segments <= 1:
         return None
     wide, narrow = tile(K), tile(V)
     warps = wide // 16 + OTHER_WARPS
-    shared = 2 * 3 * CHUNK * (wide + narrow) + 3 * 16 * CHUNK + SCRATCH
+    shared = 2 * 3 * CHUNK * (wide + narrow) + 3 * 4 * CHUNK + SCRATCH
     grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
-    states = 4 * pairs * segments * K * V
-    moved = int(2 * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
-    operations = grid.blocks * span * 2 * CHUNK * wide * narrow
-    plan = Plan("hopper")
-    local = Candidate.of(plan, device, grid, moved, operations, serial=ADVANCE_FILL_SECONDS + span * ADVANCE_SECONDS)
-    scan = Grid(-(-pairs * segments * K * V // 2048), 128, 64)
+    states = 4 * turns * pairs * segments * K * V
+    moved = int(2 * turns * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
+    operations = grid.blocks * turns * span * 2 * CHUNK * wide * narrow
+    plan, serial = Plan("hopper"), ADVANCE_FILL_SECONDS + turns * span * ADVANCE_SECONDS
+    local = Candidate.of(plan, device, grid, moved, operations, serial=serial)
+    scan = Grid(-(-turns * pairs * segments * K * V // 2048), 128, 64)
     return Candidate.of(plan, device, scan, 2 * states, states // 2, False, SCAN_SECONDS).after(local)
 
 
@@ -144,7 +145,7 @@ def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
     elements = CHUNK * (2 * stages + 1) * (wide + narrow) + 2 * CHUNK * CHUNK + wide * narrow
     pairs = problem["B"] * problem["H"]
     sums = 4 + 8 + wide // 16 + wide // 64
-    shared = 2 * elements + stages * 4 * (CHUNK * sums + wide) + SCRATCH
+    shared = 2 * elements + stages * 4 * (CHUNK * sums + 2 * wide) + 12 * (SAVE - 1) * CHUNK + SCRATCH
     chunks, span = -(-problem["T"] // CHUNK), plan["span"]
     segments = max(1, -(-chunks // span))
     grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)

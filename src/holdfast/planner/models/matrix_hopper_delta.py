@@ -7,8 +7,8 @@ from itertools import product
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
-from . import matrix_triton_delta, ranked
-from .matrix_hopper import CHUNK, tile
+from . import matrix_hopper_delta_gradients, matrix_triton_delta, ranked
+from .matrix_hopper import CHUNK, WIDEST, tile
 
 # columns of v whose state four warps hold
 COLUMNS = 64
@@ -21,11 +21,11 @@ SCRATCH = 1024
 PREPARE_REGISTERS = 152
 # seconds, H200, docs/lab-notes.md: of a wave of warps that prepare; of a chunk of the sweep, and of one without
 # outputs, by columns of v a block; of either before its first and after its last chunk; of a segment in the scan
-PREPARE_SECONDS = 1.1e-5
+PREPARE_SECONDS = 1.25e-5
 SWEEP_SECONDS = {64: 1.2e-6, 128: 1.85e-6}
 ADVANCE_SECONDS = {64: 0.75e-6, 128: 1.15e-6}
 FILL_SECONDS = 1.0e-5
-SCAN_SECONDS = 2.9e-6
+SCAN_SECONDS = 3.7e-6
 # columns of the state that a program of the scan carries
 COMPOSED = 16
 
@@ -35,12 +35,14 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
     values, forward: columns of v a block; stages of tiles in flight; span, chunks that a block walks over: with fewer
     than the sequence has, the states that enter its segments are found first, by blocks of state_columns. Backward,
-    those of the Triton kernels.
+    those of matrix_hopper_delta_gradients.py or, with a wider v, of the Triton kernels.
     """
-    if direction == "backward":
-        found = matrix_triton_delta.candidates(problem, device, direction)
-        return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
-    return ranked(_candidates(problem, device))
+    if direction == "forward":
+        return ranked(_candidates(problem, device))
+    if problem["V"] <= WIDEST:
+        return ranked(matrix_hopper_delta_gradients.candidates(problem, device, prepare(problem, device)))
+    found = matrix_triton_delta.candidates(problem, device, direction)
+    return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
 
 
 def _spans(problem: Problem, device: Device) -> Iterator[int]:
@@ -54,7 +56,7 @@ def _spans(problem: Problem, device: Device) -> Iterator[int]:
 
 
 def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
-    prepared = _prepare(problem, device)
+    prepared = prepare(problem, device)
     widths = (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,)
     for span in _spans(problem, device):
         segments = -(-problem["T"] // (span * CHUNK))
@@ -68,7 +70,7 @@ def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
                 yield replace(reduce(lambda before, after: after.after(before), launches), plan=Plan("hopper", values))
 
 
-def _prepare(problem: Problem, device: Device) -> Candidate | None:
+def prepare(problem: Problem, device: Device) -> Candidate | None:
     """The launch of hopper_delta_prepare.py."""
     pairs, chunks = problem["B"] * problem["H"], -(-problem["T"] // CHUNK)
     wide = tile(problem["K"])
@@ -86,7 +88,8 @@ def _sweep(problem: Problem, device: Device, columns: int, span: int, outputs: b
     wide, consumers = tile(problem["K"]), columns // COLUMNS
     pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
     chunks = -(-problem["T"] // CHUNK)
-    segments = max(1, -(-chunks // span))
+    # the states that the last segment leaves behind are found with its outputs
+    segments = max(1, -(-chunks // span) - (not outputs))
     slices = -(-V // columns) + (0 if outputs else -(-K // columns))
     warps = 4 * consumers + OTHER_WARPS + outputs * SCORE_WARPS
     elements = CHUNK * (STAGES * (wide + columns + CHUNK + outputs * (wide + CHUNK)) + outputs * columns)
@@ -111,4 +114,4 @@ def _scan(problem: Problem, device: Device, segments: int) -> Candidate:
     grid = Grid(pairs * blocks, 256, 255, 2**17)
     moved = 4 * pairs * segments * K * (2 * V + K)
     operations = 3 * 2 * pairs * blocks * segments * tile(K) ** 2 * COMPOSED
-    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=segments * SCAN_SECONDS)
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=(segments - 1) * SCAN_SECONDS)

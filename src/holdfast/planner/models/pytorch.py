@@ -44,6 +44,17 @@ def matrix_chunked(problem: Problem, direction: Direction, segment: int) -> Eage
     return Eager(segments * launches, passes)
 
 
+def matrix_one_token(problem: Problem, direction: Direction) -> Eager:
+    """Of the step loop, for a call of one token, at sizes whose states outweigh the rest."""
+    traits, is_forward = problem.traits, direction == "forward"
+    is_scalar, is_delta = "decay=scalar" in traits, "delta" in traits
+    decays, beta, normalizer = is_scalar or "decay=vector" in traits, "beta" in traits, "normalizer" in traits
+    if is_forward:
+        return Eager(9 + 2 * decays + beta + 2 * is_delta + 6 * normalizer, 115 + 30 * is_scalar + 17 * is_delta)
+    launches = 25 + 8 * decays + 6 * beta + 8 * is_delta + 28 * normalizer
+    return Eager(launches, 190 + 15 * decays + 55 * is_scalar + 55 * is_delta)
+
+
 def diagonal_chunked(problem: Problem, direction: Direction, chunk: int) -> Eager:
     """Of the chunked backend, all chunks side by side, one step of them after another."""
     is_complex = "complex" in problem.traits
@@ -53,9 +64,11 @@ def diagonal_chunked(problem: Problem, direction: Direction, chunk: int) -> Eage
 
 
 def predicted(plan: Plan, cost: Eager, problem: Problem, device: Device, direction: Direction) -> Candidate:
-    """The plan beside its cost; without one where the device's rates are not known, as a CPU's."""
+    """The plan beside its cost; where rates are not known, as a CPU's, only for one token, all of whose time is the
+    host's."""
     if device.reached_bandwidth is None or device.fp32_rate is None:
-        return Candidate(plan)
+        serial = cost.launches * HOST_SECONDS
+        return Candidate(plan, Prediction(0.0, 0.0, serial) if problem["T"] == 1 else None)
     wide = replace(problem, dtype="float64" if problem.dtype == "float64" else "float32")
     moved = int(cost.passes * floor(wide, direction).moved)
     # within chunks of 64 the products of a chunkwise form are twice to three times the definition's

@@ -8,6 +8,7 @@ from holdfast.recurrences.cell import Cell
 
 from . import expression
 from .expression import Unprintable
+from .language import CPP
 
 
 @cache
@@ -30,9 +31,9 @@ def functions(cell: Cell) -> str:
     inputs = {f"s_{name}": f"s[{k}]" for k, name in enumerate(cell.states)}
     inputs |= {f"g_{name}": f"g[{k}]" for k, name in enumerate(cell.gates)}
     step = cell.forward_graph(torch.float32)
-    forward, new = expression.statements(step, inputs, rounds=f"s_{cell.states[0]}" not in expression.reads(step))
+    forward, new = expression.statements(step, inputs, CPP, f"s_{cell.states[0]}" not in expression.reads(step))
     inputs |= {f"d_{name}": f"d[{k}]" for k, name in enumerate(cell.states)}
-    backward, grads = expression.statements(cell.backward_graph(torch.float32), inputs)
+    backward, grads = expression.statements(cell.backward_graph(torch.float32), inputs, CPP)
     forward += [f"out[{k}] = {text};" for k, text in enumerate(new)]
     backward += [f"ds[{k}] = {text};" for k, text in enumerate(grads[:states])]
     backward += [f"dg[{k}] = {text};" for k, text in enumerate(grads[states:])]

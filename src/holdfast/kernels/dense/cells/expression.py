@@ -1,6 +1,7 @@
-"""Prints a graph of pointwise ATen operations as C++ expressions in float32, one variable a node.
+"""Prints a graph of pointwise ATen operations as expressions of a language in float32, one variable a node.
 
-Functions that C++ or CUDA would compute less accurately or slower are named hf_*: cuda/functions.cuh defines them.
+Functions have C's names, and hf_* those that C++ or CUDA would compute less accurately or slower: cuda/functions.cuh
+and triton_functions.py define them.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,16 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from .language import Language
+
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "hf_div"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_LOGIC = {
-    "logical_and": "&&",
-    "logical_or": "||",
-    "logical_xor": "!=",
-    "bitwise_and": "&&",
-    "bitwise_or": "||",
-    "bitwise_xor": "!=",
-}
+_BOTH, _EITHER = ("logical_and", "bitwise_and"), ("logical_or", "bitwise_or")
 _UNARY = {
     "neg": "-({})",
     "exp": "hf_exp({})",
@@ -29,8 +25,8 @@ _UNARY = {
     "log10": "log10f({})",
     "log1p": "log1pf({})",
     "sqrt": "sqrtf({})",
-    "rsqrt": "hf_div(1.0f, sqrtf({}))",
-    "reciprocal": "hf_div(1.0f, {})",
+    "rsqrt": "hf_div({one}, sqrtf({}))",
+    "reciprocal": "hf_div({one}, {})",
     "sigmoid": "hf_sigmoid({})",
     "tanh": "hf_tanh({})",
     "sin": "sinf({})",
@@ -52,7 +48,7 @@ _UNARY = {
     "round": "rintf({})",
     "abs": "fabsf({})",
     "sign": "hf_sign({})",
-    "relu": "hf_max({}, 0.0f)",
+    "relu": "hf_max({}, {zero})",
 }
 _TESTS = {"isnan": "hf_isnan({})", "isinf": "hf_isinf({})", "signbit": "hf_signbit({})"}
 
@@ -61,13 +57,15 @@ class Unprintable(ValueError):
     """The graph has an operation that the printer does not know."""
 
 
-def statements(graph: fx.Graph, inputs: Mapping[str, str], rounds: bool = False) -> tuple[list[str], list[str]]:
+def statements(
+    graph: fx.Graph, inputs: Mapping[str, str], language: Language, rounds: bool = False
+) -> tuple[list[str], list[str]]:
     """(lines that compute every node, the expressions of the outputs). inputs: what each placeholder reads.
 
     rounds: whether the first output is rounded to the operands' dtype, and the graph does not read it back.
 
-    A sigmoid or tanh whose only use is a product stays a fraction until then, so that two of them share a reciprocal.
-    Raises Unprintable, naming the operation, for one that has no form in float32.
+    A sigmoid or tanh whose only use is a product stays a fraction until then where the language has fractions, so that
+    two of them share a reciprocal. Raises Unprintable, naming the operation, for one that has no form in float32.
     """
     names: dict[fx.Node, str] = {}
     kinds: dict[fx.Node, str] = {}
@@ -76,37 +74,40 @@ def statements(graph: fx.Graph, inputs: Mapping[str, str], rounds: bool = False)
     lines: list[str] = []
     results: list[str] = []
     rounded = _rounded_next(graph) if rounds else set()
+    one = language.number(1.0)
+    shared = ("sigmoid", "tanh") if language.fractions else ()
+
+    def read(value: Any, kind: str = "float") -> str:
+        return _value(value, names, kinds, kind, language)
+
     for node in graph.nodes:
         if node.op == "placeholder":
             names[node], kinds[node] = inputs[node.name], "float"
             continue
         if node.op == "output":
-            results = [_value(x, names, kinds, "float") for x in node.args[0]]
+            results = [read(x) for x in node.args[0]]
             continue
         if node in rounded:
-            names[node], kinds[node] = f"v_{node.name}", "float"
-            argument = _value(node.args[0], names, kinds, "float")
-            lines.append(f"const float v_{node.name} = hf_tanh_before_rounding({argument});")
-            continue
-        if _is(node, "sigmoid", "tanh") and [_is(user, "mul") for user in node.users] == [True]:
-            argument = _value(node.args[0], names, kinds, "float")
+            text, kind = f"hf_tanh_before_rounding({read(node.args[0])})", "float"
+        elif _is(node, *shared) and [_is(user, "mul") for user in node.users] == [True]:
+            argument = read(node.args[0])
             if _is(node, "sigmoid"):
-                fractions[node] = ("1.0f", f"(1.0f + hf_exp2(-HF_LOG2E * {argument}))")
+                fractions[node] = (one, f"({one} + hf_exp2(-HF_LOG2E * {argument}))")
             else:
                 over, under = f"n_{node.name}", f"d_{node.name}"
                 lines.append(f"float {over}, {under}; hf_tanh_parts({argument}, {over}, {under});")
                 fractions[node] = (over, under)
             continue
-        if any(x in fractions for x in node.all_input_nodes):
-            parts = [fractions.get(x) or (_value(x, names, kinds, "float"), "1.0f") for x in node.args[:2]]
-            over, under = (_times([part[k] for part in parts]) for k in (0, 1))
-            text, kind = f"{over} * hf_reciprocal({under})" if over != "1.0f" else f"hf_reciprocal({under})", "float"
+        elif any(x in fractions for x in node.all_input_nodes):
+            parts = [fractions.get(x) or (read(x), one) for x in node.args[:2]]
+            over, under = (_times([part[k] for part in parts], one) for k in (0, 1))
+            text, kind = f"{over} * hf_reciprocal({under})" if over != one else f"hf_reciprocal({under})", "float"
         else:
-            text, kind = _print(node, names, kinds)
+            text, kind = _print(node, kinds, read, language)
         # graphs share common subexpressions; different nodes may still print alike, as zeros do
         if (kind, text) not in printed:
             printed[kind, text] = f"v_{node.name}"
-            lines.append(f"const {kind} v_{node.name} = {text};")
+            lines.append(language.declare.format(kind=kind, name=f"v_{node.name}", text=text))
         names[node], kinds[node] = printed[kind, text], kind
     return lines, results
 
@@ -128,8 +129,8 @@ def _is(node: fx.Node, *operations: str) -> bool:
     return node.op == "call_function" and node.target._schema.name.removeprefix("aten::") in operations
 
 
-def _times(factors: list[str]) -> str:
-    return " * ".join(factor for factor in factors if factor != "1.0f") or "1.0f"
+def _times(factors: list[str], one: str) -> str:
+    return " * ".join(factor for factor in factors if factor != one) or one
 
 
 def reads(graph: fx.Graph) -> set[str]:
@@ -143,33 +144,31 @@ def reads(graph: fx.Graph) -> set[str]:
     }
 
 
-def _print(node: fx.Node, names: Mapping[fx.Node, str], kinds: Mapping[fx.Node, str]) -> tuple[str, str]:
+def _print(node: fx.Node, kinds: Mapping[fx.Node, str], read: Any, language: Language) -> tuple[str, str]:
     operation = node.target._schema.name.removeprefix("aten::")
-
-    def read(value: Any, kind: str = "float") -> str:
-        return _value(value, names, kinds, kind)
-
     args, kwargs = list(node.args), dict(node.kwargs)
     if operation in _BINARY:
-        return _arithmetic(node, operation, args, kwargs, read), "float"
+        return _arithmetic(operation, args, kwargs, read), "float"
     if operation in _COMPARE:
         return f"{read(args[0])} {_COMPARE[operation]} {read(args[1])}", "bool"
-    if operation in _LOGIC and all(kinds.get(x, "bool") == "bool" for x in node.all_input_nodes):
-        return f"{read(args[0], 'bool')} {_LOGIC[operation]} {read(args[1], 'bool')}", "bool"
+    if operation in (*_BOTH, *_EITHER, "logical_xor", "bitwise_xor"):
+        if any(kinds.get(x, "bool") != "bool" for x in node.all_input_nodes):
+            raise Unprintable(f"aten.{operation} of numbers; only of bools is it printed")
+        how = language.both if operation in _BOTH else language.either if operation in _EITHER else "{} != {}"
+        return how.format(read(args[0], "bool"), read(args[1], "bool")), "bool"
     if operation in ("logical_not", "bitwise_not"):
-        return f"!{read(args[0], 'bool')}", "bool"
+        return language.negate.format(read(args[0], "bool")), "bool"
     if operation == "where":
         kind = "bool" if all(kinds.get(x) == "bool" for x in args[1:]) else "float"
-        return f"{read(args[0], 'bool')} ? {read(args[1], kind)} : {read(args[2], kind)}", kind
+        return language.choose.format(read(args[0], "bool"), read(args[1], kind), read(args[2], kind)), kind
     if operation in _TESTS:
         return _TESTS[operation].format(read(args[0])), "bool"
     if operation in _UNARY:
-        return _UNARY[operation].format(read(args[0])), "float"
+        return _UNARY[operation].format(read(args[0]), one=read(1.0), zero=read(0.0)), "float"
     if operation in ("scalar_tensor", "full_like", "full"):
         value = args[0] if operation == "scalar_tensor" else args[1]
-        if isinstance(value, bool) or kwargs.get("dtype") == torch.bool:
-            return ("true" if value else "false"), "bool"
-        return _number(value), "float"
+        kind = "bool" if isinstance(value, bool) or kwargs.get("dtype") == torch.bool else "float"
+        return read(value, kind), kind
     if operation == "_to_copy":
         dtype = kwargs.get("dtype", torch.float32)
         if dtype == torch.bool:
@@ -182,13 +181,13 @@ def _print(node: fx.Node, names: Mapping[fx.Node, str], kinds: Mapping[fx.Node, 
     raise Unprintable(f"aten.{operation} has no printed form")
 
 
-def _arithmetic(node: fx.Node, operation: str, args: list[Any], kwargs: dict[str, Any], read: Any) -> str:
+def _arithmetic(operation: str, args: list[Any], kwargs: dict[str, Any], read: Any) -> str:
     if kwargs.get("rounding_mode"):
         raise Unprintable("a division that rounds")
     left, right = read(args[0]), read(args[1])
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
     if alpha != 1:
-        right = f"{_number(alpha)} * {right}"
+        right = f"{read(alpha)} * {right}"
     if operation == "div":
         return f"hf_div({left}, {right})"
     return f"{left} {_BINARY[operation]} {right}"
@@ -211,15 +210,16 @@ def _power(args: list[Any], kwargs: dict[str, Any], read: Any) -> str:
         if exponent == 0.5:
             return f"sqrtf({base})"
         if exponent == -1:
-            return f"hf_div(1.0f, {base})"
+            return f"hf_div({read(1.0)}, {base})"
     return f"powf({base}, {read(exponent)})"
 
 
 def _gelu(args: list[Any], kwargs: dict[str, Any], read: Any) -> str:
-    x = read(args[0])
+    x, half, one = read(args[0]), read(0.5), read(1.0)
     if kwargs.get("approximate", "none") == "tanh":
-        return f"0.5f * {x} * (1.0f + hf_tanh(0.7978845608f * ({x} + 0.044715f * {x} * {x} * {x})))"
-    return f"0.5f * {x} * (1.0f + erff(0.7071067812f * {x}))"
+        cubic = f"{x} + {read(0.044715)} * {x} * {x} * {x}"
+        return f"{half} * {x} * ({one} + hf_tanh({read(0.7978845608)} * ({cubic})))"
+    return f"{half} * {x} * ({one} + erff({read(0.7071067812)} * {x}))"
 
 
 _SPECIAL: dict[str, Callable[[list[Any], dict[str, Any], Any], str]] = {
@@ -235,26 +235,21 @@ _SPECIAL: dict[str, Callable[[list[Any], dict[str, Any], Any], str]] = {
     "rsub": lambda a, k, read: f"{read(a[1])} - {read(a[0])}",
     "copysign": lambda a, k, read: f"copysignf({read(a[0])}, {read(a[1])})",
     "copy": lambda a, k, read: read(a[1]),
-    "sigmoid_backward": lambda a, k, read: f"{read(a[0])} * ({read(a[1])} * (1.0f - {read(a[1])}))",
-    "tanh_backward": lambda a, k, read: f"{read(a[0])} * (1.0f - {read(a[1])} * {read(a[1])})",
+    "sigmoid_backward": lambda a, k, read: f"{read(a[0])} * ({read(a[1])} * ({read(1.0)} - {read(a[1])}))",
+    "tanh_backward": lambda a, k, read: f"{read(a[0])} * ({read(1.0)} - {read(a[1])} * {read(a[1])})",
 }
 
 
-def _value(value: Any, names: Mapping[fx.Node, str], kinds: Mapping[fx.Node, str], kind: str) -> str:
+def _value(
+    value: Any, names: Mapping[fx.Node, str], kinds: Mapping[fx.Node, str], kind: str, language: Language
+) -> str:
     if not isinstance(value, fx.Node):
         if kind == "bool":
-            return "true" if value else "false"
-        return _number(value)
+            return language.true if value else language.false
+        return language.number(float(value))
     found = kinds[value]
     if found == kind:
         return names[value]
-    return f"({names[value]} ? 1.0f : 0.0f)" if kind == "float" else f"({names[value]} != 0.0f)"
-
-
-def _number(value: Any) -> str:
-    number = float(value)
-    if number != number:
-        return "hf_nan()"
-    if number in (float("inf"), float("-inf")):
-        return "hf_inf()" if number > 0 else "(-hf_inf())"
-    return f"{number!r}f" if number >= 0 and str(number)[0] != "-" else f"({number!r}f)"
+    if kind == "float":
+        return f"({language.choose.format(names[value], language.number(1.0), language.number(0.0))})"
+    return f"({names[value]} != {language.number(0.0)})"

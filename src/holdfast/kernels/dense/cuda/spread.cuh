@@ -1,50 +1,55 @@
 // One head's recurrence over many blocks, all of which run at once. A block owns SLICE channels of a head for a range of
-// sequences, which it takes 8 at a time (a tile); R's rows for those channels stay in registers, past that in shared memory.
+// sequences, which it takes 8 at a time (a tile); R's rows for those channels stay in registers, past that in shared memory;
+// what does not fit there either is read again for every tile, from the L2 cache.
 // The warps of a block share the sum over k out: each takes groups of 32 channels, and the block adds what they found.
 //
 // Vectors pass between blocks through memory that only they write, each word once: filled beforehand with SENTINEL, a pair
 // of NaNs that no conversion yields, every word is its own flag. No fence, no barrier between blocks: a reader asks again
 // until no word is the sentinel, a bounded number of times; then it reports that the grid is stuck and waits no more.
-// Before this file: constexpr int WIDTH (a multiple of 8), WARPS (4, 8, 12 or 16), IN_REGISTERS, RESETS.
+// Before this file: constexpr int WIDTH and SLICE (multiples of 8), WARPS (4, 8, 12 or 16), IN_REGISTERS, IN_SHARED, RESETS,
+// TAKEN and LEFT.
 
-// Two roles: WARPS warps wait for vectors and multiply, four more have a lane for each cell of a tile, add up what the
+// Two roles: WARPS warps wait for vectors and multiply, four more have a lane for each EACH cells of a tile, add up what the
 // others found, run the cell and publish. They hand sums over through two buffers, so that both work at once.
-constexpr int THREADS = 32 * (WARPS + 4), SLICE = 16, TILE = 8, CELLS = SLICE * TILE;
+constexpr int SLICES = (WIDTH + SLICE - 1) / SLICE, TILE = 8, CELLS = SLICE * TILE, LANES = 128, THREADS = 32 * WARPS + LANES;
+constexpr int EACH = (SLICE + 15) / 16, BESIDE = TILE / EACH;  // sequences that the lanes take at a time
+static_assert(TILE % EACH == 0, "all lanes have as many sequences");
 constexpr int GROUPS = (WIDTH + 31) / 32, PER_WARP = (GROUPS + WARPS - 1) / WARPS;
-constexpr int IN_SHARED = PER_WARP - IN_REGISTERS;
-constexpr int WEIGHT_BYTES = RECURRENTS * IN_SHARED * 2 * 512 * WARPS;
+constexpr int ON_CHIP = IN_REGISTERS + IN_SHARED;  // groups of a warp
+constexpr int EIGHTS = SLICE / 8;  // of a slice's channels
+#define ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
 constexpr u32 SENTINEL = 0xffffffffu;
 constexpr int PATIENCE = 1 << 22;
 
 // named barriers
-enum { FULL = 1, EMPTY = 3, PUBLISHED = 5, SUMMED = 6 };
+enum { FULL = 1, EMPTY = 3, PUBLISHED = 5, SUMMED = 7 };
 HF_DEVICE void meet(int barrier) { barrier_sync<THREADS>(barrier); }
 HF_DEVICE void arrive(int barrier) { barrier_arrive<THREADS>(barrier); }
 
-// Registers go from the cells' warps to those that hold weights, where the architecture can move them.
-// Launched with 168, 128 or 96 a thread at 8, 12 or 16 warps; the planner knows the same numbers.
-constexpr int TAKEN = WARPS == 8 ? 208 : WARPS == 12 ? 144 : 104, LEFT = WARPS == 8 ? 88 : WARPS == 12 ? 80 : 64;
+// Registers go from the cells' warps, which keep LEFT a thread, to those that hold weights, which then have TAKEN; where
+// the architecture can move them.
 HF_DEVICE void take_registers() {
-    if (WARPS >= 8) registers_more<TAKEN>();
+    if (TAKEN > 0) registers_more<TAKEN>();
 }
 HF_DEVICE void leave_registers() {
-    if (WARPS >= 8) registers_fewer<LEFT>();
+    if (LEFT > 0) registers_fewer<LEFT>();
 }
 
-// R's part of a gate for 16 rows: products [group][half of the group]
-struct Weights {
-    u32 held[RECURRENTS][IN_REGISTERS > 0 ? IN_REGISTERS : 1][2][4];
-    const uint4* rest;  // [gate][group][half][lane] of this warp
+// MATRICES times 16 rows of weights: products [group][half of the group]
+template <int MATRICES> struct Weights {
+    static constexpr int BYTES = MATRICES * IN_SHARED * 2 * 512 * WARPS;
+    u32 held[MATRICES][IN_REGISTERS > 0 ? IN_REGISTERS : 1][2][4];
+    const uint4* rest;  // [matrix][group][half][lane] of this warp
 
-    // weight(g, row, k) for row 0 to 15 of the slice
+    // weight(m, half, r, k): of row 8 * half + r of matrix m, for input channel k
     template <typename Weight> HF_DEVICE void load(char* shared, int warp, int lane, Weight weight) {
         const int r = lane >> 2, q = lane & 3;
-        uint4* mine = (uint4*)shared + warp * (RECURRENTS * IN_SHARED * 2 * 32) + lane;
+        uint4* mine = (uint4*)shared + warp * (MATRICES * IN_SHARED * 2 * 32) + lane;
         rest = mine;
 #pragma unroll
-        for (int g = 0; g < RECURRENTS; g++)
+        for (int m = 0; m < MATRICES; m++)
 #pragma unroll
-            for (int i = 0; i < PER_WARP; i++)
+            for (int i = 0; i < ON_CHIP; i++)
 #pragma unroll
                 for (int u = 0; u < 2; u++) {
                     u32 a[4];
@@ -53,23 +58,34 @@ struct Weights {
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
                             const int k = 32 * (warp * PER_WARP + i) + 8 * q + 4 * u + 2 * j;
-                            const u32 low = k < WIDTH ? weight(g, r + 8 * half, k) : 0;
-                            const u32 high = k < WIDTH ? weight(g, r + 8 * half, k + 1) : 0;
+                            const u32 low = k < WIDTH ? weight(m, half, r, k) : 0;
+                            const u32 high = k < WIDTH ? weight(m, half, r, k + 1) : 0;
                             a[2 * j + half] = low | high << 16;
                         }
                     if (i < IN_REGISTERS) {
 #pragma unroll
-                        for (int j = 0; j < 4; j++) held[g][i < IN_REGISTERS ? i : 0][u][j] = a[j];
+                        for (int j = 0; j < 4; j++) held[m][i < IN_REGISTERS ? i : 0][u][j] = a[j];
                     } else {
-                        mine[((g * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32] = uint4{a[0], a[1], a[2], a[3]};
+                        mine[((m * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32] = uint4{a[0], a[1], a[2], a[3]};
                     }
                 }
     }
-    HF_DEVICE void product(float (&sum)[4], int g, int i, int u, u32 b0, u32 b1) const {
+    // both products of a group that lies in memory: upper and lower are where this lane's eight channels of the rows r and r + 8
+    // begin, if wanted
+    static HF_DEVICE void streamed(float (&sum)[4], const half_t* upper, bool has_upper, const half_t* lower, bool has_lower,
+                                   const uint4& b) {
+        uint4 v = {0, 0, 0, 0}, w = {0, 0, 0, 0};
+        if (has_upper) v = *(const uint4*)upper;
+        if (has_lower) w = *(const uint4*)lower;
+        const u32 first[4] = {v.x, w.x, v.y, w.y}, second[4] = {v.z, w.z, v.w, w.w};
+        multiply(sum, first, b.x, b.y);
+        multiply(sum, second, b.z, b.w);
+    }
+    HF_DEVICE void product(float (&sum)[4], int m, int i, int u, u32 b0, u32 b1) const {
         if (i < IN_REGISTERS) {
-            multiply(sum, held[g][i < IN_REGISTERS ? i : 0][u], b0, b1);
+            multiply(sum, held[m][i < IN_REGISTERS ? i : 0][u], b0, b1);
         } else {
-            const uint4 v = rest[((g * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32];
+            const uint4 v = rest[((m * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32];
             const u32 a[4] = {v.x, v.y, v.z, v.w};
             multiply(sum, a, b0, b1);
         }
@@ -111,9 +127,9 @@ template <int COUNT> struct Mail {
 // would be waited for in the turn that asked for it, and memory is further away than a turn is long.
 constexpr int SLOTS = 4, AHEAD = SLOTS - 1;
 
-// The 16-byte pieces of a turn, COUNT in all; a lane of the cells moves each MINE of them. WAY: from step to step, 1 or -1.
+// The 16-byte pieces of a turn, COUNT in all; a lane of the cells moves MINE of them. WAY: from step to step, 1 or -1.
 template <int COUNT, int WAY> struct Ring {
-    static constexpr int MINE = (COUNT + CELLS - 1) / CELLS, BYTES = 16 * COUNT;
+    static constexpr int MINE = (COUNT + LANES - 1) / LANES, BYTES = 16 * COUNT;
     const char* from[MINE];  // at step 0 of the first tile
     long long stride[MINE];  // bytes from step to step; from row to row it is length times that
     int row[MINE];           // within a tile
@@ -129,7 +145,7 @@ template <int COUNT, int WAY> struct Ring {
         for (int i = 0; i < MINE; i++) {
             row[i] = live, from[i] = nullptr, stride[i] = 0, before[i] = false;
             int within = 0;
-            if (lane + i * CELLS < COUNT && place(lane + i * CELLS, within, from[i], stride[i], before[i])) row[i] = within;
+            if (lane + i * LANES < COUNT && place(lane + i * LANES, within, from[i], stride[i], before[i])) row[i] = within;
             from[i] += (long long)within * length * stride[i];
         }
     }
@@ -138,7 +154,7 @@ template <int COUNT, int WAY> struct Ring {
         const long long steps = t + (long long)tile * TILE * length;
 #pragma unroll
         for (int i = 0; i < MINE; i++)
-            copy_async(shared_address(slots + slot * BYTES) + 16 * (lane + i * CELLS), from[i] + steps * stride[i],
+            copy_async(shared_address(slots + slot * BYTES) + 16 * (lane + i * LANES), from[i] + steps * stride[i],
                        t >= before[i] && t < length && TILE * tile + row[i] < live);
         copy_commit();
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -148,22 +164,50 @@ template <int COUNT, int WAY> struct Ring {
     HF_DEVICE const char* next() const { return slots + (slot + 1) % SLOTS * BYTES; }
 };
 
-HF_DEVICE void pass(int cycles) {
-    const u32 start = clock();
-    while ((u32)clock() - start < (u32)cycles) {
+// When a block publishes, by its own clock, for turns of either parity. With one or two tiles a turn's vectors were published
+// just before by blocks that are as far as this one: nobody's can be there before its own, and asking too early, again and
+// again, gets in the way of what all wait for.
+constexpr int CLOCK_BYTES = 16;
+struct Clock {
+    volatile u32* times;
+    int pause;
+    HF_DEVICE void publish(int turn) const {
+        times[turn & 1] = clock();
+        arrive(PUBLISHED + (turn & 1));
     }
-}
+    // until pause cycles have passed since this block published in that turn
+    HF_DEVICE void wait(int turn) const {
+        meet(PUBLISHED + (turn & 1));
+        const u32 start = times[turn & 1];
+        while ((u32)clock() - start < (u32)pause) {
+        }
+    }
+};
 
 // this block's share: a slice of a head's channels, and sequences first to first + live - 1
 struct Share {
     int head, channel, first, live, tiles;
+    HF_DEVICE bool keeps_pace() const { return tiles <= 2; }  // whether Clock is used
     HF_DEVICE Share(int batch, int rows, int first_head) {
-        const int slices = (WIDTH + SLICE - 1) / SLICE;
-        channel = (int)(blockIdx.x % slices) * SLICE;
-        head = first_head + blockIdx.x / slices;
+        channel = (int)(blockIdx.x % SLICES) * SLICE;
+        head = first_head + blockIdx.x / SLICES;
         first = blockIdx.y * rows;
         live = min(rows, batch - first);
         tiles = (live + TILE - 1) / TILE;
+    }
+};
+
+// a lane's cells: channel d of the slice in sequences n, n + BESIDE and so on of a tile
+struct Cells {
+    int lane, d, n, at;  // at: the first cell's place among a tile's
+    bool exists;
+    HF_DEVICE Cells(const Share& own) {
+        lane = threadIdx.x - 32 * WARPS;
+        d = lane % SLICE;
+        n = lane / SLICE;
+        exists = n < BESIDE && own.channel + d < WIDTH;
+        n = min(n, BESIDE - 1);
+        at = n * SLICE + d;
     }
 };
 

@@ -2,7 +2,13 @@
 // Arguments as in resident_backward.cu; dx and extra filled with SENTINEL; entry is not needed. db [ranges, GATES, H, WIDTH].
 // Before this file: constexpr int AT_ONCE, the gates whose gradients a warp asks for together.
 
-constexpr int PART_FLOATS = TILE * 20;  // a cell's sum at sequence * 20 + channel: no bank conflicts
+// of weights that are read again and again, eight must lie side by side: R is [RECURRENTS, H, in, out] then
+constexpr bool TURNED = ON_CHIP < PER_WARP;
+
+// a matrix has 16 channels of one gate
+constexpr int PER_GATE = (EIGHTS + 1) / 2;
+using Held = Weights<RECURRENTS * PER_GATE>;
+constexpr int PITCH = SLICE + 4, PART_FLOATS = TILE * PITCH;  // a cell's sum at sequence * PITCH + channel: no bank conflicts
 constexpr int PART_BYTES = 4 * PART_FLOATS * WARPS;
 
 // A turn's kept gates, states before the step, gradients of h and h before the step, in 16-byte pieces: how many of each.
@@ -12,7 +18,8 @@ __device__ constexpr int old_states() {
     return n;
 }
 constexpr int CELL_BYTES = GATES_KEPT * GATE_SIZE;
-constexpr int GATE_PIECES = TILE * CELL_BYTES, STATE_PIECES = 4 * TILE, HALF_PIECES = 2 * TILE;
+// a row of a slice is CELL_BYTES, 4 or 2 bytes a channel
+constexpr int GATE_PIECES = CELLS * CELL_BYTES / 16, STATE_PIECES = CELLS / 4, HALF_PIECES = CELLS / 8;
 constexpr int STATES_AT = GATE_PIECES, GRAD_AT = STATES_AT + old_states() * STATE_PIECES, H_AT = GRAD_AT + HALF_PIECES;
 using Kept = Ring<H_AT + NEEDS[0] * HALF_PIECES, -1>;
 
@@ -27,15 +34,19 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
     // one turn a tile more than there are steps: the last takes R^T dg to the initial state
     const int words = (length + 31) / 32, turns = (length + 1) * own.tiles;
     const long long token = (long long)heads * WIDTH, tile_step = TILE * token * length;
-    float* parts = (float*)(shared + WEIGHT_BYTES);  // [2][warp][slot]
+    float* parts = (float*)(shared + Held::BYTES);  // [2][warp][slot]
+    char* slots = shared + Held::BYTES + 2 * PART_BYTES;
+    const Clock pace{(u32*)(slots + SLOTS * Kept::BYTES), pause};
 
     if (warp < WARPS) {
         take_registers();
         const int r = lane >> 2, q = lane & 3, k0 = 32 * warp * PER_WARP + 8 * q;
-        Weights weights;
-        weights.load(shared, warp, lane, [&](int g, int row, int k) {
-            const int channel = own.channel + row;
-            return channel < WIDTH ? (u32)R[(((long long)g * heads + own.head) * WIDTH + k) * WIDTH + channel] : 0u;
+        Held weights;
+        weights.load(shared, warp, lane, [&](int m, int half, int r, int k) {
+            const int place = m % PER_GATE * 16 + 8 * half + r, channel = own.channel + place;
+            const long long matrix = (long long)(m / PER_GATE) * heads + own.head;
+            const int row = TURNED ? channel : k, column = TURNED ? k : channel;
+            return place < SLICE && channel < WIDTH ? (u32)R[(matrix * WIDTH + row) * WIDTH + column] : 0u;
         });
         u32 inside = 0;
 #pragma unroll
@@ -67,11 +78,11 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
         for (int t = length - 1; t >= -1; t--)
             for (int tile = 0; tile < own.tiles; tile++, turn++) {
                 const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
-                float sum[RECURRENTS][4];
+                float sum[RECURRENTS * PER_GATE][4];
 #pragma unroll
-                for (int k = 0; k < RECURRENTS; k++)
+                for (int m = 0; m < RECURRENTS * PER_GATE; m++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) sum[k][j] = 0.0f;
+                    for (int j = 0; j < 4; j++) sum[m][j] = 0.0f;
                 if (t < length - 1) {
 #pragma unroll
                     for (int k = 0; k < RECURRENTS; k += AT_ONCE) {
@@ -82,64 +93,99 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                             *(volatile int*)failed = 1;
                         }
 #pragma unroll
-                        for (int i = 0; i < PER_WARP; i++)
+                        for (int i = 0; i < ON_CHIP; i++)
 #pragma unroll
                             for (int u = 0; u < 2; u++)
 #pragma unroll
                                 for (int j = 0; j < AT_ONCE; j++)
                                     if (k + j < RECURRENTS) {
                                         const uint4 b = mail.v[j * PER_WARP + i];
-                                        weights.product(sum[k + j], k + j, i, u, u ? b.z : b.x, u ? b.w : b.y);
+#pragma unroll
+                                        for (int e = 0; e < PER_GATE; e++) {
+                                            const int m = (k + j) * PER_GATE + e;
+                                            weights.product(sum[m], m, i, u, u ? b.z : b.x, u ? b.w : b.y);
+                                        }
                                     }
+                        if constexpr (TURNED) {
+                            const half_t* own_rows = anew(R) + ((long long)own.head * WIDTH + own.channel + r) * WIDTH + k0;
+#pragma unroll
+                            for (int i = ON_CHIP; i < PER_WARP; i++)
+#pragma unroll
+                                for (int j = 0; j < AT_ONCE; j++)
+#pragma unroll
+                                    for (int e = 0; e < PER_GATE; e++)
+                                        if (k + j < RECURRENTS) {
+                                            const long long matrix = (long long)(k + j) * heads * WIDTH;
+                                            const half_t* rows = own_rows + (matrix + 16 * e) * WIDTH + 32 * i;
+                                            const bool wanted = inside >> i & 1;
+                                            bool there[2];
+#pragma unroll
+                                            for (int half = 0; half < 2; half++) {
+                                                const int place = 16 * e + 8 * half + r;
+                                                there[half] = place < SLICE && own.channel + place < WIDTH && wanted;
+                                            }
+                                            Held::streamed(sum[(k + j) * PER_GATE + e], rows, there[0], rows + 8 * WIDTH,
+                                                           there[1], mail.v[j * PER_WARP + i]);
+                                        }
+                        }
                     }
                     base = 0;
                 }
                 // the step whose dg the next turn multiplies, if there is one
                 const int next = t + 1 - wraps;
-                if (own.tiles > 1 && !ends && next < length) ask(next, wraps ? 0 : tile + 1);
+                if (!own.keeps_pace() && !ends && next < length) ask(next, wraps ? 0 : tile + 1);
                 if (turn > 1) meet(EMPTY + (turn & 1));
                 float* part = parts + ((turn & 1) * WARPS + warp) * PART_FLOATS;
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float total = 0.0f;
+                for (int e = 0; e < EIGHTS; e++)
 #pragma unroll
-                    for (int k = 0; k < RECURRENTS; k++) total += sum[k][j];
-                    part[(2 * q + (j & 1)) * 20 + r + 8 * (j >> 1)] = total;
-                }
+                    for (int j = 0; j < 2; j++) {
+                        float total = 0.0f;
+#pragma unroll
+                        for (int k = 0; k < RECURRENTS; k++) total += sum[k * PER_GATE + e / 2][2 * (e % 2) + j];
+                        part[(2 * q + j) * PITCH + 8 * e + r] = total;
+                    }
                 arrive(FULL + (turn & 1));
-                if (own.tiles == 1 && !ends) {
-                    meet(PUBLISHED);
-                    pass(pause);
-                    ask(t, 0);
+                if (own.keeps_pace() && !ends && next < length) {
+                    pace.wait(turn + 1 - own.tiles);
+                    ask(next, wraps ? 0 : tile + 1);
                 }
             }
     } else {
         leave_registers();
-        const int cell = threadIdx.x - 32 * WARPS, d = cell % SLICE, n = cell / SLICE, channel = own.channel + d;
-        const bool exists = channel < WIDTH, even = d % 2 == 0;
+        const Cells my(own);
+        const int channel = own.channel + my.d;
+        const bool even = my.d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
-        const long long base = (long long)(own.first + n) * length * token;
-        float* carried = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES + SLOTS * Kept::BYTES) + cell;  // [tile][state][cell]
+        const long long base = (long long)(own.first + my.n) * length * token;
+        float* carried = (float*)(slots + SLOTS * Kept::BYTES + CLOCK_BYTES) + my.at;  // [tile][state][cell]
+        auto place_of = [&](int tile, int i, int c) { return (tile * STATES + i) * CELLS + c * BESIDE * SLICE; };
         for (int tile = 0; tile < own.tiles; tile++)
 #pragma unroll
-            for (int i = 0; i < STATES; i++) {
-                const int row = TILE * tile + n;
-                const bool given = grad_final && exists && row < own.live;
-                carried[(tile * STATES + i) * CELLS] =
-                    given ? grad_final[((long long)i * batch + own.first + row) * token + at] : 0.0f;
-            }
+            for (int c = 0; c < EACH; c++)
+#pragma unroll
+                for (int i = 0; i < STATES; i++) {
+                    const int row = TILE * tile + my.n + c * BESIDE;
+                    const bool given = grad_final && row < own.live;
+                    if (my.exists)
+                        carried[place_of(tile, i, c)] =
+                            given ? grad_final[((long long)i * batch + own.first + row) * token + at] : 0.0f;
+                }
         // element 0 of the slice in sequence 0, as a token of one vector
         const long long origin = (long long)own.first * length * token + own.head * WIDTH + own.channel;
         Kept ring;
-        ring.start(shared + WEIGHT_BYTES + 2 * PART_BYTES, cell, length - 1, own.live, length, own.tiles,
+        ring.start(slots, my.lane, length - 1, own.live, length, own.tiles,
                    [&](int piece, int& within, const char*& from, long long& stride, bool& before) {
                        int column;  // in bytes, of a row's
                        if (piece < STATES_AT) {
-                           within = piece / CELL_BYTES, column = 16 * (piece % CELL_BYTES), stride = CELL_BYTES;
+                           constexpr int ROW = GATE_PIECES / TILE;
+                           within = piece / ROW, column = 16 * (piece % ROW), stride = CELL_BYTES;
                            from = gates + origin * CELL_BYTES;
                        } else if (piece < GRAD_AT) {
                            const int which = (piece - STATES_AT) / STATE_PIECES;
-                           within = (piece - STATES_AT) / 4 % TILE, column = 16 * (piece % 4), stride = 4, before = true;
+                           constexpr int ROW = STATE_PIECES / TILE;
+                           within = (piece - STATES_AT) / ROW % TILE, column = 16 * ((piece - STATES_AT) % ROW);
+                           stride = 4, before = true;
                            int state = 0;
 #pragma unroll
                            for (int i = 1, k = 0; i < STATES; i++)
@@ -147,7 +193,8 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                            from = (const char*)(states + state * plane + origin);
                        } else {
                            before = piece >= H_AT;
-                           within = (piece - GRAD_AT) / 2 % TILE, column = 16 * (piece % 2), stride = 2;
+                           constexpr int ROW = HALF_PIECES / TILE;
+                           within = (piece - GRAD_AT) / ROW % TILE, column = 16 * ((piece - GRAD_AT) % ROW), stride = 2;
                            from = (const char*)((before ? h : grad_h) + origin);
                            if (!before && !grad_h) return false;
                        }
@@ -156,88 +203,108 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                        from += column - (before ? stride : 0);
                        return inside;
                    });
-        gate_words kept = {};
-        float before[STATES], bias[GATES];
-        half_t grad = 0;
+        gate_words kept[EACH] = {};
+        float before[EACH][STATES], bias[GATES];
+        half_t grad[EACH] = {};
 #pragma unroll
         for (int i = 0; i < GATES; i++) bias[i] = 0.0f;
         auto take = [&](const char* slot, int t, int tile) {
-            load_gates(kept, slot + cell * CELL_BYTES);
-            if (grad_h) grad = ((const half_t*)(slot + 16 * GRAD_AT))[cell];
-            const bool given = t == 0 && initial && exists && TILE * tile + n < own.live;
 #pragma unroll
-            for (int i = 0, k = 0; i < STATES; i++) {
-                before[i] = 0.0f;
-                if (NEEDS[i]) {
-                    if (t > 0) before[i] = i == 0 ? widen(((const half_t*)(slot + 16 * H_AT))[cell])
+            for (int c = 0; c < EACH; c++) {
+                const int cell = my.at + c * BESIDE * SLICE, row = TILE * tile + my.n + c * BESIDE;
+                load_gates(kept[c], slot + cell * CELL_BYTES);
+                if (grad_h) grad[c] = ((const half_t*)(slot + 16 * GRAD_AT))[cell];
+                const bool given = t == 0 && initial && my.exists && row < own.live;
+#pragma unroll
+                for (int i = 0, k = 0; i < STATES; i++) {
+                    before[c][i] = 0.0f;
+                    if (NEEDS[i]) {
+                        if (t > 0)
+                            before[c][i] = i == 0 ? widen(((const half_t*)(slot + 16 * H_AT))[cell])
                                                   : ((const float*)(slot + 16 * (STATES_AT + k * STATE_PIECES)))[cell];
-                    if (given) before[i] = initial[((long long)i * batch + own.first + TILE * tile + n) * token + at];
-                    k += i > 0;
+                        if (given) before[c][i] = initial[((long long)i * batch + own.first + row) * token + at];
+                        k += i > 0;
+                    }
                 }
             }
         };
         for (int i = 0; i < AHEAD; i++) ring.copy();
         copy_wait<AHEAD - 1>();
-        barrier_sync<CELLS>(SUMMED);
-        take(shared + WEIGHT_BYTES + 2 * PART_BYTES, length - 1, 0);
+        barrier_sync<LANES>(SUMMED);
+        take(slots, length - 1, 0);
         int turn = 0;
         for (int t = length - 1; t >= -1; t--)
             for (int tile = 0; tile < own.tiles; tile++, turn++) {
-                const int row = TILE * tile + n;
-                const bool alive = exists && row < own.live;
                 const bool wraps = tile + 1 == own.tiles;
-                const bool zero = alive && t >= 0 && bit(resets, words, own.first + row, t);
-                float g[GATES], old[STATES], after[STATES], carry[STATES], dg[GATES];
-                unpack_gates(g, kept);
-                const float given = widen(grad);
+                bool zero[EACH];
+                float g[EACH][GATES], given[EACH], old[EACH][STATES], after[EACH][STATES];
 #pragma unroll
-                for (int i = 0; i < STATES; i++) {
-                    old[i] = zero ? 0.0f : before[i];
-                    after[i] = carried[(tile * STATES + i) * CELLS];
+                for (int c = 0; c < EACH; c++) {
+                    const int row = TILE * tile + my.n + c * BESIDE;
+                    zero[c] = my.exists && row < own.live && t >= 0 && bit(resets, words, own.first + row, t);
+                    unpack_gates(g[c], kept[c]);
+                    given[c] = widen(grad[c]);
+#pragma unroll
+                    for (int i = 0; i < STATES; i++) {
+                        old[c][i] = zero[c] ? 0.0f : before[c][i];
+                        after[c][i] = carried[place_of(tile, i, c)];
+                    }
                 }
                 ring.copy();
                 copy_wait<AHEAD - 1>();
 
                 meet(FULL + (turn & 1));
-                float through = 0.0f;
+                const float* part = parts + (turn & 1) * WARPS * PART_FLOATS + my.n * PITCH + my.d;
+                float through[EACH] = {};
 #pragma unroll
-                for (int w = 0; w < WARPS; w++) through += parts[((turn & 1) * WARPS + w) * PART_FLOATS + n * 20 + d];
+                for (int w = 0; w < WARPS; w++)
+#pragma unroll
+                    for (int c = 0; c < EACH; c++) through[c] += part[w * PART_FLOATS + c * BESIDE * PITCH];
                 if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
-                after[0] += hf_min(hf_max(through, -clip), clip);
-                if (t >= 0) {
-                    after[0] += given;
-                    cell_backward(old, g, after, carry, dg);
-                    const long long place = base + tile * tile_step + t * token;
 #pragma unroll
-                    for (int i = 0; i < GATES; i++) {
-                        const float value = alive && channel < width ? dg[i] : 0.0f;
-                        const u32 pair = pack(value, __shfl_down_sync(0xffffffffu, value, 1));
-                        bias[i] += value;
-                        if (INPUT_OF[i] >= 0) write_relaxed(dx + place * INPUTS + INPUT_OF[i] * token + at, pair, alive && even);
-                        if (EXTRA_OF[i] >= 0) write_relaxed(extra + place * EXTRAS + EXTRA_OF[i] * token + at, pair, alive && even);
+                for (int c = 0; c < EACH; c++) {
+                    const int row = TILE * tile + my.n + c * BESIDE;
+                    const bool alive = my.exists && row < own.live;
+                    after[c][0] += hf_min(hf_max(through[c], -clip), clip);
+                    if (t >= 0) {
+                        float carry[STATES], dg[GATES];
+                        after[c][0] += given[c];
+                        cell_backward(old[c], g[c], after[c], carry, dg);
+                        const long long place = base + tile * tile_step + (t + (long long)c * BESIDE * length) * token;
+#pragma unroll
+                        for (int i = 0; i < GATES; i++) {
+                            const float value = alive && channel < width ? dg[i] : 0.0f;
+                            const u32 pair = pack(value, __shfl_down_sync(0xffffffffu, value, 1));
+                            bias[i] += value;
+                            if (INPUT_OF[i] >= 0)
+                                write_relaxed(dx + place * INPUTS + INPUT_OF[i] * token + at, pair, alive && even);
+                            if (EXTRA_OF[i] >= 0)
+                                write_relaxed(extra + place * EXTRAS + EXTRA_OF[i] * token + at, pair, alive && even);
+                        }
+#pragma unroll
+                        for (int i = 0; i < STATES; i++)
+                            if (my.exists) carried[place_of(tile, i, c)] = zero[c] ? 0.0f : carry[i];
+                    } else if (alive) {
+#pragma unroll
+                        for (int i = 0; i < STATES; i++)
+                            grad_initial[((long long)i * batch + own.first + row) * token + at] = after[c][i];
                     }
-                    if (own.tiles == 1) arrive(PUBLISHED);
-#pragma unroll
-                    for (int i = 0; i < STATES; i++) carried[(tile * STATES + i) * CELLS] = zero ? 0.0f : carry[i];
-                } else if (alive) {
-#pragma unroll
-                    for (int i = 0; i < STATES; i++)
-                        grad_initial[((long long)i * batch + own.first + row) * token + at] = after[i];
                 }
+                if (own.keeps_pace() && t >= 0) pace.publish(turn);
                 take(ring.next(), t - wraps, wraps ? 0 : tile + 1);
             }
         // this block's share of db, added in one order
-        float* sums = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES + SLOTS * Kept::BYTES) + cell;
+        float* sums = (float*)(slots + SLOTS * Kept::BYTES + CLOCK_BYTES) + my.at;
 #pragma unroll
         for (int i = 0; i < GATES; i++) {
-            sums[0] = bias[i];
-            barrier_sync<CELLS>(SUMMED);
-            if (n == 0 && exists) {
+            if (my.exists) sums[0] = bias[i];
+            barrier_sync<LANES>(SUMMED);
+            if (my.n == 0 && my.exists) {
                 float total = 0.0f;
-                for (int k = 0; k < TILE; k++) total += sums[k * SLICE];
+                for (int k = 0; k < BESIDE; k++) total += sums[k * SLICE];
                 db[((long long)blockIdx.y * GATES + i) * token + at] = total;
             }
-            barrier_sync<CELLS>(SUMMED);
+            barrier_sync<LANES>(SUMMED);
         }
     }
 }

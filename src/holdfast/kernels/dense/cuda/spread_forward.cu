@@ -3,15 +3,20 @@
 // WIDTH] or null, entry [B, H, WIDTH] the initial h as operand, resets [B, words] or null.
 // h [B, T, H, WIDTH] filled with SENTINEL, final [STATES, B, H, WIDTH]; states and gates for the backward pass, or null.
 // failed: set to 1 when the grid is stuck. pause: cycles to wait before asking for what no block can have yet.
+// Before this file: constexpr int AT_ONCE, 1 or 2: of how many turns vectors may be on their way.
 
+// A matrix's 16 rows are two times eight channels of one gate: half n of all is gate n % RECURRENTS of the eighth n /
+// RECURRENTS, so that a lane has all gates of its channels.
+constexpr int HALVES = RECURRENTS * EIGHTS, MATRICES = (HALVES + 1) / 2;
+using Held = Weights<MATRICES>;
 // a cell's sums of TOGETHER gates at sequence * PITCH + channel: few bank conflicts either way
-constexpr int TOGETHER = RECURRENTS == 1 ? 1 : 4, PITCH = RECURRENTS == 1 ? 20 : 17;
+constexpr int TOGETHER = RECURRENTS == 1 ? 1 : 4, PITCH = RECURRENTS == 1 ? SLICE + 4 : SLICE + 1;
 constexpr int PLANES = (RECURRENTS + TOGETHER - 1) / TOGETHER;
 constexpr int PLACES = TILE * PITCH, PART_BYTES = 4 * TOGETHER * PLACES * PLANES * WARPS;
 struct __align__(4 * TOGETHER) Sums {
     float gate[TOGETHER];
 };
-using Inputs = Ring<2 * TILE * INPUTS, 1>;
+using Inputs = Ring<EIGHTS * TILE * INPUTS, 1>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float* initial, const half_t* entry,
@@ -22,164 +27,222 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int words = (length + 31) / 32, turns = length * own.tiles;
     const long long token = (long long)heads * WIDTH, tile_step = TILE * token * length;
-    Sums* parts = (Sums*)(shared + WEIGHT_BYTES);  // [2][warp][plane][place]
+    Sums* parts = (Sums*)(shared + Held::BYTES);  // [2][warp][plane][place]
+    char* slots = shared + Held::BYTES + 2 * PART_BYTES;
+    const Clock pace{(u32*)(slots + SLOTS * Inputs::BYTES), pause};
 
     if (warp < WARPS) {
         take_registers();
         const int r = lane >> 2, q = lane & 3, k0 = 32 * warp * PER_WARP + 8 * q;
-        Weights weights;
-        weights.load(shared, warp, lane, [&](int g, int row, int k) {
-            const int channel = own.channel + row;
-            return channel < WIDTH ? (u32)R[(((long long)g * heads + own.head) * WIDTH + channel) * WIDTH + k] : 0u;
+        Held weights;
+        weights.load(shared, warp, lane, [&](int m, int half, int r, int k) {
+            const int n = 2 * m + half, channel = own.channel + n / RECURRENTS * 8 + r;
+            const long long row = ((long long)(n % RECURRENTS) * heads + own.head) * WIDTH + channel;
+            return n < HALVES && channel < WIDTH ? (u32)R[row * WIDTH + k] : 0u;
         });
         u32 inside = 0;
 #pragma unroll
         for (int i = 0; i < PER_WARP; i++) inside |= (u32)(k0 + 32 * i < WIDTH) << i;
         const half_t* entering = entry + (own.first + r) * token + own.head * WIDTH + k0;
         const half_t* column = h + (long long)(own.first + r) * length * token + own.head * WIDTH + k0;
-        const half_t* source = entering;
-        auto where = [&](int i) { return source + 32 * i; };
-        Mail<PER_WARP> mail;
-        auto ask = [&](int t, int tile) {
-            const int row = TILE * tile + r;
-            source = t == 0 ? entering + TILE * tile * token : column + tile * tile_step + (t - 1) * token;
+        Mail<PER_WARP> mails[AT_ONCE];
+        const half_t* sources[AT_ONCE];
+        int asked_t = 0, asked_tile = 0;
+        // The next turn's vectors, if there is one. Inlined, as take is: m has to be a constant for mails to be in registers.
+        auto ask = [&](int m) ALWAYS_INLINE {
+            const int t = asked_t, tile = asked_tile, row = TILE * tile + r;
+            if (t == length) return;
+            sources[m] = t == 0 ? entering + TILE * tile * token : column + tile * tile_step + (t - 1) * token;
             const bool reads = row < own.live && !bit(resets, words, own.first + min(row, own.live - 1), t);
-            mail.ask(reads ? inside : 0, where);
+            const half_t* source = sources[m];
+            mails[m].ask(reads ? inside : 0, [&](int i) { return source + 32 * i; });
             // what is there from the start may have any bits, SENTINEL's too
-            if (t == 0) mail.pending = 0;
+            if (t == 0) mails[m].pending = 0;
+            if (++asked_tile == own.tiles) asked_tile = 0, asked_t++;
         };
-        ask(0, 0);
         bool patient = true;
-        int turn = 0;
-        for (int t = 0; t < length; t++)
-            for (int tile = 0; tile < own.tiles; tile++, turn++) {
-                if (patient && !mail.wait(where)) {
-                    patient = false;
-                    *(volatile int*)failed = 1;
-                }
-                float sum[RECURRENTS][4];
+        // two turns ahead where the vectors of both have been published for long
+        const int ahead = AT_ONCE == 2 && own.tiles > 3 ? 2 : 1;
+        auto take = [&](int turn, int m) ALWAYS_INLINE {
+            Mail<PER_WARP>& mail = mails[m];
+            const half_t* source = sources[m];
+            if (patient && !mail.wait([&](int i) { return source + 32 * i; })) {
+                patient = false;
+                *(volatile int*)failed = 1;
+            }
+            float sum[MATRICES][4];
 #pragma unroll
-                for (int k = 0; k < RECURRENTS; k++)
+            for (int m = 0; m < MATRICES; m++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) sum[k][j] = 0.0f;
+                for (int j = 0; j < 4; j++) sum[m][j] = 0.0f;
 #pragma unroll
-                for (int i = 0; i < PER_WARP; i++) {
-                    // gates inside: neighbouring products do not wait for one another
+            for (int i = 0; i < ON_CHIP; i++) {
+                // matrices inside: neighbouring products do not wait for one another
 #pragma unroll
-                    for (int k = 0; k < RECURRENTS; k++) weights.product(sum[k], k, i, 0, mail.v[i].x, mail.v[i].y);
+                for (int m = 0; m < MATRICES; m++) weights.product(sum[m], m, i, 0, mail.v[i].x, mail.v[i].y);
 #pragma unroll
-                    for (int k = 0; k < RECURRENTS; k++) weights.product(sum[k], k, i, 1, mail.v[i].z, mail.v[i].w);
-                }
-                const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
-                if (own.tiles > 1 && !ends) ask(t + wraps, wraps ? 0 : tile + 1);
-                if (turn > 1) meet(EMPTY + (turn & 1));
-                Sums* part = parts + ((turn & 1) * WARPS + warp) * PLANES * PLACES;
+                for (int m = 0; m < MATRICES; m++) weights.product(sum[m], m, i, 1, mail.v[i].z, mail.v[i].w);
+            }
+            if constexpr (ON_CHIP < PER_WARP) {
+                const half_t* own_rows = anew(R) + ((long long)own.head * WIDTH + own.channel + r) * WIDTH + k0;
 #pragma unroll
-                for (int p = 0; p < PLANES; p++)
+                for (int i = ON_CHIP; i < PER_WARP; i++)
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
+                    for (int m = 0; m < MATRICES; m++) {
+                        const half_t* rows[2];
+                        bool there[2];
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+                            const int n = 2 * m + half, eighth = 8 * (n / RECURRENTS);
+                            rows[half] = own_rows + ((long long)(n % RECURRENTS) * heads * WIDTH + eighth) * WIDTH + 32 * i;
+                            there[half] = n < HALVES && own.channel + eighth + r < WIDTH && (inside >> i & 1);
+                        }
+                        Held::streamed(sum[m], rows[0], there[0], rows[1], there[1], mail.v[i]);
+                    }
+            }
+            if (ahead == 2)
+                ask(m);
+            else if (!own.keeps_pace())
+                ask(AT_ONCE - 1 - m);
+            if (turn > 1) meet(EMPTY + (turn & 1));
+            Sums* part = parts + ((turn & 1) * WARPS + warp) * PLANES * PLACES;
+#pragma unroll
+            for (int p = 0; p < PLANES; p++)
+#pragma unroll
+                for (int e = 0; e < EIGHTS; e++)
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
                         Sums f;
 #pragma unroll
                         for (int k = 0; k < TOGETHER; k++) {
-                            const int gate = TOGETHER * p + k;
-                            f.gate[k] = gate < RECURRENTS ? sum[gate < RECURRENTS ? gate : 0][j] : 0.0f;
+                            const int gate = TOGETHER * p + k, half = e * RECURRENTS + (gate < RECURRENTS ? gate : 0);
+                            f.gate[k] = sum[half / 2][2 * (half % 2) + j];
                         }
-                        part[p * PLACES + (2 * q + (j & 1)) * PITCH + r + 8 * (j >> 1)] = f;
+                        part[p * PLACES + (2 * q + j) * PITCH + 8 * e + r] = f;
                     }
-                arrive(FULL + (turn & 1));
-                if (own.tiles == 1 && !ends) {
-                    // nobody's next vectors can be there before this block's own: asking earlier gets in their way
-                    meet(PUBLISHED);
-                    pass(pause);
-                    ask(t + 1, 0);
-                }
+            arrive(FULL + (turn & 1));
+            if (own.keeps_pace() && turn + 1 < turns) {
+                if (turn + 1 >= own.tiles) pace.wait(turn + 1 - own.tiles);
+                ask(AT_ONCE - 1 - m);
             }
+        };
+        ask(0);
+        if (ahead == 2) ask(AT_ONCE - 1);
+        for (int turn = 0; turn < turns; turn += AT_ONCE) {
+            take(turn, 0);
+            if (AT_ONCE == 2 && turn + 1 < turns) take(turn + 1, AT_ONCE - 1);
+        }
     } else {
         leave_registers();
-        const int cell = threadIdx.x - 32 * WARPS, d = cell % SLICE, n = cell / SLICE, channel = own.channel + d;
-        const bool exists = channel < WIDTH, even = d % 2 == 0;
+        const Cells my(own);
+        const int channel = own.channel + my.d;
+        const bool even = my.d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
-        const long long base = (long long)(own.first + n) * length * token;  // this lane's row of a tile's first step
-        float* carried = (float*)(shared + WEIGHT_BYTES + 2 * PART_BYTES + SLOTS * Inputs::BYTES) + cell;  // [tile][state][cell]
+        const long long base = (long long)(own.first + my.n) * length * token;  // this lane's row of a tile's first step
+        float* carried = (float*)(slots + SLOTS * Inputs::BYTES + CLOCK_BYTES) + my.at;  // [tile][state][cell]
         float offset[GATES];
 #pragma unroll
-        for (int g = 0; g < GATES; g++) offset[g] = bias && exists ? widen(bias[g * token + at]) : 0.0f;
+        for (int g = 0; g < GATES; g++) offset[g] = bias && my.exists ? widen(bias[g * token + at]) : 0.0f;
+        auto place_of = [&](int tile, int i, int c) { return (tile * STATES + i) * CELLS + c * BESIDE * SLICE; };
         for (int tile = 0; tile < own.tiles; tile++)
 #pragma unroll
-            for (int i = 0; i < STATES; i++) {
-                const int row = TILE * tile + n;
-                const bool given = initial && exists && row < own.live;
-                carried[(tile * STATES + i) * CELLS] =
-                    given ? initial[((long long)i * batch + own.first + row) * token + at] : 0.0f;
-            }
+            for (int c = 0; c < EACH; c++)
+#pragma unroll
+                for (int i = 0; i < STATES; i++) {
+                    const int row = TILE * tile + my.n + c * BESIDE;
+                    const bool given = initial && row < own.live;
+                    if (my.exists)
+                        carried[place_of(tile, i, c)] =
+                            given ? initial[((long long)i * batch + own.first + row) * token + at] : 0.0f;
+                }
         Inputs ring;
-        ring.start(shared + WEIGHT_BYTES + 2 * PART_BYTES, cell, 0, own.live, length, own.tiles,
+        ring.start(slots, my.lane, 0, own.live, length, own.tiles,
                    [&](int piece, int& within, const char*& from, long long& stride, bool&) {
-                       const int gate = piece / (2 * TILE), start = own.channel + 8 * (piece % 2);
-                       within = piece / 2 % TILE;
+                       const int gate = piece / (EIGHTS * TILE), start = own.channel + 8 * (piece % EIGHTS);
+                       within = piece / EIGHTS % TILE;
                        stride = 2 * INPUTS * token;
                        from = (const char*)(x + ((long long)own.first * length * INPUTS + gate) * token + own.head * WIDTH + start);
                        return start < WIDTH;
                    });
-        half_t input[INPUTS];
+        half_t input[EACH][INPUTS];
         auto take = [&](const char* slot) {
 #pragma unroll
-            for (int i = 0; i < INPUTS; i++) input[i] = *(const half_t*)(slot + 32 * (TILE * i + n) + 2 * d);
+            for (int c = 0; c < EACH; c++)
+#pragma unroll
+                for (int i = 0; i < INPUTS; i++)
+                    input[c][i] = ((const half_t*)slot)[i * CELLS + c * BESIDE * SLICE + my.at];
         };
         for (int i = 0; i < AHEAD; i++) ring.copy();
         copy_wait<AHEAD - 1>();
-        barrier_sync<CELLS>(SUMMED);
-        take(shared + WEIGHT_BYTES + 2 * PART_BYTES);
+        barrier_sync<LANES>(SUMMED);
+        take(slots);
         int turn = 0;
         for (int t = 0; t < length; t++)
             for (int tile = 0; tile < own.tiles; tile++, turn++) {
-                const int row = TILE * tile + n;
-                const bool alive = exists && row < own.live;
-                const bool ends = turn + 1 == turns;
-                const bool zero = alive && bit(resets, words, own.first + row, t);
-                float g[GATES], s[STATES], out[STATES];
+                float g[EACH][GATES], s[EACH][STATES];
 #pragma unroll
-                for (int i = 0; i < GATES; i++) g[i] = INPUT_OF[i] >= 0 ? offset[i] + widen(input[INPUT_OF[i]]) : offset[i];
+                for (int c = 0; c < EACH; c++) {
+                    const int row = TILE * tile + my.n + c * BESIDE;
+                    const bool zero = my.exists && row < own.live && bit(resets, words, own.first + row, t);
 #pragma unroll
-                for (int i = 0; i < STATES; i++) s[i] = zero ? 0.0f : carried[(tile * STATES + i) * CELLS];
+                    for (int i = 0; i < GATES; i++)
+                        g[c][i] = INPUT_OF[i] >= 0 ? offset[i] + widen(input[c][INPUT_OF[i]]) : offset[i];
+#pragma unroll
+                    for (int i = 0; i < STATES; i++) s[c][i] = zero ? 0.0f : carried[place_of(tile, i, c)];
+                }
                 ring.copy();
                 copy_wait<AHEAD - 1>();
-                const long long place = base + tile * tile_step + t * token + at;
 
                 meet(FULL + (turn & 1));
-                float total[TOGETHER * PLANES];
-#pragma unroll
-                for (int k = 0; k < TOGETHER * PLANES; k++) total[k] = 0.0f;
+                const Sums* part = parts + (turn & 1) * WARPS * PLANES * PLACES + my.n * PITCH + my.d;
+                float total[EACH][TOGETHER * PLANES] = {};
 #pragma unroll
                 for (int w = 0; w < WARPS; w++)
 #pragma unroll
-                    for (int p = 0; p < PLANES; p++) {
-                        const Sums f = parts[(((turn & 1) * WARPS + w) * PLANES + p) * PLACES + n * PITCH + d];
+                    for (int p = 0; p < PLANES; p++)
 #pragma unroll
-                        for (int k = 0; k < TOGETHER; k++) total[TOGETHER * p + k] += f.gate[k];
-                    }
+                        for (int c = 0; c < EACH; c++) {
+                            const Sums f = part[(w * PLANES + p) * PLACES + c * BESIDE * PITCH];
+#pragma unroll
+                            for (int k = 0; k < TOGETHER; k++) total[c][TOGETHER * p + k] += f.gate[k];
+                        }
                 if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
+                float out[EACH][STATES];
 #pragma unroll
-                for (int i = 0; i < GATES; i++)
-                    if (RECURRENT_OF[i] >= 0) g[i] += total[RECURRENT_OF[i]];
-                cell_forward(s, g, out);
-                const float here = channel < width ? out[0] : 0.0f;
-                write_relaxed(h + place, pack(here, __shfl_down_sync(0xffffffffu, here, 1)), alive && even);
-                if (own.tiles == 1 && !ends) arrive(PUBLISHED);
+                for (int c = 0; c < EACH; c++) {
+                    const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
+                    const long long place = base + tile * tile_step + (t + (long long)c * BESIDE * length) * token + at;
 #pragma unroll
-                for (int i = 0; i < STATES; i++) carried[(tile * STATES + i) * CELLS] = out[i];
-                if (gates && alive) {
-                    keep_gates(gates + place * (GATES_KEPT * GATE_SIZE), g);
+                    for (int i = 0; i < GATES; i++)
+                        if (RECURRENT_OF[i] >= 0) g[c][i] += total[c][RECURRENT_OF[i]];
+                    cell_forward(s[c], g[c], out[c]);
+                    const float here = channel < width ? out[c][0] : 0.0f;
+                    write_relaxed(h + place, pack(here, __shfl_down_sync(0xffffffffu, here, 1)), alive && even);
+                }
+                if (own.keeps_pace() && turn + own.tiles < turns) pace.publish(turn);
 #pragma unroll
-                    for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[i];
+                for (int c = 0; c < EACH; c++) {
+                    const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
+                    const long long place = base + tile * tile_step + (t + (long long)c * BESIDE * length) * token + at;
+#pragma unroll
+                    for (int i = 0; i < STATES; i++)
+                        if (my.exists) carried[place_of(tile, i, c)] = out[c][i];
+                    if (gates && alive) {
+                        keep_gates(gates + place * (GATES_KEPT * GATE_SIZE), g[c]);
+#pragma unroll
+                        for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[c][i];
+                    }
                 }
                 take(ring.next());
             }
         for (int tile = 0; tile < own.tiles; tile++)
-            if (exists && TILE * tile + n < own.live)
 #pragma unroll
-                for (int i = 0; i < STATES; i++)
-                    final[((long long)i * batch + own.first + TILE * tile + n) * token + at] =
-                        carried[(tile * STATES + i) * CELLS];
+            for (int c = 0; c < EACH; c++) {
+                const int row = TILE * tile + my.n + c * BESIDE;
+                if (my.exists && row < own.live)
+#pragma unroll
+                    for (int i = 0; i < STATES; i++)
+                        final[((long long)i * batch + own.first + row) * token + at] = carried[place_of(tile, i, c)];
+            }
     }
 }

@@ -1,0 +1,216 @@
+"""Compiled Triton kernels launched through the CUDA driver: Triton's own launch spends several times as long in Python.
+
+A kernel's PTX says which parameters it has: the arguments are packed into them by one struct, and a tensor's descriptor
+is encoded once for each address, shape and strides. Where the PTX has other parameters than the kernel's signature asks
+for, as another version of Triton may arrange, Triton's own launch runs.
+"""
+
+import ctypes
+import math
+import re
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from triton.runtime import driver
+
+Run = Callable[[tuple[int, int, int], Sequence[Any], Iterable[Any]], None]
+
+_ENTRY = re.compile(r"\.visible \.entry [^(]*\((.*?)\)(.*?)\{", re.DOTALL)
+_PARAMETER = re.compile(r"\.param (?:\.align \d+ )?\.[a-z](\d+)[^,\[]*(?:\[(\d+)\])?")
+_THREADS = re.compile(r"\.reqntid (\d+)")
+_NUMBERS = {"i32": "i", "i64": "q", "fp32": "f"}
+# of CUtensorMapDataType
+_ELEMENTS = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
+_MAP_BYTES, _MAP_ALIGNMENT, _L2_128_BYTES = 128, 64, 2
+_INVALID_CONTEXT = 201
+# addresses, shapes and strides that a descriptor argument has had
+_REMEMBERED = 1024
+
+
+@cache
+def _cuda() -> ctypes.CDLL:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    word, number = ctypes.c_void_p, ctypes.c_uint
+    cuda.cuLaunchKernel.argtypes = [word, *[number] * 7, word, word, word]
+    cuda.cuTensorMapEncodeTiled.argtypes = [word, number, number, *[word] * 5, *[number] * 4]
+    return cuda
+
+
+def _raise(status: int, what: str) -> None:
+    text = ctypes.c_char_p()
+    _cuda().cuGetErrorString(status, ctypes.byref(text))
+    raise RuntimeError(f"{what}: {text.value.decode() if text.value else f'CUDA error {status}'}")
+
+
+def _enter(device: int) -> None:
+    """Makes the device's context the thread's own: a thread has none before its first call of CUDA's."""
+    context = ctypes.c_void_p()
+    status = _cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device) or _cuda().cuCtxSetCurrent(context)
+    if status:
+        _raise(status, f"entering the context of device {device}")
+
+
+def launcher(compiled: Any) -> Run:
+    """A function (grid, arguments, constants) that launches on the current stream of the device it was compiled for.
+
+    arguments: in the kernel's order, with descriptors, tensors or their addresses, numbers, and None where a kernel was
+    compiled for None; constants: the values of its constexpr parameters, which come last.
+    """
+
+    def own(grid: tuple[int, int, int], arguments: Sequence[Any], constants: Iterable[Any]) -> None:
+        compiled[grid](*arguments, *constants)
+
+    return Direct(compiled) if understood(compiled) else own
+
+
+def understood(compiled: Any) -> bool:
+    """Whether the kernel's parameters are those that its signature asks for, as far as this file knows."""
+    try:
+        data = compiled.metadata
+        plain = data.num_ctas == 1 and not (data.launch_pdl or data.launch_cooperative_grid)
+        plain = plain and not (data.global_scratch_size or data.profile_scratch_size)
+        _, declared = _entry(compiled.asm["ptx"])
+        asked = [size for _, _, sizes in _arguments(compiled) for size, _ in sizes]
+    except (AttributeError, KeyError, ValueError):
+        return False
+    # the last two are scratch memory's addresses
+    return plain and declared == [*asked, 8, 8]
+
+
+def _entry(ptx: str) -> tuple[int, list[int]]:
+    """Threads of a block, and the bytes of each parameter."""
+    entry = _ENTRY.search(ptx)
+    threads = entry and _THREADS.search(entry[2])
+    if not threads:
+        raise ValueError("expected an entry that says how many threads it takes")
+    sizes = [int(count) if count else int(bits) // 8 for bits, count in _PARAMETER.findall(entry[1])]
+    return int(threads[1]), sizes
+
+
+def _arguments(compiled: Any) -> list[tuple[int, dict[str, Any] | None, list[tuple[int, str]]]]:
+    """Of each argument that is passed: its place, what Triton says of its descriptor, parameters' sizes and formats."""
+    descriptors = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+    found: list[tuple[int, dict[str, Any] | None, list[tuple[int, str]]]] = []
+    for place, kind in enumerate(compiled.src.signature.values()):
+        if kind == "constexpr":
+            continue
+        if kind.startswith("tensordesc"):
+            about = next(descriptors, None)
+            if about is None or about["fp4_padded"]:
+                raise ValueError(f"expected a descriptor for TMA; got {kind}")
+            rank = len(about["block_size"])
+            parts = [(_MAP_BYTES, f"{_MAP_BYTES}s"), *[(4, "i")] * rank, *[(8, "q")] * rank]
+            found.append((place, about, parts))
+        else:
+            form = "Q" if kind.startswith("*") else _NUMBERS[kind]
+            found.append((place, None, [(struct.calcsize(f"={form}"), form)]))
+    return found
+
+
+class Direct:
+    """Launches one kernel. places: of each argument that is passed its place, and of a descriptor its Tiles."""
+
+    def __init__(self, compiled: Any) -> None:
+        # makes Triton load the kernel's code
+        compiled[(1, 1, 1)]
+        self.name, self.function, self.shared = compiled.name, compiled.function, compiled.metadata.shared
+        self.device, self.stream_of = driver.active.get_current_device(), driver.active.get_current_stream
+        self.cuda_launch = _cuda().cuLaunchKernel
+        self.threads, _ = _entry(compiled.asm["ptx"])
+        arguments = _arguments(compiled)
+        self.places = [(place, None if about is None else Tiles(about)) for place, about, _ in arguments]
+        form, self.starts, size = ["="], [], 0
+        for width, letter in (part for *_, parts in arguments for part in parts):
+            alignment = _MAP_ALIGNMENT if width == _MAP_BYTES else width
+            form.append(f"{-size % alignment}x{letter}")
+            size += -size % alignment
+            self.starts.append(size)
+            size += width
+        self.form = struct.Struct("".join(form))
+        self.spare: list[tuple[Any, int, Any]] = []
+
+    def __call__(self, grid: tuple[int, int, int], arguments: Sequence[Any], constants: Iterable[Any]) -> None:
+        values: list[Any] = []
+        for place, tiles in self.places:
+            x = arguments[place]
+            if tiles is not None:
+                values += tiles(x)
+            else:
+                values.append(x.data_ptr() if isinstance(x, torch.Tensor) else x)
+        self.start(grid, values)
+
+    def start(self, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
+        """Launches with parameters of these values: numbers, addresses, maps' bytes. Raises RuntimeError."""
+        # threads may launch at once, so that each needs a block of its own
+        try:
+            block = self.spare.pop()
+        except IndexError:
+            block = self._block()
+        buffer, first, addresses = block
+        self.form.pack_into(buffer, first, *values)
+        stream = self.stream_of(self.device)
+        status = self.cuda_launch(self.function, *grid, self.threads, 1, 1, self.shared, stream, addresses, None)
+        if status == _INVALID_CONTEXT:
+            _enter(self.device)
+            status = self.cuda_launch(self.function, *grid, self.threads, 1, 1, self.shared, stream, addresses, None)
+        self.spare.append(block)
+        if status and math.prod(grid):
+            _raise(status, f"launching {self.name}")
+
+    def _block(self) -> tuple[Any, int, Any]:
+        """Memory for the parameters, where in it they begin, and the address of each, as the driver takes them."""
+        buffer = ctypes.create_string_buffer(self.form.size + _MAP_ALIGNMENT)
+        start = -ctypes.addressof(buffer) % _MAP_ALIGNMENT
+        # two more for scratch memory, of which there is none
+        nothing = ctypes.c_void_p()
+        first = ctypes.addressof(buffer) + start
+        places = [first + offset for offset in self.starts] + [ctypes.addressof(nothing)] * 2
+        addresses = (ctypes.c_void_p * len(places))(*places)
+        addresses.nothing = nothing
+        return buffer, start, addresses
+
+
+class Tiles:
+    """A descriptor argument's parameters: a map for TMA, shape and strides."""
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        self.about = about
+        self.known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def __call__(self, x: Any) -> tuple[Any, ...]:
+        address = x.base.data_ptr()
+        key = (address, x.shape, x.strides)
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            found = self.known[key] = (self.encoder(x)(address), *x.shape, *x.strides)
+        return found
+
+    def encoder(self, x: Any) -> Callable[[int], bytes]:
+        """From an address the map of a tensor there with x's dtype, shape and strides."""
+        rank, width, dtype = len(x.shape), self.about["elem_size"], _ELEMENTS[x.base.dtype]
+        shape = (ctypes.c_uint64 * rank)(*reversed(x.shape))
+        strides = (ctypes.c_uint64 * (rank - 1))(*(width * stride for stride in reversed(x.strides[:-1])))
+        box = (ctypes.c_uint32 * rank)(*reversed(self.about["block_size"]))
+        steps, swizzle = (ctypes.c_uint32 * rank)(*[1] * rank), self.about["swizzle"]
+
+        def encode(address: int) -> bytes:
+            space = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+            start = -ctypes.addressof(space) % _MAP_ALIGNMENT
+            how = (
+                ctypes.addressof(space) + start, dtype, rank, address,
+                shape, strides, box, steps, 0, swizzle, _L2_128_BYTES, 0,
+            )  # fmt: skip
+            status = _cuda().cuTensorMapEncodeTiled(*how)
+            if status == _INVALID_CONTEXT:
+                _enter(torch.cuda.current_device())
+                status = _cuda().cuTensorMapEncodeTiled(*how)
+            if status:
+                _raise(status, f"a descriptor of tiles {list(box)[::-1]} in {list(shape)[::-1]}")
+            return space[start : start + _MAP_BYTES]
+
+        return encode

@@ -1,0 +1,103 @@
+"""Vector decay on Hopper: forward in one launch; backward two sweeps for states and dv, then all chunks at once."""
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.gluon_support import without_gluon
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import matrix_hopper_gla as model
+from holdfast.planner.models.matrix_hopper import WIDEST
+from holdfast.recurrences.definition import MatrixCall
+
+_UNSERVED = {
+    "delta": "the delta rule",
+    "normalizer": "a normaliser",
+    "beta": "a write strength beside a vector decay",
+    "varlen": "packed sequences",
+}
+# of K and V, that tests/ops/test_gla_on_gpu.py has been seen to pass with on a GPU in the kernels' present form
+_SHOWN = ((64, 64), (128, 128))
+# tokens that the grid of hopper_gla_gradients.py has room for
+LONGEST = 65535 * model.CHUNK
+
+
+class HopperGLA:
+    """GLA in bfloat16 or float16 on NVIDIA's Hopper."""
+
+    name = "hopper"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if device.kind != "cuda" or device.capability != (9, 0):
+            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
+        if "decay=vector" not in problem.traits:
+            return "it takes one log decay a key channel"
+        if problem.dtype not in ("bfloat16", "float16"):
+            return f"it takes bfloat16 and float16; got {problem.dtype}"
+        for trait, what in _UNSERVED.items():
+            if trait in problem.traits:
+                return f"it does not serve {what}"
+        for name in "KV":
+            if problem[name] % 8:
+                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {problem[name]}"
+            if problem[name] > WIDEST:
+                return f"its registers hold a state of {WIDEST} x {WIDEST}; got {name} = {problem[name]}"
+        if (problem["K"], problem["V"]) not in _SHOWN or problem["Hq"] != problem["H"]:
+            return (
+                "its kernels for widths other than K = V = 64 or 128, and for shared queries, have been held against "
+                f"the oracle in an emulator only; got K = {problem['K']}, V = {problem['V']}, "
+                f"{problem['Hq']} heads of queries for {problem['H']}"
+            )
+        if problem["T"] > LONGEST or problem["B"] > 65535:
+            return f"a grid has axes of 65535 at most: it needs a T up to {LONGEST} and a B up to 65535"
+        return without_gluon()
+
+    def takes(self, call: MatrixCall) -> bool:
+        return not call.delta and call.g is not None and call.g.dim() == 4 and call.norm_floor is None
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return model.candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from . import hopper_gla_launch as launch
+
+        q, k, v, g = launch.inputs(call)
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        final = torch.empty(_state_shape(call), dtype=torch.float32, device=v.device)
+        if v.numel() == 0:
+            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+        launch.run_sweep(q, k, g, v, o, launch.state(call.initial_state), final, None, call.scale)
+        return o, final
+
+    def backward(
+        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        from . import hopper_gla_launch as launch
+
+        q, k, v, g = launch.inputs(call)
+        start, end = launch.state(call.initial_state), launch.state(grad_final)
+        grad_start = None if start is None else torch.empty_like(start)
+        if v.numel() == 0:
+            if grad_start is not None:
+                grad_start = grad_start.zero_() if end is None else grad_start.copy_(end)
+            return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_start
+        u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else launch.tileable(grad_o)
+        dq, dk = (torch.empty(*g.shape, dtype=v.dtype, device=v.device) for _ in range(2))
+        dg = torch.empty(g.shape, dtype=torch.float32, device=v.device)
+        dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        states, ends = launch.kept_states(dq, dg, v.shape[3])
+        launch.run_sweep(q, k, g, u, dv, end, grad_start, ends, call.scale, reverse=True)
+        launch.run_sweep(None, k, g, v, None, start, None, states, call.scale)
+        launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, plan["ahead"], call.scale)
+        assert call.g is not None
+        return [_ungroup(dq, q), _ungroup(dk, k), dv, dg.to(call.g.dtype), None, None], grad_start
+
+
+def _state_shape(call: MatrixCall) -> tuple[int, int, int, int]:
+    return call.v.shape[0], call.v.shape[2], call.k.shape[3], call.v.shape[3]
+
+
+def _ungroup(grad: Tensor, x: Tensor) -> Tensor:
+    """[B, T, H, K] summed over the heads that share one of x's."""
+    if grad.shape[2] == x.shape[2]:
+        return grad
+    return grad.unflatten(2, (x.shape[2], -1)).sum(3)

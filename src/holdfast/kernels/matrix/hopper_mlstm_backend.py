@@ -1,0 +1,123 @@
+"""mLSTM on Hopper: forward in one launch, which leaves n . q a token to the backward pass, and that in three.
+
+The division by m = max(|norm|, floor) + eps leaves two numbers a token to the sweeps, 1 / m and the gradient of norm,
+from the products of the output and its gradient; with them the normaliser is one more column of the state.
+"""
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.gluon_support import without_gluon
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models import matrix_hopper_mlstm as model
+from holdfast.planner.models.matrix_hopper import WIDEST, tile
+from holdfast.recurrences.definition import MatrixCall
+
+
+class HopperMLSTM:
+    """mLSTM in bfloat16 or float16 on NVIDIA's Hopper."""
+
+    name = "hopper"
+    reads_output = True
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if device.kind != "cuda" or device.capability != (9, 0):
+            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
+        if not {"normalizer", "decay=scalar", "beta"} <= set(problem.traits):
+            return "it takes a normaliser with a scalar decay and a write strength"
+        if problem.dtype not in ("bfloat16", "float16"):
+            return f"it takes bfloat16 and float16; got {problem.dtype}"
+        if problem.varlen:
+            return "it does not serve packed sequences with a normaliser"
+        for name in "KV":
+            size = problem[name]
+            if size % 8:
+                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {size}"
+            if size > WIDEST:
+                return f"its registers hold a state of {WIDEST} x {WIDEST}; got {name} = {size}"
+        if problem.needs_grad and tile(problem["K"]) < tile(problem["V"]):
+            return f"its gradients with a normaliser take a V no wider than K; got {problem['V']} and {problem['K']}"
+        return without_gluon()
+
+    def takes(self, call: MatrixCall) -> bool:
+        return call.norm_floor is not None
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return model.candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """o, the final state, and norm [B, H, T]."""
+        from . import hopper_launch
+        from . import hopper_mlstm_launch as launch
+
+        q, k, v = (hopper_launch.tileable(x) for x in call[:3])
+        batch, length, heads, values = v.shape
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        final = torch.empty(batch, heads, k.shape[3], values + 1, dtype=torch.float32, device=v.device)
+        norm = torch.empty(batch, heads, length, dtype=torch.float32, device=v.device)
+        if v.numel() == 0:
+            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state), norm
+        gates = hopper_launch.Gates(call.g, call.beta, call.scale)
+        start = _contiguous(call.initial_state)
+        launch.run_forward(q, k, v, o, gates, call.norm_floor, norm, start, final, call.eps, plan["stages"])
+        return o, final, norm
+
+    def backward(
+        self,
+        plan: Plan,
+        call: MatrixCall,
+        cu_seqlens: Tensor | None,
+        grad_o: Tensor | None,
+        grad_final: Tensor | None,
+        o: Tensor | None = None,
+        norm: Tensor | None = None,
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        """o, norm: what forward returned; without them it runs again."""
+        from . import hopper_launch
+        from . import hopper_mlstm_launch as launch
+
+        q, k, v = (hopper_launch.tileable(x) for x in call[:3])
+        batch, length, heads, values = v.shape
+        keys = k.shape[3]
+        start, w = _contiguous(call.initial_state), _contiguous(grad_final)
+        grad_state = None if start is None else torch.empty_like(start)
+        if v.numel() == 0:
+            if grad_state is not None:
+                grad_state = grad_state.zero_() if w is None else grad_state.copy_(w)
+            return [torch.zeros_like(x) for x in call[:6]], grad_state
+        if o is None or norm is None:
+            o, _, norm = self.forward(plan, call, cu_seqlens)
+        o = hopper_launch.tileable(o)
+        u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else hopper_launch.tileable(grad_o)
+
+        columns, dfloor = launch.run_output_gradient(u, o, norm, call.norm_floor, call.eps)
+        gates = hopper_launch.Gates(call.g, call.beta, call.scale)
+        save, chunks = plan["save"], -(-length // hopper_launch.TOKENS)
+        saved = saved_n = None
+        if chunks > save:
+            entries = -(-chunks // save)
+            saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=v.device)
+            saved_n = torch.empty(batch, heads, entries, keys, dtype=torch.float32, device=v.device)
+        kept = launch.Kept(torch.empty_like(norm), saved, saved_n, save)
+        after = None if w is None else torch.empty_like(w)
+        dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
+        dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        launch.run_queries(u, v, k, q, dq, gates, columns, start, after, kept, plan["stages"])
+        # rounded, as the products that are taken from it
+        last = None if w is None else (after * w.to(v.dtype)).sum((2, 3))
+        dg, dbeta = (torch.empty_like(norm).transpose(1, 2) for _ in range(2))
+        launch.run_adjoint(
+            q, k, u, v, dk, dv, dg, dbeta, gates, columns, w, grad_state, last, kept, plan["adjoint_stages"]
+        )
+        return [_ungroup(dq, q), _ungroup(dk, k), dv, dg, dbeta, dfloor], grad_state
+
+
+def _contiguous(state: Tensor | None) -> Tensor | None:
+    return None if state is None else state.contiguous()
+
+
+def _ungroup(grad: Tensor, x: Tensor) -> Tensor:
+    """[B, T, H, K] summed over the heads that share one of x's."""
+    if grad.shape[2] == x.shape[2]:
+        return grad
+    return grad.unflatten(2, (x.shape[2], -1)).sum(3)

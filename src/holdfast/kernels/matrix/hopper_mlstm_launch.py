@@ -1,0 +1,192 @@
+"""Launches of the Hopper kernels of a normalised recurrence."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common import triton_launch
+from holdfast.kernels.common.gluon_launch import launch, tiles
+
+from .hopper_launch import LAYOUT, TOKENS, Gates, width_of
+from .hopper_mlstm_adjoint import normalized_adjoint
+from .hopper_mlstm_queries import normalized_queries
+from .hopper_mlstm_sweep import normalized_sweep
+from .triton_normalizer import output_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the launch for dq leaves to the adjoint sweep, for the log decay's gradient: see hopper_mlstm_queries.py.
+
+    saved [B, H, n, K, V] and saved_n [B, H, n, K]: of every `save` chunks; None if there is but one.
+    """
+
+    row: Tensor
+    saved: Tensor | None
+    saved_n: Tensor | None
+    save: int
+
+
+def _tiles(x: Tensor, width: int) -> Any:
+    return tiles(x, [1, TOKENS, 1, width], LAYOUT)
+
+
+def run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    gates: Gates,
+    floor: Tensor,
+    norm: Tensor,
+    start: Tensor | None,
+    end: Tensor,
+    eps: float,
+    stages: int,
+) -> None:
+    """o [B, T, H, V] and norm [B, H, T] of q, k, v; start, end: states [B, H, K, V + 1]."""
+    batch, length, heads, values = o.shape
+    keys = q.shape[3]
+    wide, width = width_of(keys), width_of(values)
+    constants = {"KEYS": keys, "VALUES": values, "STAGES": stages}
+    arguments = (
+        _tiles(q, wide),
+        _tiles(k, wide),
+        _tiles(v, width),
+        _tiles(o, width),
+        gates.g,
+        gates.beta,
+        floor,
+        norm,
+        start,
+        end,
+        length,
+        heads,
+        heads // q.shape[2],
+        heads // v.shape[2],
+        *gates.strides(),
+        *floor.stride(),
+        gates.scale,
+        eps,
+    )
+    types = (*gates.types(), q.dtype, wide, width, start is None, *(stride < 2**31 for stride in floor.stride()))
+    launch(normalized_sweep, (batch * heads, 1, 1), arguments, constants, width // 16, types)
+
+
+def run_queries(
+    u: Tensor,
+    v: Tensor,
+    k: Tensor,
+    q: Tensor,
+    dq: Tensor,
+    gates: Gates,
+    columns: tuple[Tensor, Tensor],
+    start: Tensor | None,
+    end: Tensor | None,
+    kept: Kept,
+    stages: int,
+) -> None:
+    """dq [B, T, H, K], and into kept what the adjoint sweep takes up. columns: see hopper_mlstm_queries.py."""
+    batch, length, heads, keys = dq.shape
+    values = v.shape[3]
+    wide, width = width_of(keys), width_of(values)
+    save = 0 if kept.saved is None else kept.save
+    constants = {"KEYS": keys, "VALUES": values, "SAVE": save, "STAGES": stages}
+    arguments = (
+        _tiles(u, width),
+        _tiles(v, width),
+        _tiles(k, wide),
+        _tiles(dq, wide),
+        _tiles(q, wide),
+        gates.g,
+        gates.beta,
+        *columns,
+        start,
+        end,
+        kept.saved,
+        kept.saved_n,
+        kept.row,
+        length,
+        heads,
+        heads // k.shape[2],
+        heads // v.shape[2],
+        *gates.strides(),
+        gates.scale,
+    )
+    types = (*gates.types(), q.dtype, wide, width, start is None, end is None)
+    launch(normalized_queries, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
+
+
+def run_adjoint(
+    q: Tensor,
+    k: Tensor,
+    u: Tensor,
+    v: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dg: Tensor,
+    dbeta: Tensor,
+    gates: Gates,
+    columns: tuple[Tensor, Tensor],
+    start: Tensor | None,
+    end: Tensor | None,
+    last: Tensor | None,
+    kept: Kept,
+    stages: int,
+) -> None:
+    """dk and dv [B, T, H, *], dg and dbeta [B, T, H], a head's tokens side by side.
+
+    start, end: gradients of the last and of the first state.
+    """
+    batch, length, heads, keys = dk.shape
+    values = dv.shape[3]
+    wide, narrow = width_of(keys), width_of(values)
+    saved = None
+    if kept.saved is not None:
+        saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], LAYOUT)
+    save = 0 if saved is None else kept.save
+    constants = {"KEYS": keys, "VALUES": values, "SAVE": save, "STAGES": stages}
+    arguments = (
+        _tiles(q, wide),
+        _tiles(k, wide),
+        _tiles(u, narrow),
+        _tiles(v, narrow),
+        _tiles(dk, wide),
+        _tiles(dv, narrow),
+        saved,
+        gates.g,
+        gates.beta,
+        *columns,
+        start,
+        end,
+        kept.saved_n,
+        kept.row,
+        last,
+        dg,
+        dbeta,
+        length,
+        heads,
+        heads // q.shape[2],
+        heads // v.shape[2],
+        *gates.strides(),
+        gates.scale,
+    )
+    types = (*gates.types(), q.dtype, wide, narrow, start is None, end is None, last is None)
+    launch(normalized_adjoint, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
+
+
+def run_output_gradient(
+    u: Tensor, o: Tensor, norm: Tensor, floor: Tensor, eps: float
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """((1 / m, the gradient of norm) [B, H, T] each, the gradient of floor [B, T, H], a head's tokens side by side)."""
+    batch, length, heads, values = o.shape
+    inverse, slope, dfloor = (torch.empty_like(norm) for _ in range(3))
+    constants = {"WIDTH": values, "COLUMNS": width_of(values), "TOKENS": 8, "HEADS": 8}
+    strides = (*u.stride()[:3], *o.stride()[:3], *floor.stride())
+    blocks = (-(-length // 8), -(-heads // 8), batch)
+    tensors = (u, o, norm, floor, inverse, slope, dfloor)
+    with triton_launch.on_device_of(o):
+        triton_launch.launch(output_gradient, blocks, tensors, (length, heads, eps, *strides), constants, 4)
+    return (inverse, slope), dfloor.transpose(1, 2)

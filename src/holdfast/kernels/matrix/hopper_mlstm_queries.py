@@ -1,0 +1,344 @@
+"""The gradient of mLSTM's queries on Hopper: the states and normalisers anew, in registers, from the first token on.
+
+With u the gradient of o, y_t = 1 / (max(|norm_t|, floor_t) + eps) and z_t the gradient of norm_t,
+    S = exp(g_t) S + beta_t k_t v_t^T;  n = exp(g_t) n + beta_t k_t;  dq_t = scale (y_t S u_t + z_t n).
+
+hopper_sweep.py's sweep with roles exchanged, and with n as one more column of S that u has z for and v has ones. A
+block owns a (batch, head) and walks over chunks of 64 tokens, with [earlier, later]:
+    dQ^T = ((S U^T) * y + n z^T) * read + K^T (((V U^T) * y + z) * within);  S = decay S + (K^T * write) V.
+"""
+
+from holdfast.kernels.common.gluon import (
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .hopper_gates import (
+    CHUNK,
+    READ,
+    STRENGTH,
+    VECTORS,
+    WRITE,
+    gather,
+    load_gates,
+    of_head,
+    of_segment,
+    parts_of_columns,
+    weigh,
+    within,
+)
+from .hopper_normalizer import INVERSE, SLOPE, load_columns
+
+
+@gluon.jit(
+    do_not_specialize=["T", "H", "k_group", "v_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h"],
+    do_not_specialize_on_alignment=[
+        "g_ptr",
+        "beta_ptr",
+        "inverse_ptr",
+        "slope_ptr",
+        "start_ptr",
+        "end_ptr",
+        "row_ptr",
+    ],
+)
+def normalized_queries(
+    u_desc,
+    v_desc,
+    k_desc,
+    dq_desc,
+    q_desc,
+    g_ptr,
+    beta_ptr,
+    inverse_ptr,
+    slope_ptr,
+    start_ptr,
+    end_ptr,
+    saved_ptr,
+    saved_n_ptr,
+    row_ptr,
+    T,
+    H,
+    k_group,
+    v_group,
+    g_b,
+    g_t,
+    g_h,
+    beta_b,
+    beta_t,
+    beta_h,
+    scale,
+    KEYS: gl.constexpr,
+    VALUES: gl.constexpr,
+    SAVE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Grid (B * H,).
+
+    q, k: [B, T, H / k_group, KEYS]; v: [B, T, H / v_group, VALUES]; u, dq: [B, T, H, *], by descriptors of blocks
+    [1, 64, 1, columns]. inverse, slope: y and z [B, H, T]. start, end: S and n before and after, float32
+    [B, H, KEYS, VALUES + 1], or None. row [B, H, T]: q_t . dq_t of what comes from earlier chunks.
+    saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], rounded, and saved_n [.., KEYS]: S and n before every SAVE-th
+    chunk; None if SAVE is 0.
+    """
+    K: gl.constexpr = k_desc.block_type.shape[3]
+    V: gl.constexpr = v_desc.block_type.shape[3]
+    dtype: gl.constexpr = q_desc.dtype
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    u_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], u_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], v_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], q_desc.layout)
+    dq_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, K], dq_desc.layout)
+    gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
+    columns = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CHUNK], plain)
+    decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
+    parts = gl.allocate_shared_memory(
+        gl.float32, [STAGES, gl.num_warps(), CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(i), count=1)
+        mbarrier.init(gated.index(i), count=1)
+        mbarrier.init(free.index(i), count=1)
+    fence_async_shared()
+
+    g_ptr += of_head(H, g_b, g_h)
+    beta_ptr += of_head(H, beta_b, beta_h)
+    of_tokens = gl.program_id(0).to(gl.int64) * T
+    inverse_ptr += of_tokens
+    slope_ptr += of_tokens
+    row_ptr += of_tokens
+    count = gl.cdiv(T, CHUNK)
+    if SAVE > 0:
+        entry = gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE)
+        saved_ptr += entry * (KEYS * VALUES)
+        saved_n_ptr += entry * KEYS
+    tiles = (u_tiles, v_tiles, k_tiles, q_tiles)
+    sources = (u_desc, v_desc, k_desc, q_desc)
+    places = (gates, columns, decays, parts, loaded, gated, free)
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
+                (
+                    tiles,
+                    dq_tile,
+                    places,
+                    dq_desc,
+                    start_ptr,
+                    end_ptr,
+                    saved_ptr,
+                    saved_n_ptr,
+                    H,
+                    count,
+                    KEYS,
+                    VALUES,
+                    SAVE,
+                    STAGES,
+                ),
+            ),
+            (_copy, (tiles, sources, loaded, free, H, k_group, v_group, count, STAGES)),
+            (
+                _gate,
+                (places, g_ptr, beta_ptr, g_t, beta_t, inverse_ptr, slope_ptr, row_ptr, T, count, scale, STAGES),
+            ),
+        ],
+        [1, 1],
+        [40, 40],
+    )
+
+
+@gluon.jit
+def _copy(tiles, sources, loaded, free, H, k_group, v_group, count, STAGES: gl.constexpr):
+    """Keeps STAGES chunks of u, v, k and q on their way into shared memory."""
+    u_tiles, v_tiles, k_tiles, q_tiles = tiles
+    u_desc, v_desc, k_desc, q_desc = sources
+    width: gl.constexpr = 2 * (u_desc.block_type.nbytes + k_desc.block_type.nbytes)
+    batch = gl.program_id(0) // H
+    head = gl.program_id(0) % H
+    stage = 0
+    phase = 1
+    for i in range(count):
+        mbarrier.wait(free.index(stage), phase)
+        mbarrier.expect(loaded.index(stage), width)
+        tma_load(v_desc, [batch, i * CHUNK, head // v_group, 0], loaded.index(stage), v_tiles.index(stage))
+        tma_load(u_desc, [batch, i * CHUNK, head, 0], loaded.index(stage), u_tiles.index(stage))
+        tma_load(k_desc, [batch, i * CHUNK, head // k_group, 0], loaded.index(stage), k_tiles.index(stage))
+        tma_load(q_desc, [batch, i * CHUNK, head // k_group, 0], loaded.index(stage), q_tiles.index(stage))
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _gate(places, g_ptr, beta_ptr, g_t, beta_t, inverse_ptr, slope_ptr, row_ptr, T, count, scale, STAGES: gl.constexpr):
+    """Weighs each chunk when its stage is free, and adds up the row sums of the chunk that left it."""
+    gates, columns, decays, parts, _, gated, free = places
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    stage = 0
+    phase = 1
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
+    inverse, slope = load_columns(inverse_ptr, slope_ptr, 0, count > 0, T)
+    # two chunks ahead: a load takes as long as a chunk
+    g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, 1, count > 1, T)
+    inverse_next, slope_next = load_columns(inverse_ptr, slope_ptr, 1, count > 1, T)
+    for i in range(count + STAGES):
+        g_later, beta_later = load_gates(g_ptr, beta_ptr, g_t, beta_t, i + 2, i + 2 < count, T)
+        inverse_later, slope_later = load_columns(inverse_ptr, slope_ptr, i + 2, i + 2 < count, T)
+        mbarrier.wait(free.index(stage), phase)
+        if i >= STAGES:
+            row = gather(parts, stage)
+            tokens = (i - STAGES) * CHUNK + gl.arange(0, CHUNK, layout)
+            gl.store(row_ptr + tokens, row, mask=tokens < T)
+        if i < count:
+            columns.index(stage * 2 + INVERSE).store(inverse)
+            columns.index(stage * 2 + SLOPE).store(slope)
+            weigh(gates, decays, gated, stage, g, beta, scale, False)
+        g, beta, inverse, slope = g_next, beta_next, inverse_next, slope_next
+        g_next, beta_next, inverse_next, slope_next = g_later, beta_later, inverse_later, slope_later
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def _multiply(
+    tiles,
+    dq_tile,
+    places,
+    dq_desc,
+    start_ptr,
+    end_ptr,
+    saved_ptr,
+    saved_n_ptr,
+    H,
+    count,
+    KEYS: gl.constexpr,
+    VALUES: gl.constexpr,
+    SAVE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The products of every chunk, and the state from the first to the last."""
+    u_tiles, v_tiles, k_tiles, q_tiles = tiles
+    gates, columns, decays, parts, loaded, gated, free = places
+    K: gl.constexpr = k_tiles.shape[4]
+    V: gl.constexpr = v_tiles.shape[4]
+    dtype: gl.constexpr = q_tiles.dtype
+    warps: gl.constexpr = gl.num_warps()
+    q_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, CHUNK, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, V, 16])
+    p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, CHUNK // (warps // 4), 16])
+    read_layout: gl.constexpr = gl.DotOperandLayout(0, q_layout, 2)
+    write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    token: gl.constexpr = gl.SliceLayout(0, q_layout)
+    later: gl.constexpr = gl.SliceLayout(0, p_layout)
+    p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
+
+    batch = gl.program_id(0) // H
+    head = gl.program_id(0) % H
+    key = gl.arange(0, K, gl.SliceLayout(1, s_layout))
+    value = gl.arange(0, V, gl.SliceLayout(0, s_layout))
+    n_key = gl.arange(0, K, gl.SliceLayout(1, q_layout))
+    if KEYS == K and VALUES == V:
+        inside: gl.constexpr = None
+        outside: gl.constexpr = None
+    else:
+        inside = (key < KEYS)[:, None] & (value < VALUES)[None, :]
+        outside: gl.constexpr = 0.0
+    corner = of_segment(H, 1) * (KEYS * (VALUES + 1))
+    if start_ptr is None:
+        state = gl.zeros([K, V], gl.float32, s_layout)
+        n = gl.zeros([K], gl.float32, gl.SliceLayout(1, q_layout))
+    else:
+        at = key[:, None] * (VALUES + 1) + value[None, :]
+        state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
+        n = gl.load(start_ptr + corner + n_key * (VALUES + 1) + VALUES, mask=n_key < KEYS, other=0.0)
+
+    stage = 0
+    phase = 0
+    last = 0
+    for i in range(count):
+        if SAVE > 0:  # noqa: SIM102 - known while compiling
+            if i % SAVE == 0:
+                entry = i // SAVE * KEYS
+                kept = key[:, None] * VALUES + value[None, :]
+                gl.store(saved_ptr + entry * VALUES + kept, state.to(dtype), mask=inside)
+                gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
+        mbarrier.wait(loaded.index(stage), phase)
+        u = u_tiles.index(stage).reshape([CHUNK, V])
+        v = v_tiles.index(stage).reshape([CHUNK, V])
+        k = k_tiles.index(stage).reshape([CHUNK, K])
+        held = gl.convert_layout(state.to(dtype), read_layout)
+        # rounded here, while no product runs: the compiler would move it past the next one and then wait for each
+        held = warpgroup_mma_wait(0, deps=(held,))
+        p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
+        p = warpgroup_mma(v, u.permute((1, 0)), p, use_acc=False, is_async=True)
+        dq = gl.zeros([K, CHUNK], gl.float32, q_layout)
+        dq = warpgroup_mma(held, u.permute((1, 0)), dq, use_acc=False, is_async=True)
+
+        mbarrier.wait(gated.index(stage), phase)
+        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))
+        decay = decays.index(stage).load(gl.SliceLayout(1, s_layout))
+        weight = within(gates, stage, p_layout, False)
+        weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, p_layout))[:, None]
+        kt = k.permute((1, 0)).load(read_layout)
+        weighted = kt.to(gl.float32) * write[None, :]
+        written = gl.convert_layout(weighted.to(dtype), write_layout)
+        added = gl.convert_layout(gl.sum(weighted, 1), gl.SliceLayout(1, q_layout))
+        inverse = columns.index(stage * 2 + INVERSE).load(later)[None, :]
+        slope = columns.index(stage * 2 + SLOPE).load(later)[None, :]
+
+        p = warpgroup_mma_wait(1, deps=(p,))
+        p_tile.store(((p * inverse + slope) * weight).to(dtype))
+        # one barrier for three: p is there, the last output has left its tile, the last chunk's tiles are read
+        fence_async_shared()
+        tma_store_wait(0)
+        barrier()
+        mbarrier.arrive(free.index(last), count=1, pred=i > 0)
+        last = stage
+        state = state * decay[:, None]
+        qt = q_tiles.index(stage).reshape([CHUNK, K]).permute((1, 0)).load(q_layout)
+        read = gates.index(stage * VECTORS + READ).load(token)
+        read_n = read * columns.index(stage * 2 + SLOPE).load(token)
+        read *= columns.index(stage * 2 + INVERSE).load(token)
+        dq, held = warpgroup_mma_wait(0, deps=(dq, held))
+        dq = dq * read[None, :] + n[:, None] * read_n[None, :]
+        n = n * decays.index(stage).load(gl.SliceLayout(1, q_layout)) + added
+        row = dq * qt.to(gl.float32)
+        dq, state, kt, written = warpgroup_mma_wait(0, deps=(dq, state, kt, written))
+        dq = warpgroup_mma(kt, p_tile, dq, is_async=True)
+        state = warpgroup_mma(written, v, state, is_async=True)
+        dq, kt = warpgroup_mma_wait(1, deps=(dq, kt))
+        parts.index(stage).store(parts_of_columns(row, warps))
+        dq_tile.reshape([CHUNK, K]).permute((1, 0)).store(dq.to(dtype))
+        fence_async_shared()
+        barrier()
+        tma_store(dq_desc, [batch, i * CHUNK, head, 0], dq_tile)
+        state, written = warpgroup_mma_wait(0, deps=(state, written))
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+    barrier()
+    mbarrier.arrive(free.index(last), count=1, pred=count > 0)
+    if end_ptr is not None:
+        # addresses computed again: kept from the start, they would take as many registers as the state
+        key = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], gl.int32, is_pure=False, pack=1)
+        at = key[:, None] * (VALUES + 1) + value[None, :]
+        gl.store(end_ptr + corner + at, state, mask=inside)
+        gl.store(end_ptr + corner + n_key * (VALUES + 1) + VALUES, n, mask=n_key < KEYS)
+    tma_store_wait(0)

@@ -1,0 +1,124 @@
+"""The delta rules' inputs on a GPU: one launch in place of a dozen element-wise ones, as a custom op with autograd."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.common.replay import replayed
+from holdfast.recurrences.delta_rule import Inputs, check_options, prepared
+
+from .mlstm_gates import can_fuse
+from .registration import define, differentiable
+
+# until the gpu tests of its kernels have passed
+FUSES = False
+
+
+def fastest_inputs(q: Tensor) -> Callable[..., Inputs]:
+    """recurrences.delta_rule.prepared, in one launch where that runs."""
+    return fused_inputs if FUSES and can_fuse(q, q, torch.promote_types(q.dtype, torch.float32)) else prepared
+
+
+def fused_inputs(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    qk_l2norm: bool,
+    beta_sigmoid: bool,
+    allow_neg_eigval: bool,
+) -> Inputs:
+    """recurrences.delta_rule.prepared, for inputs of at most 32 bits."""
+    check_options(A_log, dt_bias, beta_sigmoid, allow_neg_eigval)
+    if g is not None and g.dim() == 1:
+        g = g.expand(beta.shape)
+    gate, strength = (None if A_log is None else g), (beta if beta_sigmoid else None)
+    if any(x is not None and x.dtype == torch.float64 for x in (gate, strength, A_log, dt_bias)):
+        return prepared(q, k, g, beta, A_log, dt_bias, qk_l2norm, beta_sigmoid, allow_neg_eigval)
+    if not qk_l2norm and gate is None and strength is None:
+        return q, k, g, beta
+    y, z, decay, opened = _inputs(q, k, gate, strength, A_log, dt_bias, qk_l2norm, 1.0 + allow_neg_eigval)
+    q, k = (y, z) if qk_l2norm else (q, k)
+    return q, k, g if gate is None else decay, beta if strength is None else opened
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    norm: bool,
+    largest: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalised q and k, log decay and write strength; an empty tensor for what is not asked for."""
+    from holdfast.kernels.common.triton_launch import on_device_of
+    from holdfast.kernels.matrix import triton_delta_inputs
+
+    rate, bias = (None if x is None else x.contiguous() for x in (A_log, dt_bias))
+    with on_device_of(q):
+        found = triton_delta_inputs.run_forward((q, k, g, beta, rate, bias), norm, largest)
+    return tuple(q.new_empty(0) if x is None else x for x in found)
+
+
+def _forward_fake(q, k, g, beta, A_log, dt_bias, norm, largest):
+    y, z = (q.new_empty(q.shape if norm else 0) for _ in range(2))
+    gates = (q.new_empty(0) if x is None else x.new_empty(x.shape, dtype=torch.float32) for x in (g, beta))
+    return y, z, *gates
+
+
+def _gradients(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    norm: bool,
+    largest: float,
+    dy: Tensor | None,
+    dz: Tensor | None,
+    ddecay: Tensor | None,
+    dstrength: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first six, empty for what was not given or, of q and k, not normalised. A None among those of
+    the results is 0."""
+    from holdfast.kernels.common.triton_launch import on_device_of
+    from holdfast.kernels.matrix import triton_delta_inputs
+
+    rate, bias = (None if x is None else x.contiguous() for x in (A_log, dt_bias))
+    of = (q if norm else None, k if norm else None, g, beta)
+    grads = [
+        torch.zeros_like(x, memory_format=torch.contiguous_format) if grad is None and x is not None else grad
+        for x, grad in zip(of, (dy, dz, ddecay, dstrength), strict=True)
+    ]
+    with on_device_of(q):
+        found = triton_delta_inputs.run_backward((q, k, g, beta, rate, bias), norm, largest, grads)
+    return tuple(q.new_empty(0) if x is None else x for x in found)
+
+
+def _gradients_fake(q, k, g, beta, A_log, dt_bias, norm, largest, dy, dz, ddecay, dstrength):
+    given = (q if norm else None, k if norm else None, g, beta, A_log, dt_bias)
+    return tuple(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.rest = inputs[6:]
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    found = _inputs_backward(*ctx.saved_tensors, *ctx.rest, *grads)
+    norm, _ = ctx.rest
+    given = (norm, norm, *(x is not None for x in ctx.saved_tensors[2:]))
+    return *(grad if was else None for grad, was in zip(found, given, strict=True)), None, None
+
+
+_inputs_backward = replayed(define("delta_inputs_backward", replayed(_gradients, False), _gradients_fake), False)
+_op = define("delta_inputs", replayed(_forward, False), _forward_fake)
+_inputs = differentiable(_op, _save, _backward, 6, run=replayed(_op, False))

@@ -1,0 +1,243 @@
+"""The delta rule's gradients on Hopper: that they compile and fit without a GPU and are right on any device."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
+from holdfast.planner.models import matrix_hopper_delta as model
+from kernels.matrix.delta_parity import correlated, errors
+from kernels.matrix.delta_parity import example as gated
+from kernels.matrix.single_pass_parity import LIMITS, moved
+from kernels.matrix.test_hopper_delta import H200, example, over, plans_of, problem
+
+
+def plans(call, **values):
+    """The planner's, the forward pass in one segment, with other values for the backward pass."""
+    forward, backward = (plans_of(call, way)[0].plan for way in ("forward", "backward"))
+    return over(forward, span=1 << 20), over(backward, **values)
+
+
+def weak(call):
+    """Where beta says little or nothing of what it scales."""
+    call.beta[:, ::3] *= 0.005
+    call.beta[:, ::5] = 0.0
+    return call
+
+
+def test_windows_bound_what_is_kept_and_few_heads_walk_with_half_the_columns():
+    (large, *_), (small, *_) = (
+        model.candidates(problem({"B": B, "H": H, "Hq": H}), H200, "backward") for B, H in ((4, 32), (1, 8))
+    )
+    tensor = 2 * 4 * 4096 * 32 * 128
+    # S and dS' are two tensors each, written and read; each chunk's inverse half a one, written once and read twice
+    assert large.moved == pytest.approx(25.5 * tensor, rel=0.02)
+    assert (large.plan["columns"], large.plan["windows"]) == (128, 4)
+    assert (small.plan["columns"], small.plan["windows"]) == (64, 1)
+    assert small.seconds < large.seconds / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "V", "Hq"), [(128, 128, 4), (64, 64, 2)])
+def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    from gluon_compile import Recorded, compile_launch, record
+    from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
+
+    launches = []
+
+    def keep(*arguments):
+        try:
+            record(*arguments)
+        except Recorded as launch:
+            launches.append(launch)
+
+    for module in (hopper_delta_launch, hopper_delta_passes):
+        monkeypatch.setattr(module, "launch", keep)
+    call = example(T=128, H=4, Hq=Hq, K=K, V=V)
+    HopperDelta().backward(plans(call, windows=1)[1], call, None, torch.ones_like(call.v), None)
+    names = [launch.kernel.fn.__name__ for launch in launches]
+    assert names == ["prepare", "delta_states", "delta_reverse", "delta_gradients"]
+    for launch, most in zip(launches, (0, 0, 160, 240), strict=True):
+        made = compile_launch(launch)
+        # little of it in a loop: numbers of places on the way into the branches
+        assert made.spilled <= most, launch.kernel.fn.__name__
+        assert "C75" not in made.notes
+        # two of the last share a multiprocessor's 228 KB, of which each takes one more
+        assert made.shared <= (115712 if launch is launches[-1] else 232448)
+
+
+class InPlace:
+    """Memory that a launch writes and another has written or reads: the emulator knows no two writes of a number."""
+
+    def __init__(self, passes):
+        self.states, self.reverse, self.gradients = passes.run_states, passes.run_reverse, passes.run_gradients
+        self.kept = passes.Kept
+
+    @staticmethod
+    def copy(x):
+        storage = x.untyped_storage().clone()
+        return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.shape, x.stride())
+
+    def run_states(self, k, v, a, u, kept, *rest):
+        for x in (kept.low, kept.high):
+            x.fill_(torch.nan)
+        self.states(k, v, a, u, kept, *rest)
+
+    def run_reverse(self, q, k, do, a, y, kept, gates, start, end, *rest):
+        start = None if start is None else start.clone()
+        for x in (y, kept.low, kept.high, end):
+            if x is not None:
+                x.fill_(torch.nan)
+        self.reverse(q, k, do, a, y, kept, gates, start, end, *rest)
+
+    def run_gradients(self, q, k, v, do, u, y, states, after, grads, gates, part, warps):
+        u, states = u.clone(), self.kept(self.copy(states.low), self.copy(states.high))
+        for x in grads[:3]:
+            x[:, part[0] * 64 : (part[0] + part[1]) * 64] = torch.nan
+        self.gradients(q, k, v, do, u, y, states, after, grads, gates, part, warps)
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"T": 192, "H": 2}, {"windows": 2}),
+        ({"T": 130, "H": 2, "Hq": 1, "K": 48, "V": 80}, {"columns": 64}),
+        ({"T": 128, "H": 2, "Hq": 1}, {}),
+        ({"T": 200, "g": None, "state": False}, {"windows": 4}),
+        ({"T": 192, "dtype": torch.float16, "K": 64, "V": 64}, {}),
+        ({"T": 256, "g": -1e-4, "keys": "alike", "state": False}, {}),
+    ],
+)
+def test_right_on_a_cpu(given, values, monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    import gluon_partitions_emulator
+    from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
+
+    in_place = InPlace(hopper_delta_passes)
+    for module in (hopper_delta_launch, hopper_delta_passes):
+        monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
+    for name in ("run_states", "run_reverse", "run_gradients"):
+        monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
+    call = example(**{"B": 1, "H": 1} | given)
+    assert_as_exact(weak(call), plans(call, **values), "cpu")
+
+
+def test_no_token_hands_the_states_gradient_on():
+    pytest.importorskip("triton.experimental.gluon")
+    call = example(T=0)
+    grad_final = torch.randn_like(call.initial_state)
+    grads, grad_state = HopperDelta().backward(plans(call)[1], call, None, torch.ones_like(call.v), grad_final)
+    assert torch.equal(grad_state, grad_final)
+    assert [None if x is None else x.shape for x in grads[:3]] == [call.q.shape, call.k.shape, call.v.shape]
+
+
+def assert_as_exact(call, found, device="cuda"):
+    """At most 1.5 times the error of products of the same rounded operands with an exact inverse.
+
+    The gates' gradients are held to LIMITS: that path has them from numbers in float32 of which the kernels have the
+    rounded ones, U and the gradients of the states.
+    """
+    every = errors(call, found, device=device, exact=Chunked, exact_inverse=True, backend=HopperDelta())
+    for name, (mine, theirs) in every.items():
+        limit = 1.5 * theirs
+        if name in ("dg", "dbeta"):
+            limit = max(1.5 * every["o"][1], LIMITS[call.v.dtype])
+        assert mine <= limit, (name, {name: tuple(f"{x:.1e}" for x in pair) for name, pair in every.items()})
+
+
+gpu = pytest.mark.gpu
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("K", "V", "dtype"),
+    [
+        (128, 128, torch.bfloat16),
+        (128, 128, torch.float16),
+        (64, 64, torch.float16),
+        (64, 128, torch.bfloat16),
+        (128, 64, torch.bfloat16),
+        (48, 24, torch.bfloat16),
+    ],
+)
+def test_right_at_every_width(K, V, dtype):
+    call = weak(example(T=704, K=K, V=V, dtype=dtype, device="cuda"))
+    assert_as_exact(call, plans(call, windows=3))
+
+
+@gpu
+@pytest.mark.parametrize("T", [1, 63, 65, 1000])
+def test_right_at_every_length(T):
+    call = example(T=T, Hq=4 if T % 2 else 2, device="cuda")
+    assert_as_exact(call, plans(call))
+
+
+@gpu
+@pytest.mark.parametrize("given", [{"g": "none"}, {"g": None}, {"beta": "two"}, {"beta": None}])
+def test_right_with_all_gates(given):
+    call = gated(T=1008, H=4, Hq=4, K=64, V=64, dtype=torch.bfloat16, **given)
+    assert_as_exact(call, plans(call))
+
+
+@gpu
+def test_right_where_states_are_forgotten():
+    call = gated(T=1008, H=4, Hq=4, K=64, V=64, g="resets", dtype=torch.bfloat16)
+    # the path with an exact inverse has no decay of -inf
+    found = errors(call, plans(call), device="cuda", exact=Chunked, backend=HopperDelta())
+    for name, (mine, theirs) in found.items():
+        assert mine <= 2 * max(theirs, found["o"][1]), (name, found)
+
+
+@gpu
+@pytest.mark.parametrize("Hq", [1, 2])
+def test_right_with_shared_heads(Hq):
+    call = example(T=1024, Hq=Hq, device="cuda")
+    assert_as_exact(call, plans(call, windows=2))
+
+
+@gpu
+def test_right_where_keys_are_alike_and_nothing_decays():
+    call = correlated(4096)
+    assert_as_exact(call, plans(call))
+
+
+@gpu
+def test_windows_and_repetitions_change_no_bit():
+    call = example(T=640, device="cuda")
+    grad_o, grad_state = torch.randn_like(call.v), torch.randn_like(call.initial_state)
+    runs = [
+        HopperDelta().backward(plans(call, windows=windows)[1], call, None, grad_o, grad_state)
+        for windows in (1, 1, 3, 10)
+    ]
+    first = [x for x in (*runs[0][0], runs[0][1]) if x is not None]
+    assert len(first) == 6
+    for grads, grad_state in runs[1:]:
+        others = [x for x in (*grads, grad_state) if x is not None]
+        assert all(torch.equal(x, y) and x.isfinite().all() for x, y in zip(first, others, strict=True))
+
+
+@gpu
+def test_tensors_that_are_views():
+    whole = F.normalize(torch.randn(2, 200, 3, 4, 128, device="cuda"), dim=-1).to(torch.bfloat16)
+    call = example(T=200, device="cuda")
+    call = call._replace(q=whole[:, :, 0], k=whole[:, :, 1], v=whole[:, :, 2], beta=call.beta.mT.contiguous().mT)
+    assert_as_exact(weak(call), plans(call))
+
+
+@gpu
+def test_memory_at_proposal_039s_shape():
+    call = moved(correlated(4096, B=4, H=32), "cuda")
+    grad_o = torch.randn_like(call.v)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    forward, backward = plans(call)
+    o = HopperDelta().forward(forward, call, None)
+    grads = HopperDelta().backward(backward, call, None, grad_o, None)
+    # read before the checks below, whose temporaries are larger than what is left of the bound
+    most = torch.cuda.max_memory_allocated() - before
+    assert o[0].isfinite().all()
+    assert all(x is None or x.isfinite().all() for x in grads[0])
+    assert most <= 700 << 20

@@ -1,0 +1,129 @@
+"""Vector decay on Hopper: what it refuses, that its kernels compile and fit with no GPU, that they are right on one."""
+
+import pytest
+import torch
+
+from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA
+from holdfast.planner import Device, Plan, Problem
+from holdfast.planner.models import matrix_hopper_gla as model
+from kernels.matrix.gla_parity import LIMITS, errors, example
+
+H200 = Device.named("h200")
+SIZES = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128}
+VECTOR = {"decay=vector": True, "needs_grad": True}
+PLANS = (model.FORWARD, Plan("hopper", (("ahead", 64),)))
+
+
+def problem(sizes=(), traits=(), dtype="bfloat16"):
+    return Problem.of("gla", "matrix", dtype, SIZES | dict(sizes), VECTOR | dict(traits))
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "reason"),
+    [
+        (problem(), Device.named("a100"), "compute capability 9.0"),
+        (problem(), Device.named("cpu"), "compute capability 9.0"),
+        (problem(dtype="float32"), H200, "bfloat16 and float16"),
+        (problem(traits={"decay=vector": False}), H200, "one log decay a key channel"),
+        (problem(traits={"delta": True}), H200, "the delta rule"),
+        (problem(traits={"normalizer": True}), H200, "a normaliser"),
+        (problem(traits={"beta": True}), H200, "a write strength"),
+        (problem(traits={"varlen": True}), H200, "packed sequences"),
+        (problem({"V": 20}), H200, "a V that 8 divides; got 20"),
+        (problem({"K": 256}), H200, "got K = 256"),
+        (problem({"T": 2**23}), H200, "a T up to 4194240"),
+        (problem({"K": 64}), H200, "in an emulator only; got K = 64, V = 128"),
+        (problem({"Hq": 8}), H200, "8 heads of queries for 32"),
+    ],
+)
+def test_a_refusal_says_why(given, device, reason):
+    assert reason in HopperGLA().reject(given, device)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"K": 64, "V": 64}, {"B": 1, "H": 1, "Hq": 1}, {"T": 1}])
+def test_it_serves_the_others(sizes):
+    pytest.importorskip("triton.experimental.gluon")
+    assert HopperGLA().reject(problem(sizes), H200) is None
+
+
+def test_bytes_of_a_forward_and_a_backward_pass():
+    unit = 2 * SIZES["B"] * SIZES["T"] * SIZES["H"] * SIZES["K"]
+    ((forward,), (backward,)) = (model.candidates(problem(), H200, way) for way in ("forward", "backward"))
+    # q, k, v, o and g in float32
+    assert forward.moved == pytest.approx(6 * unit, rel=0.05)
+    # the sweeps' 8 and 6, states and their gradients among them, and the gradients' 14
+    assert backward.moved == pytest.approx(28 * unit, rel=0.05)
+
+
+def given(**sizes):
+    return example(**{"H": 2, "Hq": 2, "K": 128, "V": 128, "dtype": torch.bfloat16, "beta": False} | sizes)
+
+
+@pytest.mark.parametrize(("K", "V"), [(128, 128), (64, 128), (128, 64), (40, 72)])
+def test_kernels_compile_and_fit(K, V, monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    from gluon_compile import Recorded, compile_launch, record
+    from holdfast.kernels.matrix import hopper_gla_launch
+
+    launches = []
+
+    def keep(*arguments):
+        try:
+            record(*arguments)
+        except Recorded as launch:
+            launches.append(launch)
+
+    monkeypatch.setattr(hopper_gla_launch, "launch", keep)
+    call = given(K=K, V=V)
+    HopperGLA().forward(PLANS[0], call, None)
+    HopperGLA().backward(PLANS[1], call, None, torch.zeros_like(call.v), None)
+    names = [launch.kernel.__name__ for launch in launches]
+    assert names == ["gla_sweep", "gla_sweep", "gla_sweep", "gla_gradients"]
+    found = {way: model.candidates(problem({"K": K, "V": V}), H200, way)[0] for way in ("forward", "backward")}
+    for launch, planned in zip(launches, ("forward", "forward", None, "backward"), strict=True):
+        made = compile_launch(launch)
+        assert made.shared <= H200.shared_per_block
+        assert planned is None or made.shared <= found[planned].shared
+        assert "wgmma.mma_async" in made.ptx
+        assert "cp.async.bulk.tensor" in made.ptx
+        assert "serialized" not in made.notes, "a product waits for the one before it"
+        assert made.spilled <= 160
+    # two of its blocks share an SM
+    assert made.shared <= 113 * 1024
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    import gluon_partitions_emulator
+    from holdfast.kernels.matrix import hopper_gla_launch
+
+    monkeypatch.setattr(hopper_gla_launch, "launch", gluon_partitions_emulator.launch)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def assert_right(call, **options):
+    found = errors(call, PLANS, kernels=HopperGLA(), **options)
+    assert all(mine <= LIMITS[call.v.dtype] for mine, _ in found.values()), found
+
+
+# the emulator refuses memory that is written twice, and states stay in a gradient's where T is of whole chunks
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"T": 70, "state": False},
+        {"T": 200, "H": 1, "Hq": 1, "K": 64, "V": 64, "g": "channels"},
+        {"T": 130, "Hq": 1, "K": 40, "V": 72, "g": "weak", "decays": torch.bfloat16},
+        {"T": 100, "K": 64, "dtype": torch.float16, "g": "resets"},
+        {"T": 330, "H": 1, "Hq": 1, "V": 64},
+    ],
+)
+def test_right_on_the_emulator(on_cpu, sizes):
+    assert_right(given(**sizes))
+
+
+def test_a_strong_decays_gradient_on_the_emulator(on_cpu):
+    assert_right(given(T=130, g="strong", state=False), ends=False)
