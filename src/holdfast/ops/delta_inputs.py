@@ -12,13 +12,10 @@ from holdfast.recurrences.delta_rule import Inputs, check_options, prepared
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
 
-# until the gpu tests of its kernels have passed
-FUSES = False
-
 
 def fastest_inputs(q: Tensor) -> Callable[..., Inputs]:
     """recurrences.delta_rule.prepared, in one launch where that runs."""
-    return fused_inputs if FUSES and can_fuse(q, q, torch.promote_types(q.dtype, torch.float32)) else prepared
+    return fused_inputs if can_fuse(q, q, torch.promote_types(q.dtype, torch.float32)) else prepared
 
 
 def fused_inputs(

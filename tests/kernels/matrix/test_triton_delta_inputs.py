@@ -8,7 +8,6 @@ from parity import relative_error
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.triton_delta_inputs import backward, forward
-from holdfast.ops import delta_inputs
 from interpreted import interpret
 from kernels.matrix.delta_inputs_parity import check, example
 from triton_compile import TARGETS, compile_for
@@ -42,9 +41,8 @@ def test_on_a_gpu(dtype):
 
 
 @pytest.mark.gpu
-def test_the_op_takes_it_on_a_gpu(monkeypatch):
+def test_the_op_takes_it_on_a_gpu():
     """The layer's options on a GPU against the same on a CPU, gradients of every input included."""
-    monkeypatch.setattr(delta_inputs, "FUSES", True)
     given = dict(zip(("q", "k", "g", "beta", "A_log", "dt_bias"), example(T=130, D=64), strict=True))
     given["v"] = torch.randn(2, 130, 4, 32)
     options = {"qk_l2norm": True, "beta_sigmoid": True, "allow_neg_eigval": True}

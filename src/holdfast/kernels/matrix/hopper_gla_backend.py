@@ -15,8 +15,6 @@ _UNSERVED = {
     "beta": "a write strength beside a vector decay",
     "varlen": "packed sequences",
 }
-# of K and V, that tests/ops/test_gla_on_gpu.py has been seen to pass with on a GPU in the kernels' present form
-_SHOWN = ((64, 64), (128, 128))
 # tokens that the grid of hopper_gla_gradients.py has room for
 LONGEST = 65535 * model.CHUNK
 
@@ -41,12 +39,6 @@ class HopperGLA:
                 return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {problem[name]}"
             if problem[name] > WIDEST:
                 return f"its registers hold a state of {WIDEST} x {WIDEST}; got {name} = {problem[name]}"
-        if (problem["K"], problem["V"]) not in _SHOWN or problem["Hq"] != problem["H"]:
-            return (
-                "its kernels for widths other than K = V = 64 or 128, and for shared queries, have been held against "
-                f"the oracle in an emulator only; got K = {problem['K']}, V = {problem['V']}, "
-                f"{problem['Hq']} heads of queries for {problem['H']}"
-            )
         if problem["T"] > LONGEST or problem["B"] > 65535:
             return f"a grid has axes of 65535 at most: it needs a T up to {LONGEST} and a B up to 65535"
         return without_gluon()

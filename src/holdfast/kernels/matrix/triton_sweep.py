@@ -304,9 +304,9 @@ def sweep(
                     inside = tl.load(other_rows_ptr + (out_rows + token) + at, mask=live, other=0.0) - inside
                     read = tl.cumsum(inside, 0, reverse=True)
                     written_before, _ = tl.associative_scan((tl.zeros_like(through), through), 0, before)
-                    place = sums_ptr + chunk * H * 2 + steps * 0
-                    tl.store(place, read, mask=steps == 0)
-                    tl.store(place + 1, written_before + through, mask=steps == CHUNK - 1)
+                    sums = sums_ptr + chunk * H * 2 + steps * 0
+                    tl.store(sums, read, mask=steps == 0)
+                    tl.store(sums + 1, written_before + through, mask=steps == CHUNK - 1)
                     # a decay of zero has no gradient, where the sum has rounding
                     inside = tl.where(cut, 0.0, read + written_before)
                 else:
