@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from holdfast.kernels.common import planning, replay
+from holdfast.kernels.common import planning, replay, varlen
 
 CPU = torch.device("cpu")
 
@@ -166,6 +166,14 @@ def test_what_depends_on_values_is_never_replayed(reads):
     for n in range(4):
         counted(torch.randn(8))
         assert counted.runs == n + 1
+
+
+def test_packed_sequences_are_never_replayed():
+    counted = Counted(lambda x, offsets: x[varlen.sequence_bounds(offsets, 4)[1] :])
+    for n in range(5):
+        x = torch.randn(4)
+        assert torch.equal(counted(x, torch.tensor([0, n, 4])), x[n:])
+    assert counted.runs == 5
 
 
 def test_tensors_from_elsewhere_are_not_kept():

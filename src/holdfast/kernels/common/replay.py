@@ -44,6 +44,13 @@ def note_launch(run: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) 
         recorder.launch(run, grid, arguments)
 
 
+def note_values_read() -> None:
+    """Keeps the call that this thread records, if it does, from being replayed: what it does depends on values."""
+    recorder = RECORDING.get(threading.get_ident())
+    if recorder is not None:
+        recorder.failed = "it reads values on the host"
+
+
 @dataclass(frozen=True, slots=True)
 class _Slot:
     """A tensor of a recording: an argument, or what a step made."""

@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from .replay import note_values_read
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -35,6 +37,7 @@ def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
     captured."""
     if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("cu_seqlens: its offsets are read on the host, which a CUDA graph cannot capture")
+    note_values_read()
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != length:
         raise ValueError(f"cu_seqlens: expected offsets from 0 to T = {length}; got {bounds[0]} to {bounds[-1]}")
