@@ -39,11 +39,18 @@ class Recorded(Exception):
         self.registers = registers
 
 
-def record(
-    kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any], warps: int, types: Any, registers: Any = None
-) -> None:
-    """In place of holdfast.kernels.common.gluon_launch.launch."""
-    raise Recorded(kernel, arguments, constants, warps, registers)
+def recorded(monkeypatch: Any, *modules: Any) -> list[Recorded]:
+    """Keeps the launches of modules from running; the list that they will be found in."""
+    launches: list[Recorded] = []
+
+    def keep(
+        kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any], warps: int, types: Any, registers: Any = None
+    ) -> None:
+        launches.append(Recorded(kernel, arguments, constants, warps, registers))
+
+    for module in modules:
+        monkeypatch.setattr(module, "launch", keep)
+    return launches
 
 
 def _type_of(argument: Any) -> str:

@@ -121,20 +121,12 @@ WIDTHS = [(128, 128), (128, 64), (64, 128), (64, 64)]
 )
 def test_plans_compile_and_fit(K, V, beta, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import Recorded, compile_launch, record
+    from gluon_compile import compile_launch, recorded
     from holdfast.kernels.matrix import hopper_launch
 
     call = example(B=4, H=32, K=K, V=V, beta=beta)
     cotangents = torch.randn_like(call.v), torch.randn(call.initial_state.shape)
-    launches = []
-
-    def keep(*arguments):
-        try:
-            record(*arguments)
-        except Recorded as launch:
-            launches.append(launch)
-
-    monkeypatch.setattr(hopper_launch, "launch", keep)
+    launches = recorded(monkeypatch, hopper_launch)
     # a plain Triton kernel, compiled below
     monkeypatch.setattr(hopper_launch, "compose", defaultdict(lambda: lambda *_, **__: None))
     (forward, *_), (backward, *_) = plans_of(call)
@@ -155,18 +147,10 @@ def test_plans_compile_and_fit(K, V, beta, monkeypatch):
 @pytest.mark.slow
 def test_kernels_for_packed_sequences_compile(monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import Recorded, compile_launch, record
+    from gluon_compile import compile_launch, recorded
     from holdfast.kernels.matrix import hopper_launch
 
-    launches = []
-
-    def keep(*arguments):
-        try:
-            record(*arguments)
-        except Recorded as launch:
-            launches.append(launch)
-
-    monkeypatch.setattr(hopper_launch, "launch", keep)
+    launches = recorded(monkeypatch, hopper_launch)
     call, offsets, cotangents = packed_example(T=700, offsets=(0, 600, 600, 700))
     (forward, *_), (backward, *_) = plans_of(call, packed=True)
     Hopper().forward(forward.plan, call, offsets)

@@ -110,19 +110,11 @@ def over(plan, **values):
 @pytest.mark.parametrize(("K", "V", "columns", "g"), [(128, 128, 128, "mild"), (64, 64, 64, None)])
 def test_plans_compile_and_fit(K, V, columns, g, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import Recorded, compile_launch, record
+    from gluon_compile import compile_launch, recorded
     from holdfast.kernels.common import triton_launch
     from holdfast.kernels.matrix import hopper_delta_launch
 
-    launches = []
-
-    def keep(*arguments):
-        try:
-            record(*arguments)
-        except Recorded as launch:
-            launches.append(launch)
-
-    monkeypatch.setattr(hopper_delta_launch, "launch", keep)
+    launches = recorded(monkeypatch, hopper_delta_launch)
     # a plain Triton kernel, compiled below
     monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
     call = example(K=K, V=V, g=g)

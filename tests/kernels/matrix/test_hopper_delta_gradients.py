@@ -42,19 +42,10 @@ def test_windows_bound_what_is_kept_and_few_heads_walk_with_half_the_columns():
 @pytest.mark.parametrize(("K", "V", "Hq"), [(128, 128, 4), (64, 64, 2)])
 def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import Recorded, compile_launch, record
+    from gluon_compile import compile_launch, recorded
     from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
 
-    launches = []
-
-    def keep(*arguments):
-        try:
-            record(*arguments)
-        except Recorded as launch:
-            launches.append(launch)
-
-    for module in (hopper_delta_launch, hopper_delta_passes):
-        monkeypatch.setattr(module, "launch", keep)
+    launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
     call = example(T=128, H=4, Hq=Hq, K=K, V=V)
     HopperDelta().backward(plans(call, windows=1)[1], call, None, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]

@@ -60,18 +60,10 @@ def given(**sizes):
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (64, 128), (128, 64), (40, 72)])
 def test_kernels_compile_and_fit(K, V, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import Recorded, compile_launch, record
+    from gluon_compile import compile_launch, recorded
     from holdfast.kernels.matrix import hopper_gla_launch
 
-    launches = []
-
-    def keep(*arguments):
-        try:
-            record(*arguments)
-        except Recorded as launch:
-            launches.append(launch)
-
-    monkeypatch.setattr(hopper_gla_launch, "launch", keep)
+    launches = recorded(monkeypatch, hopper_gla_launch)
     call = given(K=K, V=V)
     HopperGLA().forward(PLANS[0], call, None)
     HopperGLA().backward(PLANS[1], call, None, torch.zeros_like(call.v), None)

@@ -82,19 +82,11 @@ def over(plan, **values):
 @pytest.mark.parametrize("state", [True, False])
 def test_plans_compile_and_fit(K, V, state, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import Recorded, compile_launch, record
+    from gluon_compile import compile_launch, recorded
     from holdfast.kernels.common import triton_launch
     from holdfast.kernels.matrix import hopper_mlstm_launch
 
-    launches = []
-
-    def keep(*arguments):
-        try:
-            record(*arguments)
-        except Recorded as launch:
-            launches.append(launch)
-
-    monkeypatch.setattr(hopper_mlstm_launch, "launch", keep)
+    launches = recorded(monkeypatch, hopper_mlstm_launch)
     # a plain Triton kernel, compiled below
     monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
     call = example(T=700, K=K, V=V, state=state)

@@ -23,6 +23,13 @@ def tiles(x: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
     return descriptor
 
 
+def aligned(x: Tensor | None) -> Tensor | None:
+    """x, dense and at a multiple of 16 bytes, as TMA and compiled kernels take it; a copy where it is not."""
+    if x is None or (x.is_contiguous() and x.data_ptr() % 16 == 0):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, int, int],

@@ -1,11 +1,27 @@
-"""Whether Gluon kernels can be built on this machine."""
+"""Where Gluon kernels for Hopper can run."""
 
 from functools import cache
+
+from holdfast.planner import Device, Problem
+
+DTYPES = ("bfloat16", "float16")
+
+
+def refusal(problem: Problem, device: Device, dtypes: tuple[str, ...] = DTYPES) -> str | None:
+    """Why no kernel for Hopper can serve the problem on the device, in words; None where one may.
+
+    Whether Gluon is there is left to `without_gluon`, for last: it imports Triton.
+    """
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
+    if problem.dtype not in dtypes:
+        return f"it takes {' and '.join(dtypes)}; got {problem.dtype}"
+    return None
 
 
 @cache
 def without_gluon() -> str | None:
-    """Why they cannot, or None if they can."""
+    """Why they cannot be built on this machine, or None if they can."""
     try:
         from . import gluon  # noqa: F401
     # names inside its modules have changed before

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from holdfast.kernels.common.gluon_support import without_gluon
+from holdfast.kernels.common.gluon_support import refusal, without_gluon
+from holdfast.kernels.common.triton_support import DTYPES
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import inter_chunk_hopper as model
 
@@ -16,8 +17,8 @@ class HopperInterChunkScan(TritonInterChunkScan):
     name = "hopper"
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if device.kind != "cuda" or device.capability != (9, 0):
-            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
+        if reason := refusal(problem, device, DTYPES):
+            return reason
         if "low_rank" not in problem.traits:
             return "it serves low ranks only"
         if problem["r"] not in model.RANKS:
@@ -37,9 +38,11 @@ class HopperInterChunkScan(TritonInterChunkScan):
 
 class _Run(Run):
     def forward(self, out: Tensor) -> Tensor:
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_states as kernels
 
-        call = InterChunkCall(*(None if x is None else _aligned(x) for x in self.call))
+        call = InterChunkCall(*(aligned(x) for x in self.call))
         final = self._empty(self.sequences, self.heads, self.keys, self.values)
         if final.numel():
             grid = (-(-self.values // model.COLUMNS) * self.heads * self.sequences,)
@@ -51,14 +54,11 @@ class _Run(Run):
         return final
 
     def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_states_backward as kernels
 
-        ready = (None if x is None else _aligned(x) for x in tensors)
+        ready = (aligned(x) for x in tensors)
         places = self.batch * self.chunks * self.heads
         how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": model.COLUMNS, "STAGES": self.plan["stages"]}
         kernels.low_rank_backward[self.grid](*ready, *self.sizes, places, **how, num_warps=self.plan["warps"])
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """x, or a copy where it does not start at a multiple of 16 bytes."""
-    return x if x.data_ptr() % 16 == 0 else x.clone()

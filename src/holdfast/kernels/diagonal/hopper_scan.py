@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.gluon_support import without_gluon
+from holdfast.kernels.common.gluon_support import refusal, without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import diagonal_hopper as model
 
@@ -18,10 +18,8 @@ class HopperScan(TritonScan):
     name = "hopper"
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if device.kind != "cuda" or device.capability != (9, 0):
-            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
-        if problem.dtype not in ("bfloat16", "float16"):
-            return f"it takes bfloat16 and float16; got {problem.dtype}"
+        if reason := refusal(problem, device):
+            return reason
         unit = model.UNIT * (2 if "complex" in problem.traits else 1)
         if problem["D"] % unit:
             return f"it copies {unit} channels at a time: it needs a D that {unit} divides; got {problem['D']}"

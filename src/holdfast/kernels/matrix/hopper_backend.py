@@ -14,6 +14,8 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import matrix_hopper as model
 from holdfast.recurrences.definition import MatrixCall
 
+from .hopper_matrix import refusal
+
 _UNSERVED = {
     "delta": "the delta rule",
     "decay=vector": "a vector decay",
@@ -27,20 +29,12 @@ class Hopper:
     name = "hopper"
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if device.kind != "cuda" or device.capability != (9, 0):
-            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
-        if problem.dtype not in ("bfloat16", "float16"):
-            return f"it takes bfloat16 and float16; got {problem.dtype}"
-        for trait, what in _UNSERVED.items():
-            if trait in problem.traits:
-                return f"it does not serve {what}"
-        sizes = {name: problem[name] for name in "KV"}
-        for name, size in sizes.items():
-            if size % 8:
-                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {size}"
+        if reason := refusal(problem, device, _UNSERVED):
+            return reason
+        for name in "KV":
             # without gradients V is cut into slices
-            if size > model.WIDEST and (name == "K" or problem.needs_grad):
-                return f"its registers hold a state of {model.WIDEST} x {model.WIDEST}; got {name} = {size}"
+            if problem[name] > model.WIDEST and (name == "K" or problem.needs_grad):
+                return f"its registers hold a state of {model.WIDEST} x {model.WIDEST}; got {name} = {problem[name]}"
         return without_gluon()
 
     def takes(self, call: MatrixCall) -> bool:
@@ -50,6 +44,8 @@ class Hopper:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_launch as launch
 
         q, k, v = (launch.tileable(x) for x in call[:3])
@@ -58,7 +54,11 @@ class Hopper:
         final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
-        start, span, gates = _contiguous(call.initial_state), plan["span"], launch.Gates(call.g, call.beta, call.scale)
+        start, span, gates = (
+            aligned(call.initial_state),
+            plan["span"],
+            launch.Gates(call.g, call.beta, call.scale),
+        )
         ends = launch.Ends(start, final)
         if cu_seqlens is None and span * launch.TOKENS < v.shape[1]:
             ends = launch.Ends(launch.entering(launch.Turn(k, v, start, final), None, gates, plan["stages"], span)[0])
@@ -68,6 +68,8 @@ class Hopper:
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_launch as launch
 
         q, k, v = (launch.tileable(x) for x in call[:3])
@@ -75,7 +77,7 @@ class Hopper:
         shape = _state_shape(call, cu_seqlens)
         sequences, heads, keys, values = shape
         batch, length, device, save = v.shape[0], v.shape[1], v.device, plan["save"]
-        start, w = _contiguous(call.initial_state), _contiguous(grad_final)
+        start, w = aligned(call.initial_state), aligned(grad_final)
         grad_state = None if start is None else torch.empty(shape, dtype=torch.float32, device=device)
         if v.numel() == 0:
             if grad_state is not None:
@@ -114,23 +116,9 @@ class Hopper:
         launch.run_adjoint(
             q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, last, cu_seqlens
         )
-        return [_ungroup(dq, q), _ungroup(dk, k), dv, dg, dbeta, None], grad_state
+        return [launch.ungroup(dq, q), launch.ungroup(dk, k), dv, dg, dbeta, None], grad_state
 
 
 def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
     sequences = call.v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3]
-
-
-def _contiguous(state: Tensor | None) -> Tensor | None:
-    """The state, dense and at a multiple of 16 bytes, as the kernels are compiled to find it."""
-    if state is None or (state.is_contiguous() and state.data_ptr() % 16 == 0):
-        return state
-    return state.clone(memory_format=torch.contiguous_format)
-
-
-def _ungroup(grad: Tensor, x: Tensor) -> Tensor:
-    """[B, T, H, K] summed over the heads that share one of x's."""
-    if grad.shape[2] == x.shape[2]:
-        return grad
-    return grad.unflatten(2, (x.shape[2], -1)).sum(3)

@@ -10,6 +10,9 @@ from holdfast.planner.models.matrix_hopper import WIDEST
 from holdfast.planner.models.matrix_triton_delta import WIDEST as GRADIENTS_WIDEST
 from holdfast.recurrences.definition import MatrixCall
 
+from .hopper_matrix import refusal
+
+_UNSERVED = {"decay=vector": "a vector decay", "normalizer": "a normaliser", "varlen": "packed sequences"}
 # tokens that the grid of hopper_delta_prepare.py has room for
 LONGEST = 65535 * model.CHUNK
 
@@ -20,22 +23,10 @@ class HopperDelta:
     name = "hopper"
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if device.kind != "cuda" or device.capability != (9, 0):
-            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
         if "delta" not in problem.traits:
             return "it has the delta rule alone"
-        if problem.dtype not in ("bfloat16", "float16"):
-            return f"it takes bfloat16 and float16; got {problem.dtype}"
-        for trait, what in (
-            ("decay=vector", "a vector decay"),
-            ("normalizer", "a normaliser"),
-            ("varlen", "packed sequences"),
-        ):
-            if trait in problem.traits:
-                return f"it does not serve {what}"
-        for name in "KV":
-            if problem[name] % 8:
-                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {problem[name]}"
+        if reason := refusal(problem, device, _UNSERVED):
+            return reason
         if problem["K"] > WIDEST:
             return f"its registers hold a state of {WIDEST} rows; got K = {problem['K']}"
         if problem.needs_grad and problem["V"] > GRADIENTS_WIDEST:
@@ -51,6 +42,8 @@ class HopperDelta:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_delta_launch as launch
         from .hopper_launch import TOKENS, Gates, tileable
 
@@ -60,7 +53,7 @@ class HopperDelta:
         final = torch.empty(batch, heads, k.shape[3], values, dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
-        start = None if call.initial_state is None else call.initial_state.contiguous()
+        start = aligned(call.initial_state)
         gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
         a = launch.run_prepare(k, heads, gates)
         if span * TOKENS < length:

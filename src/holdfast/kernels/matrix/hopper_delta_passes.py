@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.gluon_launch import launch, tiles
+from holdfast.kernels.common.gluon_launch import aligned, launch, tiles
 from holdfast.planner import Plan
 from holdfast.planner.models.matrix_hopper_delta_gradients import REGISTERS
 from holdfast.recurrences.definition import MatrixCall
@@ -15,7 +15,7 @@ from .hopper_delta_launch import run_prepare
 from .hopper_delta_reverse import delta_reverse
 from .hopper_delta_states import delta_states
 from .hopper_delta_sweep import COLUMNS
-from .hopper_launch import LAYOUT, TOKENS, Gates, tileable, width_of
+from .hopper_launch import LAYOUT, TOKENS, Gates, tileable, ungroup, width_of
 
 HALF = COLUMNS.value
 
@@ -145,7 +145,7 @@ def backward(
         None if x is None else x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
         for x in (grads.get("g"), grads.get("beta"))
     )
-    start = None if call.initial_state is None else call.initial_state.contiguous()
+    start = aligned(call.initial_state)
 
     grouped = heads != k.shape[2]
     per_head = (batch, length, heads, k.shape[3])
@@ -164,7 +164,7 @@ def backward(
     carry = grad_state
     if carry is None and chunks > window:
         carry = v.new_empty(batch, heads, k.shape[3], values, dtype=torch.float32)
-    first = None if grad_final is None else grad_final.contiguous()
+    first = aligned(grad_final)
     if first is None and chunks > window:
         # zeros, so that every window runs the same compiled kernel
         first = carry.zero_()
@@ -180,5 +180,5 @@ def backward(
             grads[name].copy_(found)
     if grouped:
         for name, parts in (("q", dq), ("k", dk)):
-            grads[name].copy_(parts.unflatten(2, (k.shape[2], -1)).sum(3))
+            grads[name].copy_(ungroup(parts, k))
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state

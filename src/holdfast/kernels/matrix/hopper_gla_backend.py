@@ -9,6 +9,8 @@ from holdfast.planner.models import matrix_hopper_gla as model
 from holdfast.planner.models.matrix_hopper import WIDEST
 from holdfast.recurrences.definition import MatrixCall
 
+from .hopper_matrix import refusal
+
 _UNSERVED = {
     "delta": "the delta rule",
     "normalizer": "a normaliser",
@@ -25,18 +27,11 @@ class HopperGLA:
     name = "hopper"
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if device.kind != "cuda" or device.capability != (9, 0):
-            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
         if "decay=vector" not in problem.traits:
             return "it takes one log decay a key channel"
-        if problem.dtype not in ("bfloat16", "float16"):
-            return f"it takes bfloat16 and float16; got {problem.dtype}"
-        for trait, what in _UNSERVED.items():
-            if trait in problem.traits:
-                return f"it does not serve {what}"
+        if reason := refusal(problem, device, _UNSERVED):
+            return reason
         for name in "KV":
-            if problem[name] % 8:
-                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {problem[name]}"
             if problem[name] > WIDEST:
                 return f"its registers hold a state of {WIDEST} x {WIDEST}; got {name} = {problem[name]}"
         if problem["T"] > LONGEST or problem["B"] > 65535:
@@ -50,6 +45,8 @@ class HopperGLA:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_gla_launch as launch
 
         q, k, v, g = launch.inputs(call)
@@ -57,22 +54,25 @@ class HopperGLA:
         final = torch.empty(_state_shape(call), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
-        launch.run_sweep(q, k, g, v, o, launch.state(call.initial_state), final, None, call.scale)
+        launch.run_sweep(q, k, g, v, o, aligned(call.initial_state), final, None, call.scale)
         return o, final
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_gla_launch as launch
+        from .hopper_launch import tileable, ungroup
 
         q, k, v, g = launch.inputs(call)
-        start, end = launch.state(call.initial_state), launch.state(grad_final)
+        start, end = aligned(call.initial_state), aligned(grad_final)
         grad_start = None if start is None else torch.empty_like(start)
         if v.numel() == 0:
             if grad_start is not None:
                 grad_start = grad_start.zero_() if end is None else grad_start.copy_(end)
             return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_start
-        u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else launch.tileable(grad_o)
+        u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
         dq, dk = (torch.empty(*g.shape, dtype=v.dtype, device=v.device) for _ in range(2))
         dg = torch.empty(g.shape, dtype=torch.float32, device=v.device)
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -81,15 +81,8 @@ class HopperGLA:
         launch.run_sweep(None, k, g, v, None, start, None, states, call.scale)
         launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, plan["ahead"], call.scale)
         assert call.g is not None
-        return [_ungroup(dq, q), _ungroup(dk, k), dv, dg.to(call.g.dtype), None, None], grad_start
+        return [ungroup(dq, q), ungroup(dk, k), dv, dg.to(call.g.dtype), None, None], grad_start
 
 
 def _state_shape(call: MatrixCall) -> tuple[int, int, int, int]:
     return call.v.shape[0], call.v.shape[2], call.k.shape[3], call.v.shape[3]
-
-
-def _ungroup(grad: Tensor, x: Tensor) -> Tensor:
-    """[B, T, H, K] summed over the heads that share one of x's."""
-    if grad.shape[2] == x.shape[2]:
-        return grad
-    return grad.unflatten(2, (x.shape[2], -1)).sum(3)

@@ -110,10 +110,3 @@ def inputs(call: MatrixCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert call.g is not None
     q, k, v = (tileable(x) for x in call[:3])
     return q, k, v, tileable(call.g.float())
-
-
-def state(x: Tensor | None) -> Tensor | None:
-    """x, dense and at a multiple of 16 bytes, as the kernels are compiled to find it."""
-    if x is None or (x.is_contiguous() and x.data_ptr() % 16 == 0):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)

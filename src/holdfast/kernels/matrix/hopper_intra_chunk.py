@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.gluon_support import without_gluon
+from holdfast.kernels.common.gluon_support import refusal, without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import intra_chunk_hopper as model
 
@@ -17,10 +17,8 @@ class HopperIntraChunk(TritonIntraChunk):
     name = "hopper"
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if device.kind != "cuda" or device.capability != (9, 0):
-            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
-        if problem.dtype not in ("bfloat16", "float16"):
-            return f"it takes bfloat16 and float16; got {problem.dtype}"
+        if reason := refusal(problem, device):
+            return reason
         if problem["C"] not in model.CHUNKS:
             return f"it takes chunks of {', '.join(map(str, model.CHUNKS))} steps; got {problem['C']}"
         for name in "KV":
@@ -41,7 +39,7 @@ class HopperIntraChunk(TritonIntraChunk):
 
 def _forward(call: IntraChunkCall, o: Tensor, stages: int) -> None:
     from holdfast.kernels.common.gluon import gl
-    from holdfast.kernels.common.gluon_launch import tiles
+    from holdfast.kernels.common.gluon_launch import aligned, tiles
 
     from . import hopper_intra_chunk_forward as kernels
 
@@ -51,21 +49,15 @@ def _forward(call: IntraChunkCall, o: Tensor, stages: int) -> None:
 
     def tiled(x: Tensor | None) -> object:
         layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-        return None if x is None else tiles(_tileable(x), [1, model.TILE, 1, x.shape[3]], layout)
+        return None if x is None else tiles(aligned(x), [1, model.TILE, 1, x.shape[3]], layout)
 
     states = None
     if call.states is not None:
         layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-        whole = _tileable(call.states.to(o.dtype)).view(-1, keys, o.shape[3])
+        whole = aligned(call.states.to(o.dtype)).view(-1, keys, o.shape[3])
         states = tiles(whole, [1, *whole.shape[1:]], layout)
     g = None if call.g is None else call.g.contiguous()
     inputs = (tiled(call.q), tiled(call.k), tiled(call.v), states, tiled(call.gate), tiled(o), g, call.scale)
     sizes = (length, call.chunk_size, chunks, heads, groups)
     grid = (call.chunk_size // model.TILE * chunks * batch * heads,)
     kernels.forward[grid](*inputs, *sizes, call.gate_activation == "sigmoid", stages, num_warps=4)
-
-
-def _tileable(x: Tensor) -> Tensor:
-    """x, contiguous and at a multiple of 16 bytes."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()

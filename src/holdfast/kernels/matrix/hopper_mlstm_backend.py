@@ -13,6 +13,10 @@ from holdfast.planner.models import matrix_hopper_mlstm as model
 from holdfast.planner.models.matrix_hopper import WIDEST, tile
 from holdfast.recurrences.definition import MatrixCall
 
+from .hopper_matrix import refusal
+
+_UNSERVED = {"varlen": "packed sequences with a normaliser"}
+
 
 class HopperMLSTM:
     """mLSTM in bfloat16 or float16 on NVIDIA's Hopper."""
@@ -21,20 +25,13 @@ class HopperMLSTM:
     reads_output = True
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if device.kind != "cuda" or device.capability != (9, 0):
-            return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
         if not {"normalizer", "decay=scalar", "beta"} <= set(problem.traits):
             return "it takes a normaliser with a scalar decay and a write strength"
-        if problem.dtype not in ("bfloat16", "float16"):
-            return f"it takes bfloat16 and float16; got {problem.dtype}"
-        if problem.varlen:
-            return "it does not serve packed sequences with a normaliser"
+        if reason := refusal(problem, device, _UNSERVED):
+            return reason
         for name in "KV":
-            size = problem[name]
-            if size % 8:
-                return f"TMA copies rows of 16 bytes: it needs a {name} that 8 divides; got {size}"
-            if size > WIDEST:
-                return f"its registers hold a state of {WIDEST} x {WIDEST}; got {name} = {size}"
+            if problem[name] > WIDEST:
+                return f"its registers hold a state of {WIDEST} x {WIDEST}; got {name} = {problem[name]}"
         if problem.needs_grad and tile(problem["K"]) < tile(problem["V"]):
             return f"its gradients with a normaliser take a V no wider than K; got {problem['V']} and {problem['K']}"
         return without_gluon()
@@ -47,6 +44,8 @@ class HopperMLSTM:
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """o, the final state, and norm [B, H, T]."""
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_launch
         from . import hopper_mlstm_launch as launch
 
@@ -58,7 +57,7 @@ class HopperMLSTM:
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state), norm
         gates = hopper_launch.Gates(call.g, call.beta, call.scale)
-        start = _contiguous(call.initial_state)
+        start = aligned(call.initial_state)
         launch.run_forward(q, k, v, o, gates, call.norm_floor, norm, start, final, call.eps, plan["stages"])
         return o, final, norm
 
@@ -73,13 +72,15 @@ class HopperMLSTM:
         norm: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
         """o, norm: what forward returned; without them it runs again."""
+        from holdfast.kernels.common.gluon_launch import aligned
+
         from . import hopper_launch
         from . import hopper_mlstm_launch as launch
 
         q, k, v = (hopper_launch.tileable(x) for x in call[:3])
         batch, length, heads, values = v.shape
         keys = k.shape[3]
-        start, w = _contiguous(call.initial_state), _contiguous(grad_final)
+        start, w = aligned(call.initial_state), aligned(grad_final)
         grad_state = None if start is None else torch.empty_like(start)
         if v.numel() == 0:
             if grad_state is not None:
@@ -109,15 +110,4 @@ class HopperMLSTM:
         launch.run_adjoint(
             q, k, u, v, dk, dv, dg, dbeta, gates, columns, w, grad_state, last, kept, plan["adjoint_stages"]
         )
-        return [_ungroup(dq, q), _ungroup(dk, k), dv, dg, dbeta, dfloor], grad_state
-
-
-def _contiguous(state: Tensor | None) -> Tensor | None:
-    return None if state is None else state.contiguous()
-
-
-def _ungroup(grad: Tensor, x: Tensor) -> Tensor:
-    """[B, T, H, K] summed over the heads that share one of x's."""
-    if grad.shape[2] == x.shape[2]:
-        return grad
-    return grad.unflatten(2, (x.shape[2], -1)).sum(3)
+        return [hopper_launch.ungroup(dq, q), hopper_launch.ungroup(dk, k), dv, dg, dbeta, dfloor], grad_state
