@@ -33,7 +33,7 @@ def dense_steps(call: DenseCall) -> tuple[Tensor, Tensor]:
     """
     cell, dtype = call.cell, compute_dtype(call.x.dtype)
     x, R = call.x.to(dtype), call.R.to(dtype)
-    batch, length, _, heads, width = x.shape
+    batch, _, _, heads, width = x.shape
     b = x.new_zeros(len(cell.gates), heads, width) if call.b is None else call.b.to(dtype)
     if call.initial_state is None:
         states = [x.new_zeros(batch, heads, width) for _ in cell.states]
@@ -41,7 +41,8 @@ def dense_steps(call: DenseCall) -> tuple[Tensor, Tensor]:
         states = list(call.initial_state.to(dtype).unbind(0))
 
     outputs = []
-    for t in range(length):
+    # taken apart at once: the gradient of each x[:, t] would be as large as x
+    for t, inputs in enumerate(x.unbind(1)):
         if call.reset is not None:
             states = [s.masked_fill(call.reset[:, t, None, None], 0) for s in states]
         h = states[0]
@@ -54,7 +55,7 @@ def dense_steps(call: DenseCall) -> tuple[Tensor, Tensor]:
         for k, gate in enumerate(cell.gates):
             value = b[k].expand(batch, heads, width)
             if gate in cell.input:
-                value = value + x[:, t, cell.input.index(gate)]
+                value = value + inputs[:, cell.input.index(gate)]
             if gate in cell.recurrent:
                 value = value + product[cell.recurrent.index(gate)]
             gates.append(value)

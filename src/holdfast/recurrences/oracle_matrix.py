@@ -32,15 +32,18 @@ def matrix_steps(call: MatrixCall) -> tuple[Tensor, Tensor]:
     else:
         state = call.initial_state.to(dtype)
 
+    # taken apart at once: the gradient of each x[:, t] would be as large as x
+    steps = zip(*([None] * length if x is None else x.unbind(1) for x in (q, k, v, decay, beta)), strict=True)
     outputs = []
-    for t in range(length):
-        if decay is not None:
-            state = decay[:, t, :, :, None] * state
-        write = v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t]) if call.delta else v[:, t]
-        if beta is not None:
-            write = beta[:, t] * write
-        state = state + k[:, t, :, :, None] * write[:, :, None, :]
-        outputs.append(call.scale * torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
+    for query, key, write, kept, strength in steps:
+        if kept is not None:
+            state = kept[..., None] * state
+        if call.delta:
+            write = write - torch.einsum("bhkv,bhk->bhv", state, key)
+        if strength is not None:
+            write = strength * write
+        state = state + key[..., None] * write[:, :, None, :]
+        outputs.append(call.scale * torch.einsum("bhkv,bhk->bhv", state, query))
     o = torch.stack(outputs, dim=1) if outputs else v.new_zeros(v.shape)
     if call.norm_floor is not None:
         o = normalize(o, call.norm_floor.to(dtype), call.eps)
