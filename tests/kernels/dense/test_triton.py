@@ -47,13 +47,14 @@ COMPILED += [(lstm, D, target) for D in (32, 128) for target in TARGETS]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reset", [torch.int32, None])
 @pytest.mark.parametrize(("which", "D", "target"), COMPILED, ids=lambda x: getattr(x, "name", str(x)))
-def test_it_compiles_and_keeps_its_registers(which, D, target):
+def test_it_compiles_and_keeps_its_registers(which, D, target, reset):
     from holdfast.kernels.dense import triton_steps
 
     for direction in ("forward", "backward"):
         (found,) = dense_triton.candidates(problem(which, D), Device.named("h200"), direction)
-        given = arguments(which, direction, D, found.plan)
+        given = arguments(which, direction, D, found.plan) | {"reset": reset}
         made = compile_for(getattr(triton_steps, direction), target, given, num_warps=found.plan["warps"])
         assert made.stack <= BUDGET[D], (direction, made.registers, made.stack)
         assert made.shared <= found.shared, (direction, made.shared)
@@ -64,6 +65,8 @@ def test_what_it_does_not_take_is_said():
     assert backend.reject(problem(lstm, 64), device) is None
     assert "float32" in backend.reject(problem(lstm, 64, "float32"), device)
     assert "128 channels" in backend.reject(problem(lstm, 136), device)
+    assert "backward" in backend.reject(problem(slstm, 128, needs_grad=True), device)
+    assert backend.reject(problem(slstm, 128), device) is None
     assert "cu_seqlens" in backend.reject(problem(lstm, 64, varlen=True), device)
     assert "NVIDIA" in backend.reject(problem(lstm, 64), Device("cpu", "cpu"))
 

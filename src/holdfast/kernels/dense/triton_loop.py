@@ -40,8 +40,11 @@ class TritonLoop:
             return f"takes {MOST_HEADS} heads at most; got {problem['H']}"
         if reason := triton_cell.unprintable(cell_of(problem)):
             return reason
-        if not self.candidates(problem, device, "forward"):
-            return f"R of one head ({problem['Gr']} x {problem['D']} x {problem['D']}) is too large for a block"
+        passes: tuple[Direction, ...] = ("forward", "backward") if problem.needs_grad else ("forward",)
+        for direction in passes:
+            if not self.candidates(problem, device, direction):
+                size = f"{problem['Gr']} x {problem['D']} x {problem['D']}"
+                return f"R of one head ({size}) is too large for a block's {direction} pass"
         return None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:

@@ -20,7 +20,7 @@ def block(width: int) -> int:
 
 def shared(problem: Problem, wide: int, direction: Direction) -> int:
     """Bytes of shared memory of a program, at most: the matrices, and what changes from one layout to another."""
-    row = 4 if direction == "forward" else 8 * problem["G"]
+    row = 4 if direction == "forward" else 8 * (problem["G"] + problem["S"] - 1)
     return 2 * problem["Gr"] * wide * wide + row * ROWS * wide + 256
 
 
