@@ -34,6 +34,7 @@ from holdfast.cli.parity import (
 from holdfast.cli.schedule import learning_rate, make_optimizer, update
 from holdfast.cli.train_parity import TEST_SEQUENCES, ParityConfig
 from holdfast.nn.rotary import rotate
+from holdfast.planner.whole_file import write_text
 
 NONLINEAR = ("elman", "gru", "lstm", "slstm")
 LINEAR = ("gla", "retnet", "mamba2", "mlstm", "rglru")
@@ -147,7 +148,6 @@ def main() -> int:
     )
     record = {"task": "parity", "holdfast": __version__, "torch": torch.__version__, "commit": given.commit}
     record |= {"device": name, "dtype": given.dtype, "steps": given.steps}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
     work = partial(attempted, steps=given.steps, dtype=given.dtype, device_name=given.device)
     done = {}
     # a process of a GPU cannot be forked
@@ -157,8 +157,8 @@ def main() -> int:
             done[pending[future]] = future.result()
             # at each run, so that an end before the last loses nothing
             rows = [done[run] for mixer in given.mixers for run in runs if run[0] == mixer and run in done]
-            given.out.with_suffix(".json").write_text(json.dumps(record | {"runs": rows}, indent=1) + "\n")
-            given.out.with_suffix(".md").write_text(table(rows, about))
+            write_text(given.out.with_suffix(".json"), json.dumps(record | {"runs": rows}, indent=1) + "\n")
+            write_text(given.out.with_suffix(".md"), table(rows, about))
     print(table(rows, about))
     return int(any("error" in row for row in rows))
 

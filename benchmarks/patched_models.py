@@ -25,6 +25,7 @@ import transformers
 
 import holdfast
 from holdfast.nn import patch
+from holdfast.planner.whole_file import write_text
 
 PEERS = ("fla", "mamba_ssm", "causal_conv1d")
 VOCABULARY = 1024
@@ -136,7 +137,7 @@ def main() -> None:
             times = ", ".join(f"{runner} {row[runner]['ms']:.3f} ms" for runner in ("by itself", "patched"))
             print(f"{name} {what} T{options.length} {options.dtype}: {times}", flush=True)
             if options.out:
-                options.out.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+                write_text(options.out, json.dumps(about | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

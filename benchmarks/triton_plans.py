@@ -37,8 +37,10 @@ from holdfast.planner.models import (
     inter_chunk_hopper,
     inter_chunk_scan,
     intra_chunk,
+    intra_chunk_gradients,
     intra_chunk_hopper,
 )
+from holdfast.planner.whole_file import write_text
 from holdfast.recurrences.definition import DiagonalCall
 
 # A graph's calls read and write this much together: several times a GPU's cache.
@@ -127,24 +129,28 @@ def states(direction: Direction, B: int, G: int, H: int, K: int, V: int, rank: i
     return Case(name, problem, direction, STATES, models, make, run)
 
 
-def inside(B: int, T: int, H: int, C: int, width: int) -> Case:
+def inside(direction: Direction, B: int, T: int, H: int, C: int, width: int) -> Case:
     def make() -> Any:
         draw = DeviceDraw(0, torch.float16, "cuda")
         q, k, v, gate = (draw.normal(B, T, H, width) for _ in range(4))
         entering = draw.normal(B, T // C, H, width, width)
-        return IntraChunkCall(q, k, v, draw.log_decay(B, T, H), entering, gate, width**-0.5, C)
+        call = IntraChunkCall(q, k, v, draw.log_decay(B, T, H), entering, gate, width**-0.5, C)
+        return call, draw.normal(B, T, H, width)
 
-    def run(plan: Plan, call: Any) -> Any:
-        return named(INSIDE, plan.backend).forward(plan, call)
+    def run(plan: Plan, made: Any) -> Any:
+        call, grad = made
+        if direction == "forward":
+            return named(INSIDE, plan.backend).forward(plan, call)
+        return named(INSIDE, plan.backend).backward(plan, call, grad)
 
     sizes = {"B": B, "T": T, "H": H, "Hq": H, "K": width, "V": width, "C": C}
-    traits = {"states": True, "gate=silu": True, "decay=scalar": True}
+    traits = {"states": True, "gate=silu": True, "decay=scalar": True, "needs_grad": direction == "backward"}
     problem = Problem.of("intra_chunk", "matrix", "float16", sizes, traits)
-    models = {
-        "triton": lambda problem, device: intra_chunk.every(problem, device, "forward"),
-        "hopper": intra_chunk_hopper.every,
-    }
-    return Case(f"intra_chunk B{B} T{T} H{H} C{C} d{width}", problem, "forward", INSIDE, models, make, run)
+    if direction == "forward":
+        models = {"triton": intra_chunk.every, "hopper": intra_chunk_hopper.every}
+    else:
+        models = {"triton": intra_chunk_gradients.every, "hopper": intra_chunk_hopper.every_gradient}
+    return Case(f"intra_chunk B{B} T{T} H{H} C{C} d{width} {direction}", problem, direction, INSIDE, models, make, run)
 
 
 CASES = (
@@ -156,8 +162,9 @@ CASES = (
     states("forward", 8, 64, 16, 128, 128),
     *(states("backward", 4, 64, 16, 64, 64, rank=rank) for rank in (0, 4)),
     # one chunk a head, then the sequences, of proposal 032
-    *(inside(16, C, 12, C, width) for C, width in ((64, 64), (128, 64), (256, 128))),
-    *(inside(16, 2048, 12, C, width) for C, width in ((32, 64), (64, 64), (128, 64), (256, 64), (256, 128))),
+    *(inside("forward", 16, C, 12, C, width) for C, width in ((64, 64), (128, 64), (256, 128))),
+    *(inside("forward", 16, 2048, 12, C, width) for C, width in ((32, 64), (64, 64), (128, 64), (256, 64), (256, 128))),
+    *(inside("backward", 16, 2048, 12, C, width) for C, width in ((32, 64), (64, 64), (128, 64), (256, 128))),
 )
 
 
@@ -205,7 +212,10 @@ def compile_all(only: str, jobs: int) -> None:
 
 
 def measured(case: Case, device: Device) -> dict[str, Any]:
-    """Times of all plans of a case, shortest first; `choice` of them is the op's, over the best of all."""
+    """Times of all plans of a case, shortest first; `choice` of them is the op's, over the best of all.
+
+    Of a call with gradients, over the best of its backend: that is chosen for both passes together.
+    """
     found, chosen = case.plans(device), case.chosen(device)
     inputs = [case.make() for _ in range(max(1, min(16, BYTES // max(found[0].moved, 1))))]
     rows: list[dict[str, Any]] = []
@@ -217,7 +227,8 @@ def measured(case: Case, device: Device) -> dict[str, Any]:
         except Exception as error:  # a plan that the model lists and the compiler does not take is a result
             rows.append(row | {"ms": None, "failed": f"{type(error).__name__}: {error}"[:200]})
     rows.sort(key=lambda row: row["ms"] or math.inf)
-    choice = next(row["ms"] or math.inf for row in rows if row["plan"] == str(chosen)) / rows[0]["ms"]
+    rivals = [row for row in rows if not case.problem.needs_grad or row["plan"].split()[0] == chosen.backend]
+    choice = next(row["ms"] or math.inf for row in rivals if row["plan"] == str(chosen)) / rivals[0]["ms"]
     return {"case": case.name, "bytes": found[0].moved, "chosen": str(chosen), "choice": choice, "plans": rows}
 
 
@@ -258,7 +269,7 @@ def main() -> None:
             print(f"  {said} {mark} {row['plan']}")
         torch.cuda.empty_cache()
         if given.out:
-            given.out.write_text(json.dumps(facts | {"cases": results}, indent=1) + "\n", encoding="utf-8")
+            write_text(given.out, json.dumps(facts | {"cases": results}, indent=1) + "\n")
     return None
 
 

@@ -14,7 +14,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from triton_compile import bounded
-from uniform_registers import unset_uniform_registers
+from uniform_registers import overwritten_operands, unset_uniform_registers
 
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32"}
 
@@ -44,7 +44,14 @@ def recorded(monkeypatch: Any, *modules: Any) -> list[Recorded]:
     launches: list[Recorded] = []
 
     def keep(
-        kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any], warps: int, types: Any, registers: Any = None
+        kernel: Any,
+        grid: Any,
+        arguments: Any,
+        constants: dict[str, Any],
+        warps: int,
+        types: Any,
+        registers: Any = None,
+        overlaps: bool = False,
     ) -> None:
         launches.append(Recorded(kernel, arguments, constants, warps, registers))
 
@@ -78,8 +85,10 @@ def compile_launch(launch: Recorded) -> Compiled:
         path.write_text(made.asm["ptx"])
         command = [get_ptxas(90).path, "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        unset = unset_uniform_registers(path.with_suffix(".cubin").read_bytes())
+        cubin = path.with_suffix(".cubin").read_bytes()
+    unset, overwritten = unset_uniform_registers(cubin), overwritten_operands(cubin)
     assert not unset, unset
+    assert not overwritten, overwritten
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
     return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"])

@@ -113,15 +113,17 @@ class _Hopper:
         language.associative_scan = _scan
         language.inline_asm_elementwise = _move
         language.warp_specialize = self.warp_specialize
-        for layout in ("NVMMADistributedLayout", "NVMMASharedLayout", "DotOperandLayout"):
+        for layout in (
+            "DistributedLinearLayout", "NVMMADistributedLayout", "NVMMASharedLayout", "DotOperandLayout"
+        ):  # fmt: skip
             setattr(language, layout, lambda *how: None)
         self.names = {
             "gl": language,
             "mbarrier": types.SimpleNamespace(
                 MBarrierLayout=lambda: _BARRIERS,
                 init=lambda barrier, count: setattr(_one(barrier), "count", count),
-                expect=lambda barrier, size: _one(barrier).add(1, size),
-                wait=lambda barrier, phase: _one(barrier).wait(int(_raw(phase))),
+                expect=lambda barrier, size, pred=True: _one(barrier).add(1, size) if pred else None,
+                wait=lambda barrier, phase, pred=True: _one(barrier).wait(int(_raw(phase))) if pred else None,
                 arrive=lambda barrier, count=1, pred=True: _one(barrier).add(count, 0) if pred else None,
             ),
             "barrier": lambda: None,
@@ -133,7 +135,13 @@ class _Hopper:
             "warpgroup_mma": self.warpgroup_mma,
             "warpgroup_mma_wait": self.warpgroup_mma_wait,
             "mma_v2": _mma,
-            # shuffles between lanes, which are not emulated
+            # instructions of the processor, and shuffles between lanes, which are not emulated
+            "wait_for_launch": lambda: None,
+            "let_launch": lambda: None,
+            "to_half": lambda x, dtype: Value(x.data.to(dtype.torch)),
+            "rounded": lambda x, dtype: Value(x.data.to(dtype.torch).to(torch.float32)),
+            "eight_columns": lambda x: x,
+            "across": lambda x: Value(x.data.view(-1, 2, x.shape[1]).flip(1).view(x.shape)),
             "parts_of_columns": lambda x, warps: Value(x.data.view(warps, -1, x.shape[1]).sum(1)),
         }
 
@@ -161,7 +169,9 @@ class _Hopper:
         if self.block.failures:
             raise self.block.failures[0]
 
-    def tma_load(self, tiles: Tiles, corner: list[Any], barrier: Any, destination: Shared) -> None:
+    def tma_load(self, tiles: Tiles, corner: list[Any], barrier: Any, destination: Shared, pred: Any = True) -> None:
+        if not pred:
+            return
         here, there = tiles.at(corner)
         destination.data.zero_()
         destination.data[there] = here
@@ -207,7 +217,7 @@ def _mma(a: Value, b: Value, sum_: Value) -> Value:
 def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     if pointer.storage.is_floating_point():
         assert load(pointer, mask, math.nan).data.isnan().all(), "written twice"
-    store(pointer, value, mask)
+    store(pointer, Value(torch.tensor(value)) if isinstance(value, float) else value, mask)
 
 
 def _scan(x: Value, axis: int, combine: Any, reverse: bool = False) -> Value:

@@ -1,6 +1,6 @@
 """What ptxas made of a kernel that failed on a GPU is found; what is right is not."""
 
-from uniform_registers import unset_in
+from uniform_registers import overwritten_in, unset_in
 
 PROLOGUE = """
         /*0010*/                   UIADD3 UR10, UR4, 0x10000, URZ ;
@@ -25,3 +25,24 @@ def test_a_product_reads_two_descriptors_of_memory_and_one_beside_registers():
     product = "UMOV UR10, 0x1 ;\nUMOV UR11, 0x1 ;\nHGMMA.64x64x16.F32.BF16 R24, {}, R24, gsb0 ;"
     assert list(unset_in(product.format("R148, gdesc[UR8]"))) == []
     assert len(list(unset_in(product.format("gdesc[UR8].tnspA.tnspB")))) == 1
+
+
+IN_FLIGHT = """
+        HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR16].tnspB, R24 ;
+        HGMMA.64x128x16.F32.BF16 R24, R92, gdesc[UR16].tnspB, R24, gsb0 ;
+        HGMMA.64x64x16.F32.BF16 R104, R96, gdesc[UR16].tnspB, R104, gsb0 ;
+        {}
+        WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        {}
+        WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        {}
+"""
+
+
+def test_an_operand_that_is_written_while_its_product_runs_is_found():
+    nothing, load, wide = "NOP", "LDSM.16.MT88.4 R92, [R10+0x800]", "LDS.64 R98, [R92+0x18060]"
+    assert list(overwritten_in(IN_FLIGHT.format(load, nothing, nothing))) == [load]
+    assert list(overwritten_in(IN_FLIGHT.format(nothing, load, load))) == []
+    assert list(overwritten_in(IN_FLIGHT.format(nothing, wide, wide))) == [wide]
+    # a store reads, and so does what has it as another operand
+    assert list(overwritten_in(IN_FLIGHT.format("STS.64 [R92], R88", "FMUL R100, R96, R97", nothing))) == []

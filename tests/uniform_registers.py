@@ -1,6 +1,9 @@
-"""Uniform registers that a kernel reads and never sets: ptxas of CUDA 12.8 forgets some, of descriptors of wgmma.
+"""What ptxas of CUDA 12.8 gets wrong about the registers of wgmma, found in what it made.
 
-Such a kernel gives wrong numbers or faults; nothing else tells before it runs. See docs/lab-notes.md.
+Uniform registers that a kernel reads and never sets: of descriptors some are forgotten. Registers that a product still
+reads while the kernel writes to them: where a branch lies between a product and the wait for it, ptxas takes its first
+operand's registers for free. Such a kernel gives wrong numbers or faults; nothing else tells before it runs. See
+docs/lab-notes.md.
 """
 
 import re
@@ -15,28 +18,35 @@ _INSTRUCTION = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s+(.*)")
 _USE = re.compile(r"(gdesc\[|desc\[|)UR(\d+)(\.64)?")
 
 
-def unset_uniform_registers(cubin: bytes) -> list[str]:
-    """Instructions that read a uniform register which none before them, in the order of the text, writes."""
+def disassembled(cubin: bytes) -> str:
+    """What nvdisasm prints of a kernel."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         command = [knobs.nvidia.nvdisasm.path, "-c", str(path)]
-        sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return list(unset_in(sass))
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def unset_uniform_registers(cubin: bytes) -> list[str]:
+    """Instructions that read a uniform register which none before them, in the order of the text, writes."""
+    return list(unset_in(disassembled(cubin)))
+
+
+def _instructions(sass: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Of each its text, opcode and operands."""
+    for line in sass.splitlines():
+        code = re.sub(r"/\*.*?\*/", "", line).strip().removesuffix(";").strip()
+        found = _INSTRUCTION.fullmatch(code)
+        if found:
+            yield code, found[1], re.split(r",\s*", found[2])
 
 
 def unset_in(sass: str) -> Iterator[str]:
     """unset_uniform_registers of what nvdisasm prints."""
     known: set[int] = set()
-    for line in sass.splitlines():
-        code = re.sub(r"/\*.*?\*/", "", line).strip().removesuffix(";").strip()
-        found = _INSTRUCTION.fullmatch(code)
-        if not found:
-            continue
-        opcode, rest = found.groups()
-        operands = re.split(r",\s*", rest)
+    for code, opcode, operands in _instructions(sass):
         written = re.fullmatch(r"UR(\d+)", operands[0]) if opcode.startswith(_WRITES) else None
         is_pair = opcode.startswith(("UIADD3.64", "ULDC.64", "LDCU.64", "UMOV.64")) or ".WIDE" in opcode
         read = set()
@@ -54,3 +64,34 @@ def unset_in(sass: str) -> Iterator[str]:
             known |= set(range(int(written[1]), int(written[1]) + 1 + is_pair))
             if ".128" in opcode:
                 known |= {int(written[1]) + 2, int(written[1]) + 3}
+
+
+# results that are wider than one register; what stores, jumps or waits writes to none
+_WIDTHS = ((".M88.4", 4), (".128", 4), (".64", 2), (".WIDE", 2), ("CS2R", 2), (".M88.2", 2))
+_WRITES_NONE = ("ST", "RED", "BAR", "BRA", "MEMBAR", "WARPSYNC", "SYNCS.ARRIVE", "UTMA")
+
+
+def overwritten_operands(cubin: bytes) -> list[str]:
+    """Instructions that write to a register which a product that may still run reads as its first operand."""
+    return list(overwritten_in(disassembled(cubin)))
+
+
+def overwritten_in(sass: str) -> Iterator[str]:
+    """overwritten_operands of what nvdisasm prints, taken in the order of the text."""
+    # registers that products read, by groups that are waited for; the last is still being made
+    groups: list[set[int]] = [set()]
+    for code, opcode, operands in _instructions(sass):
+        if opcode.startswith("HGMMA"):
+            first = re.fullmatch(r"R(\d+)", operands[1])
+            if first:
+                groups[-1] |= set(range(int(first[1]), int(first[1]) + 4))
+            if operands[-1] == "gsb0":
+                groups.append(set())
+        elif opcode.startswith("WARPGROUP.DEPBAR"):
+            groups = groups[len(groups) - 1 - int(operands[-1], 16) :] if len(groups) > 1 else groups
+        else:
+            result = re.fullmatch(r"R(\d+)(?:\.reuse)?", operands[0])
+            if result and not opcode.startswith(_WRITES_NONE):
+                width = next((count for part, count in _WIDTHS if part in opcode), 1)
+                if any(not group.isdisjoint(range(int(result[1]), int(result[1]) + width)) for group in groups):
+                    yield code

@@ -26,7 +26,9 @@ def host_source(source: str, name: str) -> str:
     listed = re.search(rf"\n{name}\(([^)]*)\)", source)[1]
     kinds = [re.fullmatch(r"(.*?)\s*\w+", part.strip())[1] for part in listed.split(",")]
     given = ", ".join(f"*({kind}*)arguments[{k}]" for k, kind in enumerate(kinds))
+    spaces = "\n".join(f"using namespace {space};" for space in re.findall(r"^namespace (\w+) {", source, re.MULTILINE))
     launcher = f"""
+{spaces}
 extern "C" int launch(int x, int y, int z, int threads, long shared, unsigned seed, long patience, void** arguments) {{
     dim3 grid;
     grid.x = x, grid.y = y, grid.z = z;
@@ -49,7 +51,9 @@ class Emulated:
             assert done.returncode == 0, done.stderr[:3000]
         self.library, self.seed = ctypes.CDLL(str(stem.with_suffix(".so"))), seed
 
-    def launch(self, grid, threads, shared, arguments, cooperative=False) -> None:
+    def launch(self, grid, threads, shared, arguments, cooperative=False, first=None) -> None:
+        if first is not None:
+            first()
         values = [
             c_void_p(x.data_ptr() if isinstance(x, torch.Tensor) else None) if _points(x) else x for x in arguments
         ]
@@ -67,4 +71,4 @@ class Emulated:
 
 
 def _points(x: object) -> bool:
-    return x is None or isinstance(x, torch.Tensor) or not isinstance(x, c_int | c_float | c_longlong)
+    return x is None or isinstance(x, torch.Tensor) or not isinstance(x, c_int | c_float | c_longlong | c_void_p)

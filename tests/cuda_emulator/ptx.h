@@ -46,6 +46,9 @@ inline void copy_async(u32 to, const void* from, bool wanted) {
     char* place = emulator::shared_memory() + to;
     if (wanted) emulator::current->open.push_back([=] { std::memcpy(place, from, 16); });
 }
+template <int COUNT> inline void write_shared(u32 to, const float (&v)[COUNT]) {
+    std::memcpy(emulator::shared_memory() + to, v, sizeof v);
+}
 inline void write_vector(void* to, const uint4& v, bool wanted) {
     if (wanted) std::memcpy(to, &v, 16);
 }
@@ -67,6 +70,7 @@ inline void write_relaxed(half_t* p, u32 v, bool wanted) {
     if (wanted) std::memcpy(p, &v, 4);
 }
 inline const half_t* anew(const half_t* p) { return p; }
+template <typename T> inline T pinned(T x) { return x; }
 template <int THREADS> inline void barrier_sync(int b) { emulator::wait(emulator::current->block->barriers[b], THREADS); }
 template <int THREADS> inline void barrier_arrive(int b) { emulator::arrive(emulator::current->block->barriers[b], THREADS); }
 template <int COUNT> inline void registers_more() {}

@@ -53,7 +53,7 @@ def compiled(**changes):
     }  # fmt: skip
     asm, source = {"ptx": changes.pop("ptx", PTX)}, SimpleNamespace(signature=changes.pop("signature", kinds))
     metadata = SimpleNamespace(**plain | changes)
-    return Compiled(name="copy", function=77, metadata=metadata, asm=asm, src=source, launched=[])
+    return Compiled(name="copy", kernel=b"code", metadata=metadata, asm=asm, src=source, launched=[])
 
 
 class Driver:
@@ -61,6 +61,7 @@ class Driver:
 
     def __init__(self, *statuses):
         self.statuses, self.launches, self.maps, self.entered = list(statuses), [], [], []
+        self.overlapping = 0
 
     def cuLaunchKernel(self, function, *rest):
         *dimensions, shared, stream, addresses, extra = rest
@@ -70,6 +71,12 @@ class Driver:
         assert extra is None
         self.launches.append((function, dimensions, shared, stream, parameters))
         return self.statuses.pop(0) if self.statuses else 0
+
+    def cuLaunchKernelEx(self, config, function, addresses, extra):
+        *dimensions, shared, stream, attributes, count = struct.unpack("7I4xQQI4x", ctypes.string_at(config, 56))
+        assert [struct.unpack("I4xi", ctypes.string_at(attributes + 72 * n, 12)) for n in range(count)] == [(6, 1)]
+        self.overlapping += 1
+        return self.cuLaunchKernel(function, *dimensions, shared, stream, addresses, extra)
 
     def cuTensorMapEncodeTiled(self, place, dtype, rank, address, *rest):
         shape, strides, box, steps, *modes = ([*x] if hasattr(x, "_length_") else x for x in rest)
@@ -93,7 +100,10 @@ class Driver:
 def driver(monkeypatch):
     found = Driver()
     monkeypatch.setattr(direct_launch, "_cuda", lambda: found)
-    active = SimpleNamespace(get_current_device=lambda: 3, get_current_stream=lambda device: 100 + device)
+    utils = SimpleNamespace(
+        load_binary=lambda name, code, shared, device: (b"module of", 77 if code == b"code" else 0, 1)
+    )
+    active = SimpleNamespace(get_current_device=lambda: 3, get_current_stream=lambda device: 100 + device, utils=utils)
     monkeypatch.setattr(direct_launch, "driver", SimpleNamespace(active=active))
     return found
 
@@ -114,6 +124,20 @@ def test_parameters_are_packed_as_the_kernel_declares_them(driver):
     assert parameters == [b"\x01" * 128, *packed]
     # sizes and strides are innermost first, strides in bytes; 128-byte swizzle, no fill
     assert driver.maps == [(9, 2, tiles.data_ptr(), [16, 6], [32], [8, 4], [1, 1], [0, 3, 2, 0])]
+
+
+def test_a_programmatic_dependent_is_launched_as_one(driver):
+    plain, overlapping = (direct_launch.Direct(compiled(launch_pdl=pdl)) for pdl in (False, True))
+    arguments = tiled(torch.zeros(8, 8, dtype=torch.float16)), None, torch.zeros(5), 1, 2**40, 1.0, 64
+    for run in (plain, overlapping):
+        run((2, 3, 4), arguments, (64,))
+    first, second = driver.launches
+    assert driver.overlapping == 1
+    assert first[:-1] == second[:-1]
+    assert first[-1][1:] == second[-1][1:]
+    driver.statuses[:] = [201, 0]
+    overlapping((2, 3, 4), arguments, (64,))
+    assert driver.entered == [3]
 
 
 def test_a_map_is_encoded_once_for_an_address_a_shape_and_strides(driver):
@@ -157,11 +181,30 @@ def test_threads_do_not_share_a_block(driver):
     assert [struct.unpack("i", parameters[6])[0] for *_, parameters in driver.launches] == [2, 1]
 
 
+def test_a_bound_launch_starts_again_and_again_beside_others(driver):
+    run = direct_launch.Direct(compiled())
+    x, y = (tiled(torch.zeros(8, 8, dtype=torch.float16)) for _ in range(2))
+    maps = [next(tiles for _, tiles in run.places if tiles is not None).encoder(z)(z.base.data_ptr()) for z in (x, y)]
+    numbers = [8, 8, 8, 1, 4096, 1, 2**40, 1.0]
+    first, second = (run.bound((n, 1, 1), [maps[n - 1], *numbers[:-1], float(n)]) for n in (1, 2))
+    driver.launches.clear()
+    for start in (first, second, first):
+        start()
+    run((3, 1, 1), (x, None, torch.zeros(5), 1, 2**40, 3.0, 64), ())
+    first()
+    assert [dimensions[0] for _, dimensions, *_ in driver.launches] == [1, 2, 1, 3, 1]
+    assert [struct.unpack("f", parameters[8])[0] for *_, parameters in driver.launches] == [1.0, 2.0, 1.0, 3.0, 1.0]
+    assert [parameters[0][0] for *_, parameters in driver.launches] == [1, 2, 1, 3, 1]
+    driver.statuses[:] = [700]
+    with pytest.raises(RuntimeError, match="launching copy: no such thing"):
+        second()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"num_ctas": 2},
-        {"launch_pdl": True},
+        {"launch_cooperative_grid": True},
         {"global_scratch_size": 128},
         {"profile_scratch_size": 128},
         {"tensordesc_meta": None},

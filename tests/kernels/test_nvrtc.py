@@ -151,6 +151,35 @@ def test_a_thread_without_a_context_gets_pytorchs_and_launches_again(monkeypatch
     assert context == ["context of device 3"]
 
 
+@pytest.mark.parametrize("cooperative", [False, True])
+def test_a_launch_hands_over_pointers_and_numbers_and_is_noted(monkeypatch, cooperative):
+    seen, noted, calls = [], [], []
+
+    def start(function, *rest):
+        places = rest[8]
+        at = [ctypes.c_int64.from_address(places + 8 * k).value for k in range(4)]
+        kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int)
+        values = [kind.from_address(place).value for kind, place in zip(kinds, at, strict=True)]
+        seen.append((function, rest[:8], values, len(rest) == 9))
+        return (0,)
+
+    driver = driver_with(start, cuLaunchCooperativeKernel=start)
+    monkeypatch.setattr(nvrtc, "_bindings", lambda: (driver, SimpleNamespace(nvrtcResult=str)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(nvrtc, "note_launch", lambda *given: noted.append(given))
+    x = torch.zeros(3)
+    arguments = [x, None, ctypes.c_float(-0.5), ctypes.c_int(-3)]
+    nvrtc.Kernel("step", "it", None).launch((5, 2, 1), 64, 96, arguments, cooperative, lambda: calls.append(1))
+    expected = ("it", (5, 2, 1, 64, 1, 1, 96, 7), [x.data_ptr(), None, -0.5, -3], cooperative)
+    assert seen == [expected]
+    ((how, grid, given),) = noted
+    # as replay.py starts it again, where a tensor has another address
+    how.start(grid, [16, *given[1:]])
+    assert seen[1] == (*expected[:2], [16, None, -0.5, -3], cooperative)
+    assert [place for place, _ in how.places] == [0, 1, 2, 3]
+    assert len(calls) == 2
+
+
 def test_a_repeated_launch_hands_over_each_calls_own_arguments(monkeypatch):
     seen = []
 

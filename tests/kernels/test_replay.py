@@ -2,11 +2,12 @@
 
 import ctypes
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 
-from holdfast.kernels.common import planning, replay, varlen
+from holdfast.kernels.common import alike, planning, recording, replay, varlen
 
 CPU = torch.device("cpu")
 
@@ -18,6 +19,9 @@ class Copies:
 
     def __call__(self, grid, arguments, constants=()):
         self.start(grid, [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments])
+
+    def bound(self, grid, values):
+        return partial(self.start, grid, tuple(values))
 
     def start(self, grid, values):
         source, target, count, number = values
@@ -31,7 +35,7 @@ COPIES = Copies()
 
 def add_by_kernel(x, out, number):
     arguments = (x, out, x.numel(), number)
-    replay.note_launch(COPIES, (1, 1, 1), arguments)
+    recording.note_launch(COPIES, (1, 1, 1), arguments)
     COPIES((1, 1, 1), arguments)
 
 
@@ -107,6 +111,21 @@ def test_views_and_copies_that_operations_may_make(below):
         for got, right in zip(made, laid_out(x), strict=True):
             assert torch.equal(got, right)
     assert counted.runs == 2
+
+
+def test_at_addresses_that_come_again():
+    counted = Counted(lambda x, out: add_by_kernel(x, out, 2.0))
+    x, out, others = torch.zeros(4, 5), torch.zeros(4, 5), torch.zeros(6, 4, 5)
+    for n in range(6):
+        x.fill_(n)
+        counted(x, out)
+        assert torch.equal(out, x + 2)
+        counted(x, others[n])
+        assert torch.equal(others[n], x + 2)
+    assert counted.runs == 2
+    (found,) = {id(x): x for x in replay_of(counted.call).values()}.values()
+    ((launch, _),) = found.steps
+    assert sum(map(callable, launch.known.values())) == 1
 
 
 def test_results_are_not_shared_between_calls():
@@ -186,7 +205,7 @@ def test_tensors_from_elsewhere_are_not_kept():
 
 def test_a_launch_that_cannot_be_recorded_runs_each_time():
     def launches(x):
-        replay.note_launch(lambda *_: None, (1, 1, 1), (x,))
+        recording.note_launch(lambda *_: None, (1, 1, 1), (x,))
         return x + 1
 
     counted = Counted(launches)
@@ -220,6 +239,33 @@ def test_what_is_written_to_is_seen_by_autograd():
     assert counted.runs == 2
 
 
+def test_only_what_is_read_is_written_again():
+    def run(x, state):
+        made, spare, seen = torch.empty(2, 3), torch.empty(3), torch.empty(3)
+        spare.zero_()
+        made[0].fill_(2.0)
+        made.view(-1)[3:].copy_(x)
+        seen.fill_(1.0)
+        out = torch.empty(3)
+        add_by_kernel(seen, out, 1.0)
+        seen.fill_(5.0)
+        state[1:].add_(1)
+        return made, out
+
+    counted = Counted(run)
+    state = torch.zeros(4)
+    for n in range(5):
+        x = torch.randn(3)
+        made, out = counted(x, state)
+        assert torch.equal(made, torch.stack([torch.full((3,), 2.0), x]))
+        assert torch.equal(out, torch.full((3,), 2.0))
+        assert state.tolist() == [0, n + 1, n + 1, n + 1]
+    (found,) = {id(x): x for x in replay_of(counted.call).values()}.values()
+    names = [step.op._schema.name for step, _ in found.steps if hasattr(step, "op")]
+    assert names.count("aten::fill_") == 2
+    assert "aten::zero_" not in names
+
+
 def test_errors_stay_errors():
     def refuses(x):
         raise ValueError("x: expected something else")
@@ -228,7 +274,7 @@ def test_errors_stay_errors():
     for _ in range(4):
         with pytest.raises(ValueError, match="expected something else"):
             counted(torch.randn(3))
-    assert not replay.RECORDING
+    assert not recording.RECORDING
 
 
 def test_memory_in_between_is_given_back():
@@ -252,9 +298,35 @@ def test_memory_in_between_is_given_back():
     assert max(held) == 3
 
 
+def test_replays_with_memory_in_one_equal_the_call():
+    def run(x):
+        parts = [x]
+        for n in range(5):
+            parts.append(torch.empty_like(x))
+            add_by_kernel(parts[-2], parts[-1], float(n))
+        seen = torch.empty_like(x)
+        add_by_kernel(parts[2], seen, 0.5)
+        return parts[-1], seen * 2
+
+    counted = Counted(run)
+    for n in range(5):
+        x = torch.randn(4, 5)
+        got, right = counted(x), run(x)
+        assert all(torch.equal(a, b) for a, b in zip(got, right, strict=True))
+        assert counted.runs == min(n + 1, 2)
+
+
 def replay_of(call):
     (known,) = [x.cell_contents for x in call.__closure__ if isinstance(x.cell_contents, dict)]
     return known
+
+
+def test_replays_without_pytorchs_own_check(monkeypatch):
+    """A version of PyTorch may have another one."""
+    assert alike._is_there()
+    monkeypatch.setattr(alike, "_is_there", lambda: False)
+    test_a_replay_equals_the_call_on_other_tensors()
+    test_numbers_names_and_options_decide_too()
 
 
 def test_under_autograd_a_gradient_is_recorded_each_time():
@@ -267,6 +339,18 @@ def test_under_autograd_a_gradient_is_recorded_each_time():
             assert not counted(x).requires_grad
     assert counted.runs == 5
     assert counted(x).requires_grad
+
+
+def test_a_gradient_is_recorded_after_replays_without():
+    """Of tensors that need one: what was recorded where gradients are off is not replayed where they are on."""
+    counted = Counted(lambda x, y: x * y)
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    for _ in range(4):
+        with torch.no_grad():
+            assert not counted(x, y).requires_grad
+    assert counted.runs == 2
+    assert counted(x, y).requires_grad
+    assert counted.runs == 3
 
 
 def test_in_inference_mode():

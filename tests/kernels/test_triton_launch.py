@@ -10,7 +10,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import native_specialize_impl
 
-from holdfast.kernels.common import triton_launch
+from holdfast.kernels.common import compiling, triton_launch
 
 
 class Recorder(triton.JITFunction):
@@ -71,6 +71,16 @@ def test_the_same_kinds_of_arguments_are_looked_up(kernel):
     assert kernel.launched == [("compiled", x, 8) for x in (32, 48, 4096, 32)]
 
 
+def test_what_is_compiled_without_its_memory_is_compiled_alike():
+    pytest.importorskip("triton.experimental.gluon")
+    from holdfast.kernels.common import gluon_launch
+    from holdfast.kernels.common.gluon import gl
+
+    layout = gl.NVMMASharedLayout.get_default_for([8, 8], gl.float32)
+    for x in (*VALUES, gluon_launch.tiles(whole.view(8, 8), [8, 8], layout)):
+        assert specialization(compiling.without_memory(x)) == specialization(x)
+
+
 def test_constants_out_of_order_are_refused(kernel):
     with pytest.raises(ValueError, match="constants: expected SIZE; got WIDTH"):
         triton_launch.launch(kernel, (4,), (whole,), (), {"WIDTH": 8}, 4)
@@ -100,4 +110,4 @@ def test_gluon_kernels_likewise(kernel, monkeypatch):
     assert kernel.launched == [("compiled", *arguments, 8)] * 3
     monkeypatch.setattr(gluon_launch, "LAUNCHES_COMPILED", False)
     gluon_launch.launch(kernel, (4, 1, 1), arguments, {"SIZE": 8}, 4, ("a",))
-    assert kernel.launched[-1] == ("own", *arguments, 8, 4, None)
+    assert kernel.launched[-1] == ("own", *arguments, 8, 4, None, False)

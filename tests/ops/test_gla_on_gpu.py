@@ -149,7 +149,10 @@ def test_a_captured_graph(backend):
         o, state = run(backend, a)
         return [o, state, *torch.autograd.grad([o, state], leaves(a), [torch.ones_like(o), torch.ones_like(state)])]
 
-    expected = both()
+    # what it returns holds its graph, whose leaves wait for the stream that it was made on
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        expected = both()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

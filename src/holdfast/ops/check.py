@@ -63,10 +63,22 @@ def prepare(
     arguments: Mapping[str, Any],
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Checks arguments against the recurrence's definition; under autocast, casts those of the input dtype.
+    """Checks the tensors of a call against the recurrence's definition; under autocast, casts those of the input dtype.
 
-    The first argument carries the batch and the input dtype. sizes fixes axes beforehand. Raises TypeError for a wrong
-    type or dtype and ValueError for a wrong shape or device, naming the argument, the expected and the actual.
+    Args:
+        recurrence: whose `arguments` say which shapes and dtypes are accepted.
+        cu_seqlens: int32 or int64 [N + 1] for sequences packed along T, or None.
+        arguments: name -> tensor, tuple of tensors, or None, in the op's order. The first carries the batch, the device
+            and the input dtype.
+        sizes: axes whose size is known beforehand, as of a cell's gates.
+
+    Returns:
+        name -> what was given, in the autocast dtype where autocast applies; None stays None.
+
+    Raises:
+        TypeError: for a required tensor that is missing, for what is no tensor, or for a wrong dtype.
+        ValueError: for a wrong shape or device, for heads that do not divide, or for cu_seqlens with B > 1.
+        Each names the argument, the expected and the actual.
     """
     return check_arguments(recurrence.arguments, cu_seqlens, arguments, sizes)
 
@@ -77,7 +89,10 @@ def check_arguments(
     arguments: Mapping[str, Any],
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """prepare, for an op that has no recurrence behind it."""
+    """`prepare` for an op that has no recurrence behind it. expected_arguments: name -> accepted shapes and dtype.
+
+    Returns and raises as `prepare` does. Metadata that has passed is not checked again.
+    """
     metadata = _metadata(expected_arguments, cu_seqlens, arguments, sizes)
     if metadata in _PASSED:
         return dict(arguments)
@@ -217,7 +232,8 @@ def _autocasts(x: Tensor) -> bool:
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether a backward pass may follow."""
+    """Whether a backward pass may follow: gradients are recorded, and one of the tensors, of any shape and dtype, needs
+    its own. A None needs none."""
     if torch.is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:

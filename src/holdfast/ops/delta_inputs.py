@@ -14,7 +14,11 @@ from .registration import define, differentiable
 
 
 def fastest_inputs(q: Tensor) -> Callable[..., Inputs]:
-    """recurrences.delta_rule.prepared, in one launch where that runs."""
+    """What prepares a delta rule's inputs for q [B, T, Hq, K], of any floating dtype, on any device.
+
+    `fused_inputs`, one launch, on an NVIDIA GPU of compute capability 8.0 with Triton and q of at most 32 bits; else
+    `recurrences.delta_rule.prepared`, PyTorch's operations. Both take and return the same.
+    """
     return fused_inputs if can_fuse(q, q, torch.promote_types(q.dtype, torch.float32)) else prepared
 
 
@@ -29,7 +33,23 @@ def fused_inputs(
     beta_sigmoid: bool,
     allow_neg_eigval: bool,
 ) -> Inputs:
-    """recurrences.delta_rule.prepared, for inputs of at most 32 bits."""
+    """`recurrences.delta_rule.prepared` by `holdfast::delta_inputs`, a custom op with a gradient: one launch a pass.
+
+    Args:
+        q, k: [B, T, Hq, K], of one dtype: bfloat16, float16 or float32.
+        g: [B, T, H] or [H], any floating dtype; None for no decay. beta: [B, T, H], any floating dtype.
+        A_log, dt_bias: [H], any floating dtype, or None.
+        qk_l2norm, beta_sigmoid, allow_neg_eigval: as in `prepared`.
+
+    Returns:
+        q, k as they came, or normalised, in their dtype; g and beta [B, T, H] as they came (g None for None), or where
+        A_log or beta_sigmoid asks for them, the log decay and the write strength in float32.
+
+    With a gate or strength in float64, which the kernel does not compute in, `prepared` itself runs.
+
+    Raises:
+        ValueError: for options that do not go together, as `recurrences.delta_rule.check_options` does.
+    """
     check_options(A_log, dt_bias, beta_sigmoid, allow_neg_eigval)
     if g is not None and g.dim() == 1:
         g = g.expand(beta.shape)

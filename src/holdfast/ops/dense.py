@@ -8,6 +8,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import remembered, resolve
+from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.dense import kept
 from holdfast.kernels.dense.alternating import Alternating
 from holdfast.kernels.dense.fused import Fused
@@ -27,7 +28,11 @@ BACKENDS = (Fused(), TritonLoop(), Alternating(), Loop(), Reference())
 
 
 def problem(op: str, call: DenseCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """What planning needs to know of a call."""
+    """What planning needs to know of a call: sizes B, T, H, D and counts of states and gates, dtype and traits.
+
+    op: the recurrence's name. call: x [B, T, Gi, H, D] and the rest of a DenseCall, checked. cu_seqlens: int32 or int64
+    [N + 1], or None. grad: whether a backward pass may follow. Reads no values, so that fake tensors serve.
+    """
     batch, length, inputs, heads, width = call.x.shape
     cell = call.cell
     sizes = {"B": batch, "T": length, "H": heads, "D": width, "S": len(cell.states), "G": len(cell.gates)}
@@ -59,7 +64,24 @@ def run(
     cut_recurrent_grad: bool,
     backend: str | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Checks a call of one of the family's public ops and runs it through the custom op."""
+    """Checks a call of one of the family's public ops and runs it through the custom op.
+
+    Args:
+        x: input part of the gates [B, T, Gi, H, D], float64, float32, bfloat16 or float16.
+        R: recurrent weights [Gr, H, D, D] (out, in), of x's dtype. b: bias [G, H, D], of x's dtype, or None.
+        initial_state: [S, N, H, D] in float32 (float64 beside float64), N sequences; None for the cell's own.
+        cu_seqlens: int32 or int64 [N + 1] for sequences packed along T, with B = 1.
+        reset: bool [B, T]; the state is zeroed before that step.
+        recurrent_grad_clip: bound on each element of the gradient through R, > 0. cut_recurrent_grad: drops it.
+        backend: a name forces that backend.
+
+    Returns:
+        h [B, T, H, D] in x's dtype, and the state after the last step [S, N, H, D], or None where it is not asked for.
+
+    Raises:
+        TypeError, ValueError: as `check.prepare` does; for a clip that is no number > 0 or a cut that is no bool; for a
+            backend that is unknown or cannot serve the call.
+    """
     arguments = {"x": x, "R": R, "b": b, "initial_state": initial_state, "reset": reset}
     given = prepare(recurrence, cu_seqlens, arguments, shapes.sizes(cell))
     if recurrent_grad_clip is not None:
@@ -215,8 +237,10 @@ def _gradients_fake(
     return dx, *rest
 
 
-dense_forward = define("dense_forward", _forward, _forward_fake)
-dense_backward = define("dense_backward", _gradients, _gradients_fake)
+# replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
+dense_forward = define("dense_forward", replayed(_forward, False), _forward_fake)
+dense_backward = define("dense_backward", replayed(_gradients, False), _gradients_fake)
+_replayed_backward = replayed(dense_backward, False)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
@@ -231,9 +255,9 @@ def _save_outputs(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]
 
 def _backward(ctx: Any, grad_h: Tensor | None, grad_final: Tensor | None, *_: Any) -> tuple[Any, ...]:
     R, b, initial_state, *others = ctx.saved_tensors
-    dx, dR, db, grad_initial = dense_backward(grad_h, grad_final, R, b, initial_state, *others, *ctx.rest)
+    dx, dR, db, grad_initial = _replayed_backward(grad_h, grad_final, R, b, initial_state, *others, *ctx.rest)
     db, grad_initial = (None if x is None else grad for x, grad in ((b, db), (initial_state, grad_initial)))
     return dx, dR, db, grad_initial, *(None,) * 7
 
 
-_dense = differentiable(dense_forward, _save, _backward, 4, _save_outputs)
+_dense = differentiable(dense_forward, _save, _backward, 4, _save_outputs, replayed(dense_forward, False), used=1)

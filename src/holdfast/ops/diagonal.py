@@ -15,6 +15,7 @@ from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall, Recurrence
 
 from .check import needs_grad
+from .registration import define, differentiable
 
 BACKENDS = (HopperScan(), TritonScan(), Chunked(), Reference())
 
@@ -23,7 +24,11 @@ ENTRY_STEPS = 32
 
 
 def problem(op: str, call: DiagonalCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """What planning needs to know of a call."""
+    """What planning needs to know of a call: sizes B, T, D, x's dtype and traits.
+
+    op: the recurrence's name. call: x [B, T, D] and the rest of a DiagonalCall, checked. cu_seqlens: int32 or int64
+    [N + 1], or None. grad: whether a backward pass may follow. Reads no values.
+    """
     sizes = dict(zip("BTD", call.x.shape, strict=True))
     traits = {
         "complex": call.theta is not None,
@@ -41,7 +46,12 @@ def run(
     cu_seqlens: Tensor | None,
     backend: str | None,
 ) -> tuple[Tensor, Any]:
-    """Runs a mapped call through the custom op and finishes it into the recurrence's output and final state."""
+    """Runs a mapped call through the custom op and finishes it into the recurrence's output and final state.
+
+    mapped: what the recurrence's `map` returned for checked arguments. cu_seqlens: int32 or int64 [N + 1], or None.
+    backend: a name forces that backend. Returns h [B, T, D] in x's dtype and the state [N, D] in float32 or wider, None
+    where it is not asked for. Raises ValueError for a backend that is unknown or cannot serve the call.
+    """
     call, finish = mapped
     grad = needs_grad(*call[:4])
     o, final_state, _ = diagonal_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
@@ -57,8 +67,7 @@ def _select(
     return resolve(BACKENDS, what, device, backend, direction)
 
 
-@torch.library.custom_op("holdfast::diagonal_forward", mutates_args=())
-def diagonal_forward(
+def _forward(
     a: Tensor,
     x: Tensor,
     theta: Tensor | None,
@@ -89,15 +98,13 @@ def _entries(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
     return x.new_empty(rows, x.shape[2], dtype=torch.float32)
 
 
-@diagonal_forward.register_fake
-def _(a, x, theta, initial_state, log, cu_seqlens, op, grad, backend):
+def _forward_fake(a, x, theta, initial_state, log, cu_seqlens, op, grad, backend):
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = x.new_empty(sequences, x.shape[2], dtype=torch.promote_types(x.dtype, torch.float32))
     return torch.empty_like(x, memory_format=torch.contiguous_format), state, _entries(x, cu_seqlens, grad)
 
 
-@torch.library.custom_op("holdfast::diagonal_backward", mutates_args=())
-def diagonal_backward(
+def _gradients(
     grad_o: Tensor | None,
     grad_final: Tensor | None,
     states: Tensor | None,
@@ -125,8 +132,7 @@ def diagonal_backward(
     return tuple(x.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
 
-@diagonal_backward.register_fake
-def _(grad_o, grad_final, states, entries, a, x, theta, initial_state, log, cu_seqlens, op, backend):
+def _gradients_fake(grad_o, grad_final, states, entries, a, x, theta, initial_state, log, cu_seqlens, op, backend):
     empty = [
         x.new_empty(0) if given is None else torch.empty_like(given, memory_format=torch.contiguous_format)
         for given in (a, x, theta, initial_state)
@@ -134,10 +140,12 @@ def _(grad_o, grad_final, states, entries, a, x, theta, initial_state, log, cu_s
     return tuple(empty)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+diagonal_backward = define("diagonal_backward", _gradients, _gradients_fake)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
     a, x, theta, initial_state, log, cu_seqlens, op, _, backend = inputs
-    ctx.set_materialize_grads(False)
-    o, _, entries = output
+    o, _, entries = outputs
     ctx.mark_non_differentiable(entries)
     exact = torch.finfo(x.dtype).bits >= 32
     states, entries = (o, None) if exact else (None, entries if x.is_cuda else None)
@@ -152,4 +160,5 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: Non
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
-diagonal_forward.register_autograd(_backward, setup_context=_setup)
+_op = define("diagonal_forward", _forward, _forward_fake)
+diagonal_forward = differentiable(_op, lambda *_: None, _backward, 4, _save, used=1)

@@ -2,11 +2,13 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.elman import CELLS, ELMAN, Nonlinearity
 
 from . import dense
 
 
+@replayed
 def elman(
     x: Tensor,
     R: Tensor,

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.gru import GRU
 from holdfast.recurrences.gru import gru as cell
 
 from . import dense
 
 
+@replayed
 def gru(
     x: Tensor,
     R: Tensor,

@@ -15,6 +15,7 @@ from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
+from .registration import define, differentiable
 
 BACKENDS = (HopperInterChunkScan(), TritonInterChunkScan(), ChunkedInterChunkScan())
 
@@ -94,8 +95,7 @@ def _select(
     return resolve(BACKENDS, what, device, backend, direction)
 
 
-@torch.library.custom_op("holdfast::inter_chunk_forward", mutates_args=())
-def inter_chunk_forward(
+def _forward(
     states: Tensor,
     decay: Tensor,
     W: Tensor | None,
@@ -112,15 +112,13 @@ def inter_chunk_forward(
         return chosen.forward(plan, call, cu_seqlens)
 
 
-@inter_chunk_forward.register_fake
-def _(states, decay, W, Y, initial_state, cu_seqlens, grad, backend):
+def _forward_fake(states, decay, W, Y, initial_state, cu_seqlens, grad, backend):
     sequences = states.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     final = states.new_empty(sequences, *states.shape[2:], dtype=torch.promote_types(states.dtype, torch.float32))
     return torch.empty_like(states, memory_format=torch.contiguous_format), final
 
 
-@torch.library.custom_op("holdfast::inter_chunk_backward", mutates_args=())
-def inter_chunk_backward(
+def _gradients(
     grad_o: Tensor | None,
     grad_final: Tensor | None,
     history: Tensor | None,
@@ -144,8 +142,7 @@ def inter_chunk_backward(
     return tuple(states.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
 
-@inter_chunk_backward.register_fake
-def _(grad_o, grad_final, history, states, decay, W, Y, initial_state, cu_seqlens, backend):
+def _gradients_fake(grad_o, grad_final, history, states, decay, W, Y, initial_state, cu_seqlens, backend):
     empty = [
         states.new_empty(0) if given is None else torch.empty_like(given, memory_format=torch.contiguous_format)
         for given in (states, decay, W, Y, initial_state)
@@ -153,10 +150,12 @@ def _(grad_o, grad_final, history, states, decay, W, Y, initial_state, cu_seqlen
     return tuple(empty)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+inter_chunk_backward = define("inter_chunk_backward", _gradients, _gradients_fake)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
     *tensors, cu_seqlens, _, backend = inputs
-    ctx.set_materialize_grads(False)
-    history = output[0] if torch.finfo(tensors[0].dtype).bits >= 32 else None
+    history = outputs[0] if torch.finfo(tensors[0].dtype).bits >= 32 else None
     ctx.save_for_backward(history, *tensors, cu_seqlens)
     ctx.backend = backend
 
@@ -167,4 +166,5 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tup
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 3
 
 
-inter_chunk_forward.register_autograd(_backward, setup_context=_setup)
+_op = define("inter_chunk_forward", _forward, _forward_fake)
+inter_chunk_forward = differentiable(_op, lambda *_: None, _backward, 5, _save, used=1)

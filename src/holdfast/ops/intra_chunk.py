@@ -15,6 +15,7 @@ from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 
 from .check import check_arguments, needs_grad
+from .registration import define, differentiable
 
 BACKENDS = (HopperIntraChunk(), TritonIntraChunk(), ChunkedIntraChunk())
 
@@ -77,7 +78,7 @@ def intra_chunk(
     sizes = {"chunks": -(-q.shape[1] // chunk_size)} if has_length else {}
     given = {"q": q, "k": k, "v": v, "g": g, "states": states, "gate": gate}
     tensors = check_arguments(ARGUMENTS, None, given, sizes)
-    scale = tensors["k"].shape[3] ** -0.5 if scale is None else scale
+    scale = tensors["k"].shape[3] ** -0.5 if scale is None else float(scale)
     call = IntraChunkCall(**tensors, scale=scale, chunk_size=chunk_size, gate_activation=gate_activation)
     return intra_chunk_forward(*call, needs_grad(*tensors.values()), backend or "")
 
@@ -90,6 +91,7 @@ def problem(call: IntraChunkCall, grad: bool) -> Problem:
     traits = {
         "decay=scalar": call.g is not None,
         "states": call.states is not None,
+        "mixed_states": call.states is not None and call.states.dtype != call.v.dtype,
         f"gate={call.gate_activation}": call.gate is not None,
         "needs_grad": grad,
     }
@@ -101,8 +103,7 @@ def _select(call: IntraChunkCall, grad: bool, direction: Direction, backend: str
     return resolve(BACKENDS, what, device, backend, direction)
 
 
-@torch.library.custom_op("holdfast::intra_chunk_forward", mutates_args=())
-def intra_chunk_forward(
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -122,13 +123,11 @@ def intra_chunk_forward(
         return chosen.forward(plan, call)
 
 
-@intra_chunk_forward.register_fake
-def _(q, k, v, g, states, gate, scale, chunk_size, gate_activation, grad, backend):
+def _forward_fake(q, k, v, g, states, gate, scale, chunk_size, gate_activation, grad, backend):
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("holdfast::intra_chunk_backward", mutates_args=())
-def intra_chunk_backward(
+def _gradients(
     grad_o: Tensor,
     q: Tensor,
     k: Tensor,
@@ -149,8 +148,7 @@ def intra_chunk_backward(
     return tuple(v.new_empty(0) if grad is None else grad for grad in grads)
 
 
-@intra_chunk_backward.register_fake
-def _(grad_o, q, k, v, g, states, gate, scale, chunk_size, gate_activation, backend):
+def _gradients_fake(grad_o, q, k, v, g, states, gate, scale, chunk_size, gate_activation, backend):
     empty = [
         v.new_empty(0) if given is None else torch.empty_like(given, memory_format=torch.contiguous_format)
         for given in (q, k, v, g, states, gate)
@@ -158,15 +156,21 @@ def _(grad_o, q, k, v, g, states, gate, scale, chunk_size, gate_activation, back
     return tuple(empty)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+intra_chunk_backward = define("intra_chunk_backward", _gradients, _gradients_fake)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
     ctx.save_for_backward(*inputs[:6])
     ctx.rest = *inputs[6:9], inputs[10]
 
 
-def _backward(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad_o: Tensor | None) -> tuple[Any, ...]:
     tensors = ctx.saved_tensors
+    # None is 0
+    grad_o = torch.zeros_like(tensors[2]) if grad_o is None else grad_o
     grads = intra_chunk_backward(grad_o, *tensors, *ctx.rest)
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
-intra_chunk_forward.register_autograd(_backward, setup_context=_setup)
+_op = define("intra_chunk_forward", _forward, _forward_fake)
+intra_chunk_forward = differentiable(_op, _save, _backward, 6)

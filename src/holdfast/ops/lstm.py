@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.lstm import LSTM
 from holdfast.recurrences.lstm import lstm as cell
 
 from . import dense
 
 
+@replayed
 def lstm(
     x: Tensor,
     R: Tensor,

@@ -37,7 +37,11 @@ BACKENDS = (
 
 
 def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """What planning needs to know of a call."""
+    """What planning needs to know of a call: sizes B, T, H, Hq, K, V, v's dtype and traits.
+
+    op: the recurrence's name. call: q, k [B, T, Hq, K], v [B, T, H, V] and the rest of a MatrixCall, checked.
+    cu_seqlens: int32 or int64 [N + 1], or None. grad: whether a backward pass may follow. Reads no values.
+    """
     batch, length, heads, width = call.v.shape
     sizes = {"B": batch, "T": length, "H": heads, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": width}
     traits = {
@@ -59,13 +63,18 @@ def run(
     cu_seqlens: Tensor | None,
     backend: str | None,
 ) -> tuple[Tensor, Any]:
-    """Runs a mapped call through the custom op and finishes it into the recurrence's output and final state."""
+    """Runs a mapped call through the custom op and finishes it into the recurrence's output and final state.
+
+    mapped: what the recurrence's `map` returned for checked arguments. cu_seqlens: int32 or int64 [N + 1], or None.
+    backend: a name forces that backend. Returns o [B, T, H, V] in v's dtype and the recurrence's state, for the matrix
+    family's own [N, H, K, V] in float32 or wider; None where it is not asked for. Raises ValueError for a backend that
+    is unknown or cannot serve the call.
+    """
     call, finish = mapped
     grad = needs_grad(*call[:7])
     o, final_state, _ = matrix_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
-    if finish is not None:
-        o, final_state = finish(o, final_state)
-    return o, final_state if output_final_state else None
+    final_state = final_state if output_final_state else None
+    return (o, final_state) if finish is None else finish(o, final_state)
 
 
 _SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
@@ -113,8 +122,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider, norm).
 
-    norm [B, H, T]: scale n . q in float32, for the gradient, where the call has a normaliser and the backend reads it
-    there; 0 for another backend; empty without a normaliser.
+    norm [2, B, H, T]: scale n . q in float32, whole and of earlier chunks, for the gradient, where the call has a
+    normaliser and the backend reads it there; 0 for another backend; empty without a normaliser.
     """
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
@@ -129,7 +138,7 @@ def _forward(
 
 def _norm(v: Tensor, norm_floor: Tensor | None) -> Tensor:
     batch, length, heads, _ = v.shape
-    return v.new_empty(0 if norm_floor is None else (batch, heads, length), dtype=torch.float32)
+    return v.new_empty(0 if norm_floor is None else (2, batch, heads, length), dtype=torch.float32)
 
 
 def _forward_fake(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
@@ -174,7 +183,7 @@ def _gradients(
 def _laid_out(grad: Tensor, of: Tensor) -> Tensor:
     """grad, contiguous; or like `of`, where a head's tokens are side by side."""
     if _is_by_head(of):
-        return grad.transpose(1, 2).contiguous().transpose(1, 2)
+        return grad if _is_by_head(grad) else grad.transpose(1, 2).contiguous().transpose(1, 2)
     return grad.contiguous()
 
 
@@ -209,7 +218,7 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: Non
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
 matrix_backward = replayed(define("matrix_backward", replayed(_gradients, False), _gradients_fake), False)
 _matrix = define("matrix_forward", replayed(_forward, False), _forward_fake)
-matrix_forward = differentiable(_matrix, lambda *_: None, _backward, 7, _save, replayed(_matrix, False))
+matrix_forward = differentiable(_matrix, lambda *_: None, _backward, 7, _save, replayed(_matrix, False), used=1)
 
 
 def _step(

@@ -1,4 +1,4 @@
-"""mLSTM's gates on a GPU: one launch in place of the PyTorch mapping's log2(T) passes, as a custom op with autograd."""
+"""mLSTM's gates on a GPU: two launches in place of the PyTorch mapping's log2(T) passes, a custom op with autograd."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.common.varlen import sequence_bounds
 from holdfast.recurrences.mlstm import Gates
 
@@ -23,16 +24,20 @@ def can_fuse(i: Tensor, f: Tensor, wide: torch.dtype) -> bool:
     return i.is_cuda and narrow and _serves(i.device.index)
 
 
-@torch.compiler.assume_constant_result
 def _serves(index: int) -> bool:
     is_nvidia = torch.version.cuda is not None and find_spec("triton") is not None
     return is_nvidia and torch.cuda.get_device_capability(index) >= (8, 0)
 
 
+# torch.compiler.assume_constant_result says no more, but imports Dynamo, which takes a second
+_serves._dynamo_marked_constant = True
+
+
 def _forward(
     i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """g, beta, floor [B, T, H], the last m [N, H] and every m [B, T, H]; a head's tokens are side by side."""
+    """g, beta, floor [B, T, H], the last m [N, H] and what m_{t-1} has of m_t's gradient [B, T, H], for the backward
+    pass of exponential gating; a head's tokens are side by side."""
     from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
 
@@ -48,9 +53,9 @@ def _by_head(i: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _forward_fake(i, f, m, cu_seqlens, exponential):
     sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    every = _by_head(i, torch.float64) if exponential else i.new_empty(0, dtype=torch.float64)
+    share = _by_head(i, torch.float32) if exponential else i.new_empty(0, dtype=torch.float32)
     last = i.new_empty(sequences, i.shape[2], dtype=torch.float32)
-    return *(_by_head(i, torch.float32) for _ in range(3)), last, every
+    return *(_by_head(i, torch.float32) for _ in range(3)), last, share
 
 
 def _gradients(
@@ -59,40 +64,46 @@ def _gradients(
     m: Tensor | None,
     cu_seqlens: Tensor | None,
     exponential: bool,
-    every: Tensor,
+    beta: Tensor,
+    floor: Tensor,
+    share: Tensor,
     dg: Tensor | None,
     dbeta: Tensor | None,
     dfloor: Tensor | None,
     dlast: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of i, f [B, T, H] and m [N, H], empty if m was not given. A gradient that is None is 0."""
+    """Gradients of i, f [B, T, H] and m [N, H], empty if m was not given. A gradient that is None is 0.
+
+    beta, floor, share: as _forward returned them.
+    """
     from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
 
     given = [torch.zeros_like(i, dtype=torch.float32) if x is None else x for x in (dg, dbeta, dfloor)]
     with on_device_of(i):
         di, df, dm = triton_mlstm_gates.backward(
-            i, f, None if m is None else m.contiguous(), cu_seqlens, exponential, every, *given, dlast
+            i, f, None if m is None else m.contiguous(), cu_seqlens, exponential, (beta, floor, share), *given, dlast
         )
     return di, df, i.new_empty(0) if dm is None else dm
 
 
-def _gradients_fake(i, f, m, cu_seqlens, exponential, every, dg, dbeta, dfloor, dlast):
+def _gradients_fake(i, f, m, cu_seqlens, exponential, beta, floor, share, dg, dbeta, dfloor, dlast):
     dm = i.new_empty(0) if m is None else m.new_empty(m.shape, dtype=torch.float32)
     return i.new_empty(i.shape), f.new_empty(f.shape), dm
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(outputs[4])
-    ctx.save_for_backward(*inputs[:4], outputs[4])
+    ctx.save_for_backward(*inputs[:4], outputs[1], outputs[2], outputs[4])
     ctx.exponential = inputs[4]
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    i, f, m, cu_seqlens, every = ctx.saved_tensors
-    di, df, dm = _gates_backward(i, f, m, cu_seqlens, ctx.exponential, every, *grads[:4])
+    i, f, m, cu_seqlens, *kept = ctx.saved_tensors
+    di, df, dm = _gates_backward(i, f, m, cu_seqlens, ctx.exponential, *kept, *grads[:4])
     return di, df, None if m is None else dm, None, None
 
 
-_gates_backward = define("mlstm_gates_backward", _gradients, _gradients_fake)
-_gates = differentiable(define("mlstm_gates", _forward, _forward_fake), lambda *_: None, _backward, 3, _save)
+_gates_backward = replayed(define("mlstm_gates_backward", replayed(_gradients, False), _gradients_fake), False)
+_op = define("mlstm_gates", replayed(_forward, False), _forward_fake)
+_gates = differentiable(_op, lambda *_: None, _backward, 3, _save, replayed(_op, False), used=3)

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
-from holdfast.kernels.common.replay import look_beneath
+from holdfast.kernels.common.compiling import side_by_side
+from holdfast.kernels.common.recording import look_beneath
+from holdfast.kernels.common.straight import note_differentiable
+from holdfast.kernels.common.untraced import untraced
 
 from .check import needs_grad
 
@@ -25,8 +29,8 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
     changed = tuple(mutates)
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
     _LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=changed), tags=tags)
-    # compiled code calls back into Python here, which Dynamo is not to trace
-    _LIBRARY.impl(name, torch.compiler.disable(run), "CompositeExplicitAutograd")
+    # compiled code calls back into Python here
+    _LIBRARY.impl(name, untraced(run), "CompositeExplicitAutograd")
     torch.library.register_fake(f"holdfast::{name}", fake, lib=_LIBRARY)
     op = getattr(torch.ops.holdfast, name).default
     look_beneath(op, run)
@@ -43,6 +47,15 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
     return op
 
 
+class _Kept:
+    """An autograd context of a rehearsal, which has no other way to a backward pass."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *_: Tensor) -> None: ...
+
+
 def differentiable(
     op: OpOverload,
     save: Callable[[Any, tuple[Any, ...]], None],
@@ -50,22 +63,33 @@ def differentiable(
     inputs: int,
     save_outputs: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     run: Callable[..., Any] | None = None,
+    used: int | None = None,
 ) -> Callable[..., Any]:
     """Gives op a gradient, which is not differentiable itself. Returns a function that is op, called in less time.
 
     save(ctx, inputs) and backward(ctx, *gradients of the outputs) are of a torch.autograd.Function; gradients may be
     None. inputs: how many of the arguments, the first, are tensors that may need a gradient. save_outputs(ctx, inputs,
-    outputs): for an op whose backward pass reads what its forward pass returned. run: op, or what calls it.
+    outputs): for an op whose backward pass reads what its forward pass returned. run: op, or what calls it. used: how
+    many of the outputs, the first, usually have a gradient, all by default: kernels for those are compiled beside op's.
     """
     run = op if run is None else run
 
+    def rehearse(arguments: tuple[Any, ...], outputs: Any) -> None:
+        kept, made = _Kept(), outputs if isinstance(outputs, tuple) else (outputs,)
+        save(kept, arguments)
+        if save_outputs is not None:
+            save_outputs(kept, arguments, outputs)
+        backward(kept, *(torch.empty_like(x) if n < (used or len(made)) else None for n, x in enumerate(made)))
+
     class Recorded(torch.autograd.Function):
+        # PyTorch looks at each argument in Python, so those that need no gradient come as one
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
+        def forward(ctx: Any, others: tuple[Any, ...], *tensors: Any) -> Any:
+            arguments = (*tensors, *others)
             ctx.set_materialize_grads(False)
             save(ctx, arguments)
             with torch._C._AutoDispatchBelowAutograd():
-                outputs = run(*arguments)
+                outputs = side_by_side(run, arguments, {}, rehearse)
             if save_outputs is not None:
                 save_outputs(ctx, arguments, outputs)
             return outputs
@@ -73,11 +97,19 @@ def differentiable(
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grads: Any) -> Any:
-            return backward(ctx, *grads)
+            return None, *backward(ctx, *grads)[:inputs]
+
+    # apply, but for its look at each argument, in Python, for what a transform of torch.func may have left
+    apply = super(torch.autograd.Function, Recorded).apply
+
+    def of_plain(*arguments: Any) -> Any:
+        return apply(arguments[inputs:], *arguments[:inputs])
 
     def record(*arguments: Any) -> Any:
         if needs_grad(*arguments[:inputs]):
-            return Recorded.apply(*arguments)
+            outputs = Recorded.apply(arguments[inputs:], *arguments[:inputs])
+            note_differentiable(of_plain, arguments, outputs)
+            return outputs
         with torch._C._AutoDispatchBelowAutograd():
             return run(*arguments)
 

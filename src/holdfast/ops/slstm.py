@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.slstm import SLSTM
 from holdfast.recurrences.slstm import slstm as cell
 
 from . import dense
 
 
+@replayed
 def slstm(
     x: Tensor,
     R: Tensor,

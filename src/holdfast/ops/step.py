@@ -1,6 +1,7 @@
 """step: one token of a matrix recurrence, its state updated in place."""
 
 from collections.abc import Mapping
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -26,7 +27,7 @@ for _name in _DELTA:
     _PARAMETERS[_name] -= {"inputs_of"}
 
 
-@replayed
+@partial(replayed, changes=True)
 @torch.no_grad()
 def step(
     op: str, arguments: Mapping[str, Any], state: Tensor | tuple[Tensor, Tensor, Tensor], backend: str | None = None

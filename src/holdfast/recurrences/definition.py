@@ -11,7 +11,7 @@ from .example import Draw, Sizes
 
 Family = Literal["dense", "diagonal", "matrix"]
 Dtype = Literal["input", "float", "state", "bool"]
-Finish = Callable[[Tensor, Tensor], tuple[Tensor, Any]]
+Finish = Callable[[Tensor, Tensor | None], tuple[Tensor, Any]]
 
 
 class MatrixCall(NamedTuple):
@@ -97,7 +97,7 @@ class Recurrence:
     arguments: the op's tensor arguments, the first of which carries the input dtype; a tuple stands for a tuple of
     tensors. The ops check against them and the docs print them.
     map: arguments -> (family call, finish); plain differentiable PyTorch. finish turns the family's output and final
-    state into the recurrence's, and is None where they are the same.
+    state into the recurrence's, the state only if it is given, and is None where they are the same.
     example: (Draw, Sizes) -> arguments of the scale that a model has; doctor, tests and benchmarks draw from it.
     """
 

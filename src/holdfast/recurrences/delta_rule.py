@@ -46,10 +46,22 @@ def prepared(
     beta_sigmoid: bool,
     allow_neg_eigval: bool,
 ) -> Inputs:
-    """What a layer does to the rule's inputs. With A_log, g becomes Mamba-2's gate -exp(A_log) softplus(g + dt_bias),
-    with beta_sigmoid, beta its sigmoid, twice that with allow_neg_eigval; both in float32 or wider.
+    """What a layer does to the rule's inputs, in plain differentiable PyTorch.
 
-    Raises as `check_options` does.
+    Args:
+        q, k: [B, T, Hq, K], of one floating dtype; with qk_l2norm each is divided by sqrt(|.|^2 + 1e-6).
+        g: log decay [B, T, H] or [H], any floating dtype; None for no decay. With A_log, a step size before its
+            softplus: g becomes Mamba-2's gate -exp(A_log) softplus(g + dt_bias).
+        beta: write strength [B, T, H], any floating dtype; with beta_sigmoid its sigmoid is taken, and twice that with
+            allow_neg_eigval.
+        A_log, dt_bias: [H], any floating dtype, or None.
+
+    Returns:
+        q, k, g and beta of the same shapes; q and k in their dtype, g and beta as they came or, where they were
+        computed, in float32 (float64 beside float64).
+
+    Raises:
+        ValueError: as `check_options` does.
     """
     check_options(A_log, dt_bias, beta_sigmoid, allow_neg_eigval)
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -81,14 +81,16 @@ def _map(
     eps: float = 1e-6,
     cu_seqlens: Tensor | None = None,
     gates_of: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, bool], Gates] | None = None,
-) -> tuple[MatrixCall, Callable[[Tensor, Tensor], tuple[Tensor, State]]]:
+) -> tuple[MatrixCall, Callable[[Tensor, Tensor | None], tuple[Tensor, State | None]]]:
     wide = torch.promote_types(v.dtype, torch.float32)
     state, n, m = initial_state or (None, None, None)
     g, beta, floor, m = (gates_of or partial(gates, wide=wide))(i, f, m, cu_seqlens, gating == "exp")
     if normalize and state is not None:
         state = torch.cat([state, n[..., None]], -1)
 
-    def finish(o: Tensor, final: Tensor) -> Any:
+    def finish(o: Tensor, final: Tensor | None) -> Any:
+        if final is None:
+            return o, None
         if normalize:
             return o, (final[..., :-1], final[..., -1], m)
         return o, (final, final.new_zeros(final.shape[:3]) if n is None else n, m)

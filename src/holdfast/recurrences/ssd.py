@@ -30,7 +30,7 @@ def _map(
         dt = F.softplus(dt)
     g = dt * A if A.dim() == 1 else dt[..., None] * A
 
-    def finish(o: Tensor, final_state: Tensor) -> tuple[Tensor, Tensor]:
+    def finish(o: Tensor, final_state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if D is not None:
             o = o + (D if D.dim() == 2 else D[:, None]) * x
         if z is not None:

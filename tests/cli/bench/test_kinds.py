@@ -111,6 +111,19 @@ def test_the_scan_between_chunks_has_row_decays_and_erasing(axis, size, roof):
         assert (row.status, row.detail) == ("ok", "")
 
 
+@pytest.mark.parametrize("op", ["rglru", "rotlru", "hgrn"])
+def test_gates_may_be_as_narrow_as_the_inputs(op, roof):
+    sizes = (("B", 1), ("T", 6), ("D", 4))
+    wide, narrow = (Case(op, (*sizes, ("gate_bits", bits)), "bfloat16", "fwd+bwd") for bits in (32, 16))
+    for case, expected in ((wide, torch.float32), (narrow, torch.bfloat16)):
+        dtypes = {x.dtype for name, x in case.arguments(CPU).items() if name != "x"}
+        assert dtypes == {expected}
+        assert measure(case, HoldfastRunner("chunked"), CPU, roof).status == "ok"
+    assert floor_bytes(narrow) < floor_bytes(wide)
+    with pytest.raises(ValueError, match="expected gate_bits to be 16, x's dtype, or 32; got 8"):
+        Case(op, (*sizes, ("gate_bits", 8))).arguments(CPU)
+
+
 def test_history_and_operations_by_hand():
     sizes = (("B", 3), ("T", 5), ("H", 2), ("K", 8), ("V", 4))
     gla = Case("simple_gla", sizes, "bfloat16", "fwd")

@@ -61,9 +61,8 @@ def compiled(request):
             found = dense_fused.candidates(problem(which, 16, H, D), Device.named(request.param), direction)
             if found:
                 plan = found[0].plan
-                rows = dense_fused.ROWS if plan["blocks"] == 1 else 8
                 key = (which.name, D, direction)
-                sources[key] = source_of(plan, which, direction, dtype, D, True, True, rows)[0]
+                sources[key] = source_of(plan, which, direction, dtype, D, True, True)[0]
     logs = compile_all(list(sources.values()), ARCHITECTURES[request.param])
     return request.param, dict(zip(sources, logs, strict=True))
 
@@ -90,8 +89,12 @@ def test_every_planned_kernel_compiles_and_keeps_its_registers(compiled):
                 continue
             log = logs[which.name, D, direction]
             # what is indexed at run time lies in memory too: a stack without spills
-            ((stack, spilled),) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
-            assert max(int(stack), int(spilled)) <= BUDGET.get((device, D), 0), f"{which.name} {D} {direction}: {log}"
+            found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
+            assert found
+            for stack, spilled in found:
+                assert max(int(stack), int(spilled)) <= BUDGET.get((device, D), 0), (
+                    f"{which.name} {D} {direction}: {log}"
+                )
 
 
 def test_the_step_kernels_compile_for_older_architectures_too():
@@ -103,6 +106,6 @@ def test_the_step_kernels_compile_for_older_architectures_too():
 def test_the_source_does_not_depend_on_batch_length_or_heads():
     def source(B, H):
         plan = dense_fused.candidates(problem(lstm, B, H, 64), Device.named("h200"), "forward")[0].plan
-        return source_of(plan, lstm, "forward", "bfloat16", 64, False, False, dense_fused.ROWS)[0]
+        return source_of(plan, lstm, "forward", "bfloat16", 64, False, False)[0]
 
     assert len({source(B, H) for B in (1, 3, 16, 32) for H in (1, 12)}) == 1

@@ -3,7 +3,7 @@
 import importlib.util
 import re
 from contextlib import contextmanager, nullcontext
-from ctypes import c_float, c_int
+from ctypes import c_float, c_int, c_void_p
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.gru import gru
 from holdfast.recurrences.lstm import lstm
 
-ONE_BLOCK = Plan("fused", (("blocks", 1), ("stages", 4)))
+ONE_BLOCK = Plan("fused", (("blocks", 1), ("rows", 2), ("stages_2", 4), ("stages_8", 3)))
 SPREAD = Plan(
     "fused",
     (
         ("blocks", 2),
-        ("ranges", 1),
+        ("rows", 8),
         ("heads", 2),
         ("channels", 16),
         ("warps", 4),
@@ -41,7 +41,9 @@ def launched(monkeypatch):
 
     def load(source, arch, name, shared, device):
         class Recorder:
-            def launch(self, grid, threads, shared, arguments, cooperative=False):
+            def launch(self, grid, threads, shared, arguments, cooperative=False, first=None):
+                if first is not None:
+                    first()
                 record.append((source, name, grid, threads, shared, arguments, cooperative))
 
         return Recorder()
@@ -57,9 +59,11 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(weights_grad, "weights_grad", no_product)
     monkeypatch.setattr(fused, "add_parts", lambda parts, dtype: parts.sum(0))
-    launch._prepare.cache_clear()
+    for cached in (launch._prepare, launch._look):
+        cached.cache_clear()
     yield record
-    launch._prepare.cache_clear()
+    for cached in (launch._prepare, launch._look):
+        cached.cache_clear()
 
 
 def parameters(source, name):
@@ -82,6 +86,8 @@ def assert_matches(launch_record):
             assert argument.is_contiguous(), parameter
             # gates are in the inputs' dtype or in float32
             assert kind == "char*" or argument.dtype == kinds[kind], parameter
+        elif parameter == "failed":
+            assert isinstance(argument, c_void_p)
         else:
             assert argument is None, parameter
     return dict(zip([parameter for _, parameter in expected], arguments, strict=True))
@@ -100,7 +106,9 @@ def test_arguments_match_the_signatures(launched, which, plan, D):
     assert [tuple(x.shape) for x in (states, gates)] == [*kept.shapes(which, B, T, H, D)]
     given = assert_matches(launched[-1])
     spread = plan is SPREAD
-    assert launched[-1][1:4] == (("spread_forward", (4, 1, 1), 256) if spread else ("resident_forward", (2, 2, 1), 64))
+    assert launched[-1][1:4] == (
+        ("spread_forward", (4, 1, 1), 256) if spread else ("resident_forward_2", (2, 2, 1), 64)
+    )
     assert launched[-1][-1] == spread
     assert [given[name].value for name in ("batch", "length", "heads", "width")] == [B, T, H, D]
     assert given["x"].shape == (B, T, len(which.input), H, 32)

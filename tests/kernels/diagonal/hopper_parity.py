@@ -10,7 +10,7 @@ from kernels.diagonal import scan_parity
 def plans(pairs):
     """(forward, backward)."""
     if pairs:
-        return scan_parity.hopper(64, 32, 4, 4), scan_parity.hopper(64, 32, 2, 2)
+        return scan_parity.hopper(64, 32, 4, 4), scan_parity.hopper(64, 32, 3, 4)
     return scan_parity.hopper(128, 16, 8, 2), scan_parity.hopper(128, 32, 3, 2)
 
 

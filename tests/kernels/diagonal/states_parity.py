@@ -17,9 +17,10 @@ def plan(block_k=8, block_v=4, group=2, warps=1, stages=1):
     return Plan("triton", tuple(locals().items()))
 
 
-def hopper(keys=16, stages=2):
+def hopper(keys=16, stages=2, columns=16):
     """Of both passes; stages of the backward pass."""
-    return Plan("hopper", (("block_k", keys), ("block_v", 16), ("group", 4), ("warps", 2), ("stages", stages)))
+    values = {"block_k": keys, "block_v": columns, "group": 4, "warps": columns // 8, "stages": stages}
+    return Plan("hopper", tuple(values.items()))
 
 
 BACKENDS = {backend.name: backend for backend in (TritonInterChunkScan(), HopperInterChunkScan())}

@@ -24,15 +24,18 @@ def problem(dtype="bfloat16", *traits, **sizes):
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "vector", "rank", "packed", "keys", "values", "stages"),
+    ("dtype", "vector", "rank", "packed", "keys", "values", "stages", "columns"),
     [
-        (torch.float32, False, 4, None, 64, 32, 3),
-        (torch.bfloat16, True, 1, [0, 0, 2, 7, 7], 32, 48, 2),
-        (torch.float16, True, 16, None, 16, 16, 3),
-        (torch.bfloat16, False, 2, None, 128, 16, 2),
+        (torch.float32, False, 4, None, 64, 32, 3, 32),
+        (torch.bfloat16, True, 1, [0, 0, 2, 7, 7], 32, 48, 2, 16),
+        (torch.float16, True, 16, None, 16, 16, 3, 16),
+        (torch.bfloat16, False, 2, None, 128, 16, 2, 16),
+        (torch.bfloat16, True, 8, [0, 0, 2, 7, 7], 32, 64, 3, 32),
     ],
 )
-def test_the_kernels_are_right_on_the_emulator(dtype, vector, rank, packed, keys, values, stages, early, monkeypatch):
+def test_the_kernels_are_right_on_the_emulator(
+    dtype, vector, rank, packed, keys, values, stages, columns, early, monkeypatch
+):
     from holdfast.kernels.diagonal import hopper_states, hopper_states_backward
 
     for kernels, name in ((hopper_states, "low_rank_forward"), (hopper_states_backward, "low_rank_backward")):
@@ -40,7 +43,7 @@ def test_the_kernels_are_right_on_the_emulator(dtype, vector, rank, packed, keys
     shape = {"batch": 1, "sequences": len(packed) - 1} if packed else {}
     given = states_parity.call(dtype, vector, rank, chunks=7, heads=2, keys=keys, values=values, **shape)
     cu_seqlens = torch.tensor(packed) if packed else None
-    plan = states_parity.hopper(keys, stages)
+    plan = states_parity.hopper(keys, stages, columns)
     got = states_parity.run(HopperInterChunkScan(), plan, plan, given, cu_seqlens)
     exact = InterChunkCall(*(None if x is None else x.double() for x in given))
     right = states_parity.run(ChunkedInterChunkScan(), None, None, exact, cu_seqlens)
@@ -70,7 +73,8 @@ def test_missing_gradients_and_states_on_the_emulator(grad, monkeypatch):
 
 @pytest.mark.parametrize(("rank", "scalar", "dtype"), [(4, True, torch.bfloat16), (16, False, torch.float32)])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_kernels_compile_without_spilling(rank, scalar, dtype, direction):
+@pytest.mark.parametrize(("columns", "warps"), inter_chunk_hopper.BLOCKS)
+def test_the_kernels_compile_without_spilling(rank, scalar, dtype, direction, columns, warps):
     from holdfast.kernels.diagonal import hopper_states, hopper_states_backward
 
     wide = ("decay", "final", "history", "grad_decay", "grad_W", "grad_Y", "grad_initial")
@@ -78,14 +82,11 @@ def test_the_kernels_compile_without_spilling(rank, scalar, dtype, direction):
         wide, torch.float32
     )
     given |= {"initial": None, "grad_final": None, "bounds": None, "chunks": 64, "heads": 16, "keys": 64, "values": 64}
-    which = inter_chunk_hopper.candidates(
-        problem("float32", "low_rank", "needs_grad", r=rank), Device.named("h200"), direction
-    )[0]
-    given |= {"places": 4096, "SCALAR": scalar, "RANK": rank, "BLOCK_V": inter_chunk_hopper.COLUMNS}
+    given |= {"places": 4096, "SCALAR": scalar, "RANK": rank, "BLOCK_V": columns}
     forward = direction == "forward"
-    given["STAGES"] = which.plan["group" if forward else "stages"]
+    given["STAGES"] = inter_chunk_hopper.STAGES if forward else 3
     kernel = hopper_states.low_rank_forward if forward else hopper_states_backward.low_rank_backward
-    made = compile_for(kernel, 90, given, num_warps=2)
+    made = compile_for(kernel, 90, given, num_warps=warps)
     # with rank 16 the sums of a chunk do not all fit
     assert made.stack <= (0 if forward or rank < 16 else 64)
     assert "cp.async.ca.shared.global" not in made.ptx
@@ -103,7 +104,7 @@ def test_the_kernels_compile_without_spilling(rank, scalar, dtype, direction):
             "h200",
             "it copies 16 columns at a time: V must be a multiple; got 72",
         ),
-        (problem("float64", "low_rank", r=4), "h200", "it takes float32, bfloat16, float16; got float64"),
+        (problem("float64", "low_rank", r=4), "h200", "it takes float32, bfloat16 and float16; got float64"),
         (problem("bfloat16", "low_rank", r=4), "h200", None),
     ],
 )

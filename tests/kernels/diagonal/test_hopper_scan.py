@@ -36,7 +36,8 @@ def emulated(request, monkeypatch):
 @pytest.mark.parametrize("packed", [None, [0, 0, 3, 40, 75, 75]])
 def test_the_kernels_are_right_on_the_emulator(name, dtype, packed, emulated):
     stages = 2 if packed else 3
-    plan = scan_parity.hopper(64, 32, stages, 4) if name == "rotlru" else scan_parity.hopper(64, 16, stages, 1)
+    block = 32 if packed else 64
+    plan = scan_parity.hopper(block, 32, stages, 4) if name == "rotlru" else scan_parity.hopper(64, 16, stages, 1)
     scan_parity.check(name, dtype, 75, plan, packed, channels=96)
 
 
@@ -86,6 +87,13 @@ def test_the_scan_compiles_without_spilling(direction, pairs, gate):
     # every copy into shared memory has 16 bytes
     assert "cp.async.cg.shared.global" in made.ptx
     assert "cp.async.ca.shared.global" not in made.ptx
+
+
+def test_few_pairs_are_cut_into_narrow_blocks_backward():
+    h200 = Device.named("h200")
+    for sizes, block in (((3, 512, 1536), 32), ((B, T, D), 64)):
+        found = diagonal_hopper.candidates(problem("bfloat16", "complex", sizes=sizes), h200, "backward")
+        assert found[0].plan["block"] == block
 
 
 def test_states_are_kept_as_often_as_the_op_has_room_for():

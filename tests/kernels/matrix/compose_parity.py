@@ -24,7 +24,7 @@ def check(B, H, segments, size, turns, given):
     lasts = [torch.full((B, H, size), torch.nan) for _ in range(turns)] + [None] * (2 - turns)
     enter = torch.full_like(local, torch.nan)
     padded = 1 << (segments - 1).bit_length()
-    compose[(B * H, -(-size // 16), turns)](local, decay, *firsts, enter, *lasts, H, size, segments, padded, BLOCK=16)
+    compose[(B * H, -(-size // 16), turns)](local, decay, *firsts, enter, *lasts, H, size, segments, padded, 16, False)
     for back in range(turns):
         state = torch.zeros(B, H, size, dtype=torch.float64) if firsts[back] is None else firsts[back].double()
         for segment in reversed(range(segments)) if back else range(segments):

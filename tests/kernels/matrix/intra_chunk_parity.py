@@ -19,9 +19,14 @@ def plan(block=16, columns=16, stages=1, warps=4):
     return Plan("triton", tuple(locals().items()))
 
 
-def hopper(stages):
-    """Of the forward pass; backward takes a Triton plan."""
-    return Plan("hopper", (("stages", stages),))
+def hopper(slots):
+    """Of the forward pass."""
+    return Plan("hopper", (("slots", slots),))
+
+
+def hopper_backward(warps=None, slots=14):
+    """warps: of chunks in one tile; without, of those in several."""
+    return Plan("hopper", (("slots", slots),) if warps is None else (("warps", warps),))
 
 
 BACKENDS = {backend.name: backend for backend in (TritonIntraChunk(), HopperIntraChunk())}
@@ -50,10 +55,12 @@ def run(backend, forward, backward, given, grad_o):
     return [o, *(x for x in backend.backward(backward, given, grad_o.to(o.dtype)) if x is not None)]
 
 
-def check(dtype, forward, backward, given="g states gate", activation="silu", device="cpu", **shape):
-    """Returns the relative errors of the output and of each gradient."""
+def check(dtype, forward, backward, given="g states gate", activation="silu", device="cpu", half_states=False, **shape):
+    """Returns the relative errors of the output and of each gradient. half_states: states in dtype, not in float32."""
     dtype = getattr(torch, dtype)
     mine = call(dtype, given, device=device, **shape)._replace(gate_activation=activation)
+    if half_states and mine.states is not None:
+        mine = mine._replace(states=mine.states.to(dtype))
     wide = {name: x.double() for name in NAMES if (x := getattr(mine, name)) is not None}
     grad_o = Draw(7, dtype, device).normal(*mine.v.shape)
     plain = Plan("chunked", (("chunks", 4),))
@@ -68,5 +75,6 @@ def interpreted():
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     print("float16", check("float16", plan(), plan(), length=50, chunk=40))
+    print("whole", check("float32", plan(), plan(columns=32), length=45, chunk=16, heads=4, groups=2))
     print("harsh", check("float32", plan(), plan(), length=32, chunk=32, harsh=True))
     print("bare", check("float32", plan(block=32, columns=32), plan(), given="", length=33, chunk=20, groups=2))

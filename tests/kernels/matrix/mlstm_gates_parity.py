@@ -17,11 +17,11 @@ def check(B=2, T=37, H=3, packed=None, exponential=True, dtype=torch.float32, st
     cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
     leaves = [x.double().requires_grad_() for x in (i, f, m)]
     exact = gates(*leaves, cu_seqlens, exponential, torch.float64)
-    *found, every = kernel.forward(i, f, m, cu_seqlens, exponential)
+    *found, share = kernel.forward(i, f, m, cu_seqlens, exponential)
     cotangents = [torch.randn(x.shape, generator=draw).to(device) for x in found]
     total = sum((x * y.double()).sum() for x, y in zip(exact, cotangents, strict=True))
     grads = torch.autograd.grad(total, leaves)
-    got = [*found, *kernel.backward(i, f, m, cu_seqlens, exponential, every, *cotangents)]
+    got = [*found, *kernel.backward(i, f, m, cu_seqlens, exponential, (found[1], found[2], share), *cotangents)]
     errors = [relative_error(x.double(), y) for x, y in zip(got, [*exact, *grads], strict=True)]
     limits = [1e-6] * 4 + [2.0**-7 if dtype == torch.bfloat16 else 1e-6] * 2 + [1e-6]
     case = (B, T, H, packed, exponential, dtype, strength)

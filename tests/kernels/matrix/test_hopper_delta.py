@@ -106,6 +106,24 @@ def over(plan, **values):
     return Plan(plan.backend, tuple((name, values.get(name, value)) for name, value in plan.values))
 
 
+def composed(kernel, blocks, tensors, numbers, constants, *_):
+    """In place of the launch of hopper_delta_compose.py."""
+    local, transition, first, states = tensors
+    states[:] = torch.nan
+    order = range(states.shape[1])[:: -1 if constants["BACK"] else 1]
+    state = torch.zeros_like(states[:, 0]) if first is None else first
+    for turn, segment in enumerate(order):
+        states[:, segment] = state
+        if segment == order[-1]:
+            return
+        row = segment - 1 if constants["BACK"] else segment
+        state = (
+            local[:, row]
+            if constants["BACK"] and turn == 0
+            else local[:, row] + (transition[:, segment].mT if constants["BACK"] else transition[:, segment]) @ state
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("K", "V", "columns", "g"), [(128, 128, 128, "mild"), (64, 64, 64, None)])
 def test_plans_compile_and_fit(K, V, columns, g, monkeypatch):
@@ -146,7 +164,10 @@ def test_the_scan_over_segments_compiles():
 
     pointers = dict.fromkeys(("local_ptr", "transition_ptr", "first_ptr", "enter_ptr"), torch.float32)
     sizes = {"H": 8, "segments": 16, "KEYS": 128, "VALUES": 128, "WIDE": 128, "BLOCK": 16}
-    assert compile_for(compose, 90, pointers | sizes, num_warps=8).stack == 0
+    for back in (False, True):
+        for heads in (1, 8):
+            given = pointers | sizes | {"H": heads, "BACK": back}
+            assert compile_for(compose, 90, given, num_warps=8).stack == 0
 
 
 def same_precision(call):
@@ -225,14 +246,8 @@ def test_right_on_a_cpu(given, columns, state_columns, span, monkeypatch):
     import gluon_partitions_emulator
     from holdfast.kernels.matrix import hopper_delta_launch
 
-    def compose(kernel, blocks, tensors, *_):
-        local, transition, first, states = tensors
-        states[:, 0] = 0 if first is None else first
-        for segment in range(local.shape[1]):
-            states[:, segment + 1] = transition[:, segment] @ states[:, segment] + local[:, segment]
-
     monkeypatch.setattr(hopper_delta_launch, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", compose)
+    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", composed)
     assert_right(example(**{"B": 1, "H": 1} | given), columns=columns, state_columns=state_columns, span=span)
 
 

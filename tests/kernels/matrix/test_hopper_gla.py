@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA
-from holdfast.planner import Device, Plan, Problem
+from holdfast.planner import Device, Problem
 from holdfast.planner.models import matrix_hopper_gla as model
 from kernels.matrix.gla_parity import LIMITS, errors, example
 
 H200 = Device.named("h200")
 SIZES = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128}
 VECTOR = {"decay=vector": True, "needs_grad": True}
-PLANS = (model.FORWARD, Plan("hopper", (("ahead", 64),)))
+PLANS = (model.PLAN, model.PLAN)
 
 
 def problem(sizes=(), traits=(), dtype="bfloat16"):
@@ -69,11 +69,12 @@ def test_kernels_compile_and_fit(K, V, monkeypatch):
     HopperGLA().backward(PLANS[1], call, None, torch.zeros_like(call.v), None)
     names = [launch.kernel.__name__ for launch in launches]
     assert names == ["gla_sweep", "gla_sweep", "gla_sweep", "gla_gradients"]
-    found = {way: model.candidates(problem({"K": K, "V": V}), H200, way)[0] for way in ("forward", "backward")}
-    for launch, planned in zip(launches, ("forward", "forward", None, "backward"), strict=True):
+    sizes = problem({"K": K, "V": V})
+    sweeps = [model.sweep(sizes, H200, *how) for how in ((True, False), (True, True), (False, True))]
+    for launch, planned in zip(launches, [*sweeps, *model.candidates(sizes, H200, "backward")], strict=True):
         made = compile_launch(launch)
         assert made.shared <= H200.shared_per_block
-        assert planned is None or made.shared <= found[planned].shared
+        assert made.shared <= planned.shared
         assert "wgmma.mma_async" in made.ptx
         assert "cp.async.bulk.tensor" in made.ptx
         assert "serialized" not in made.notes, "a product waits for the one before it"

@@ -83,12 +83,9 @@ def over(plan, **values):
 def test_plans_compile_and_fit(K, V, state, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     from gluon_compile import compile_launch, recorded
-    from holdfast.kernels.common import triton_launch
     from holdfast.kernels.matrix import hopper_mlstm_launch
 
     launches = recorded(monkeypatch, hopper_mlstm_launch)
-    # a plain Triton kernel, compiled below
-    monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
     call = example(T=700, K=K, V=V, state=state)
     plans = plans_of(call)
     o, final, norm = HopperMLSTM().forward(plans[0].plan, call, None)
@@ -120,7 +117,7 @@ CHUNKED = (Plan("chunked", (("chunk", 64), ("segment", 1024))),) * 2
 
 
 def assert_right(call, ends=True, kept=True, **values):
-    """Half-precision results within twice the error of the PyTorch path, dq and dk 2.5 times; float32 ones within STEP.
+    """Half-precision results within twice the error of the PyTorch path; float32 ones within STEP.
 
     ends: whether the final state has a gradient. kept: whether the backward pass is given what the forward pass
     returned. values: of the plan, in place of the planner's.
@@ -140,44 +137,11 @@ def assert_right(call, ends=True, kept=True, **values):
     for name, x in got.items():
         mine = relative_error(x.double(), exact[name])
         if x.dtype == call.v.dtype:
-            # dq and dk are taken from o, once more rounded
-            limit = (2.5 if name in ("dq", "dk") else 2) * relative_error(same[name].double(), exact[name])
+            limit = 2 * relative_error(same[name].double(), exact[name])
         else:
             limit = DRIFT * step if name == "dg" else step
         assert mine <= limit, (name, mine, limit)
     return got
-
-
-def test_the_output_gradient_in_the_interpreter():
-    pytest.importorskip("triton")
-    from interpreted import interpret
-
-    assert "40 columns" in interpret("kernels.matrix.normalizer_parity", "interpreted")
-
-
-@pytest.mark.parametrize("capability", [90])
-def test_the_output_gradient_compiles(capability):
-    pytest.importorskip("triton")
-    from holdfast.kernels.matrix.triton_normalizer import output_gradient
-    from triton_compile import compile_for
-
-    given = dict.fromkeys(output_gradient.arg_names, 4096) | {"eps": 1e-6, "WIDTH": 128, "COLUMNS": 128}
-    given |= {"TOKENS": 8, "HEADS": 8, "u_ptr": torch.bfloat16, "o_ptr": torch.bfloat16}
-    rows = ("norm_ptr", "floor_ptr", "inverse_ptr", "slope_ptr", "grad_floor_ptr")
-    made = compile_for(output_gradient, capability, given | dict.fromkeys(rows, torch.float32), num_warps=4)
-    assert made.stack == 0
-    # the output and its gradient move 16 bytes a thread at a time
-    assert "ld.global.v4" in made.ptx
-
-
-def _output_gradient(kernel, blocks, tensors, numbers, constants, warps):
-    """The launch over the output and its gradient, in place of its kernel, which has tests of its own."""
-    u, o, norm, floor, *found = tensors
-    across, least = (u.float() * o.float()).sum(-1).transpose(1, 2), floor.transpose(1, 2)
-    inverse = 1 / (torch.maximum(norm.abs(), least) + numbers[2])
-    grad, share = -across * inverse, (norm.abs() > least).float()
-    for x, value in zip(found, (inverse, grad * share * norm.sign(), grad * (1 - share)), strict=True):
-        x.copy_(value)
 
 
 @pytest.fixture
@@ -185,11 +149,9 @@ def on_cpu(monkeypatch):
     """Runs the kernels on this machine: what they compute, in which order, and whom they wait for."""
     pytest.importorskip("triton.experimental.gluon")
     import gluon_partitions_emulator
-    from holdfast.kernels.common import triton_launch
     from holdfast.kernels.matrix import hopper_mlstm_launch
 
     monkeypatch.setattr(hopper_mlstm_launch, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(triton_launch, "launch", _output_gradient)
     # many small operations: threads of PyTorch's own would only wait for each other
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

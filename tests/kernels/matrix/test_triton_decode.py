@@ -11,7 +11,12 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.triton_decode_step import decode
-from holdfast.kernels.matrix.triton_mlstm_gates import mlstm_gates, mlstm_gates_gradient
+from holdfast.kernels.matrix.triton_mlstm_gates import (
+    mlstm_gates,
+    mlstm_gates_gradient,
+    mlstm_stabilizer,
+    mlstm_stabilizer_gradient,
+)
 from interpreted import interpret
 from parity import relative_error
 from triton_compile import TARGETS, compile_for
@@ -40,20 +45,14 @@ def test_decoding_compiles(capability):
     assert "st.global.v4" in made.ptx
 
 
-def test_gates_compile():
-    for kernel in (mlstm_gates, mlstm_gates_gradient):
-        found = dict.fromkeys(kernel.arg_names, 32) | {"largest": 87.0, "cu_seqlens": None, "EXPONENTIAL": True}
-        found |= {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")}
-        found |= {"i_ptr": torch.bfloat16, "f_ptr": torch.bfloat16, "BLOCK": 512}
-        # m is float64, for which the compile helper has no pointer; float32 loads are widened
-        assert compile_for(kernel, 80, found, num_warps=4).stack == 0
-
-
-def test_gates_of_one_token_and_one_head_compile():
-    for kernel in (mlstm_gates, mlstm_gates_gradient):
-        found = dict.fromkeys(kernel.arg_names, 1) | {"largest": 87.0, "cu_seqlens": None, "EXPONENTIAL": True}
-        found |= {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")} | {"BLOCK": 512}
-        assert compile_for(kernel, 80, found, num_warps=4).stack == 0
+@pytest.mark.parametrize("size", [1, 32])
+@pytest.mark.parametrize("kernel", [mlstm_gates, mlstm_gates_gradient, mlstm_stabilizer, mlstm_stabilizer_gradient])
+def test_gates_compile(kernel, size):
+    found = dict.fromkeys(kernel.arg_names, size) | {"largest": 87.0, "cu_seqlens": None, "EXPONENTIAL": True}
+    found |= {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")}
+    found |= {"i_ptr": torch.bfloat16, "f_ptr": torch.bfloat16, "BLOCK": 512, "TOKENS": 64, "HEADS": 16}
+    made = compile_for(kernel, 80, {name: found[name] for name in kernel.arg_names}, num_warps=4)
+    assert made.stack == 0
 
 
 def test_what_decoding_cannot_serve_is_said():

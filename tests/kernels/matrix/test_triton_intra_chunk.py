@@ -5,7 +5,7 @@ import torch
 
 from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
 from holdfast.planner import Device, Problem
-from holdfast.planner.models import intra_chunk
+from holdfast.planner.models import intra_chunk_gradients
 
 pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
 
@@ -21,18 +21,33 @@ def problem(chunk=64, width=64, dtype="float16"):
 
 
 def test_every_kernel_is_right_in_the_interpreter():
-    assert interpret("kernels.matrix.intra_chunk_parity", "interpreted").count("\n") == 3
+    assert interpret("kernels.matrix.intra_chunk_parity", "interpreted").count("\n") == 4
 
 
 def arguments(chunk, width, direction, device="h200"):
-    plan = intra_chunk.candidates(problem(chunk, width), Device.named(device), direction)[0].plan
+    plan = planned(chunk, width, direction, device).plan
     half, wide = torch.float16, torch.float32
-    given = dict.fromkeys(("q", "k", "v", "states", "gate", "o", "grad_o", "grad_q", "grad_k", "grad_v"), half)
-    given |= dict.fromkeys(("g", "high", "low", "grad_rows", "grad_columns"), wide) | {"grad_states": half}
-    given |= {"scale": 0.125, "length": chunk, "chunk": chunk, "chunks": 16, "heads": H, "groups": H}
+    given = dict.fromkeys(("q", "k", "v", "states", "gate", "o", "grad_o"), half)
+    given |= dict.fromkeys(("grad_q", "grad_k", "grad_v", "grad_gate"), half)
+    given |= dict.fromkeys(("g", "rows", "columns", "grad_g"), wide) | {"grad_states": half}
+    given |= {"scale": 0.125, "length": chunk, "chunk": chunk, "chunks": 16, "heads": H, "groups": H, "ratio": 1}
     given |= {"keys": width, "values": width, "SIGMOID": False, "PRECISION": "tf32", "STAGES": plan["stages"]}
     given |= {"BLOCK": plan["block"], "BLOCK_K": width, "BLOCK_V": width, "BLOCK_N": plan["columns"]}
     return given, plan["warps"]
+
+
+def planned(chunk, width, direction, device="h200"):
+    return TritonIntraChunk().candidates(problem(chunk, width), Device.named(device), direction)[0]
+
+
+def backward_kernel(chunk, width, device="h200"):
+    """The launch that counts."""
+    from holdfast.kernels.matrix import triton_intra_chunk_backward, triton_intra_chunk_whole
+
+    plan = planned(chunk, width, "backward", device).plan
+    if intra_chunk_gradients.is_whole(plan["block"], plan["columns"], chunk, width, width):
+        return triton_intra_chunk_whole.whole
+    return triton_intra_chunk_backward.gradients
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -48,27 +63,38 @@ def test_the_forward_kernel_compiles_without_spilling_and_keeps_scores_on_chip(c
     assert f"{given['BLOCK']}x{given['BLOCK_N']}" in stores[0]
 
 
-@pytest.mark.parametrize("kernel", ["queries", "keys_and_values", "entering_states"])
-@pytest.mark.parametrize(("chunk", "width"), [(128, 64), (512, 256)])
-def test_the_backward_kernels_take_no_more_shared_memory_than_planned(kernel, chunk, width):
-    from holdfast.kernels.matrix import triton_intra_chunk_backward
+def test_gradients_of_a_chunk_of_one_tile_are_one_launch_that_stores_nothing_else():
+    """Seven tensors: no score, no sum and no copy in another dtype goes to memory."""
+    given, warps = arguments(64, 64, "backward")
+    assert backward_kernel(64, 64).fn.__name__ == "whole"
+    made = compile_for(backward_kernel(64, 64), 90, given, num_warps=warps)
+    stores = [line for line in made.ttgir.splitlines() if "tt.store" in line]
+    assert len(stores) == 6
+    assert sum("f32" in line for line in stores) == 1  # grad_g, in g's dtype
 
+
+@pytest.mark.parametrize(("chunk", "width"), [(32, 64), (64, 64), (64, 128), (128, 64), (256, 128), (512, 256)])
+def test_the_backward_kernels_take_no_more_shared_memory_than_planned(chunk, width):
     given, warps = arguments(chunk, width, "backward")
     given |= {"states": torch.float32, "grad_states": torch.float32}
-    made = compile_for(getattr(triton_intra_chunk_backward, kernel), 90, given, num_warps=warps)
-    planned = intra_chunk.candidates(problem(chunk, width), Device.named("h200"), "backward")[0].shared
-    assert made.shared <= planned <= Device.named("h200").shared_per_block
+    made = compile_for(backward_kernel(chunk, width), 90, given, num_warps=warps)
+    assert made.shared <= planned(chunk, width, "backward").shared <= Device.named("h200").shared_per_block
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize(("kernel", "most"), [("queries", 0), ("keys_and_values", 120), ("entering_states", 0)])
-def test_the_backward_kernels_compile_and_spill_little(kernel, most, capability):
+@pytest.mark.parametrize("chunk", [64, 128])
+def test_the_backward_kernels_compile_and_spill_little(chunk, capability):
+    device = "a100" if capability == 80 else "h200"
+    given, warps = arguments(chunk, 64, "backward", device)
+    made = compile_for(backward_kernel(chunk, 64, device), capability, given, num_warps=warps)
+    assert made.stack <= 64
+
+
+def test_the_sums_of_decays_compile():
     from holdfast.kernels.matrix import triton_intra_chunk_backward
 
-    given, warps = arguments(128, 64, "backward", "a100" if capability == 80 else "h200")
-    given |= {"states": torch.float32, "grad_states": torch.float32}
-    made = compile_for(getattr(triton_intra_chunk_backward, kernel), capability, given, num_warps=warps)
-    assert made.stack <= most
+    given = arguments(128, 64, "backward")[0] | {"BLOCK_C": 128, "BLOCK_H": 16}
+    assert compile_for(triton_intra_chunk_backward.decays, 90, given, num_warps=4).stack == 0
 
 
 @pytest.mark.parametrize(
@@ -90,12 +116,12 @@ def test_reasons(given, reason):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("chunk", "width"), [(16, 16), (64, 64), (100, 48), (256, 128), (512, 256)])
 def test_every_problem_has_a_plan_that_fits(device, dtype, direction, chunk, width):
-    assert intra_chunk.candidates(problem(chunk, width, dtype), Device.named(device), direction)
+    assert TritonIntraChunk().candidates(problem(chunk, width, dtype), Device.named(device), direction)
 
 
 @pytest.mark.parametrize(
     ("chunk", "width", "tile"), [(64, 64, (64, 64, 1)), (128, 64, (64, 64, 1)), (256, 128, (64, 128, 2))]
 )
 def test_the_best_plan_is_the_best_that_was_measured(chunk, width, tile):
-    plan = intra_chunk.candidates(problem(chunk, width), Device.named("h200"), "forward")[0].plan
+    plan = planned(chunk, width, "forward").plan
     assert (plan["block"], plan["columns"], plan["stages"]) == tile

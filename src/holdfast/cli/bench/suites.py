@@ -29,7 +29,8 @@ class Suite:
 
 def scale(case: Case) -> Case:
     """The same op at sizes that a CPU gets through, in float32, so that dtypes that it only emulates are not timed."""
-    cut = tuple((axis, min(size, SMALL[axis])) for axis, size in case.sizes)
+    # gates are as wide as float32 inputs anyway
+    cut = tuple((axis, min(size, SMALL[axis])) for axis, size in case.sizes if axis != "gate_bits")
     return replace(case, sizes=cut, dtype="float32", label=f"{case.op}, scaled down")
 
 
@@ -144,6 +145,7 @@ def _proposal_057() -> Iterator[Case]:
     for op in ("hgrn", "rglru", "rotlru"):
         at = _cases(op, "bfloat16", op)
         yield from at({"B": 8, "T": 4096, "D": 2048})
+        yield from _cases(op, "bfloat16", f"{op}, bfloat16 gates")({"B": 8, "T": 4096, "D": 2048, "gate_bits": 16})
     for op in ("gla", "gated_delta_rule"):
         at = _cases(op, "bfloat16", f"{op}, B4 H16 64 x 64")
         for T in (2048, 4096, 8192):

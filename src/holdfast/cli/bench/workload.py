@@ -19,6 +19,7 @@ from .draw import DeviceDraw
 
 # Left out of every call, so that all runners do the same work: most peers lack some of them.
 LEFT_OUT = ("D", "z", "dt_bias")
+GATES = ("a", "g", "theta")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Workload:
             raise ValueError(f"sizes: {self.name} needs {', '.join(self.required)}; missing {', '.join(missing)}")
 
 
+# gate_bits: those of a diagonal recurrence's gates and angles, 32 by default, or 16, in x's dtype
+_OPTIONAL = {"matrix": ("Hq",), "diagonal": ("gate_bits",), "dense": ()}
 _REQUIRED = {"matrix": ("B", "T", "H", "K", "V"), "diagonal": ("B", "T", "D"), "dense": ("B", "T", "H", "D")}
 
 
@@ -98,6 +101,10 @@ def _of_recurrence(recurrence: Recurrence) -> Workload:
     ) -> dict[str, Any]:
         left_out = LEFT_OUT if state else (*LEFT_OUT, "initial_state")
         drawn = recurrence.example(DeviceDraw(seed, dtype, device), _given(sizes))
+        if (bits := sizes.get("gate_bits", 32)) not in (16, 32):
+            raise ValueError(f"sizes: expected gate_bits to be 16, x's dtype, or 32; got {bits}")
+        if bits == 16:
+            drawn |= {name: x.to(dtype) for name, x in drawn.items() if name in GATES}
         return {name: x for name, x in drawn.items() if name not in left_out}
 
     def exact(arguments: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -116,7 +123,7 @@ def _of_recurrence(recurrence: Recurrence) -> Workload:
     return Workload(
         name=recurrence.name,
         family=recurrence.family,
-        axes=(*required, "Hq") if recurrence.family == "matrix" else required,
+        axes=(*required, *_OPTIONAL[recurrence.family]),
         required=required,
         example=example,
         exact=exact,

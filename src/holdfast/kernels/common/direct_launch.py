@@ -3,6 +3,9 @@
 A kernel's PTX says which parameters it has: the arguments are packed into them by one struct, and a tensor's descriptor
 is encoded once for each address, shape and strides. Where the PTX has other parameters than the kernel's signature asks
 for, as another version of Triton may arrange, Triton's own launch runs.
+
+A kernel that was compiled with launch_pdl is launched as a programmatic dependent: its blocks may start while the
+launch before it on the stream still runs, and it says itself what has to wait (griddepcontrol.wait).
 """
 
 import ctypes
@@ -10,7 +13,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,6 +29,9 @@ _NUMBERS = {"i32": "i", "i64": "q", "fp32": "f"}
 _ELEMENTS = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 _MAP_BYTES, _MAP_ALIGNMENT, _L2_128_BYTES = 128, 64, 2
 _INVALID_CONTEXT = 201
+# CUlaunchConfig: grid, block, shared bytes, stream, attributes and how many; CUlaunchAttribute: id, value of 64 bytes
+_CONFIG, _ATTRIBUTE = struct.Struct("=7I4xQQI4x"), struct.Struct("=I4xi60x")
+_PROGRAMMATIC_SERIALIZATION = 6
 # addresses, shapes and strides that a descriptor argument has had
 _REMEMBERED = 1024
 
@@ -35,6 +41,7 @@ def _cuda() -> ctypes.CDLL:
     cuda = ctypes.CDLL("libcuda.so.1")
     word, number = ctypes.c_void_p, ctypes.c_uint
     cuda.cuLaunchKernel.argtypes = [word, *[number] * 7, word, word, word]
+    cuda.cuLaunchKernelEx.argtypes = [word] * 4
     cuda.cuTensorMapEncodeTiled.argtypes = [word, number, number, *[word] * 5, *[number] * 4]
     return cuda
 
@@ -70,7 +77,7 @@ def understood(compiled: Any) -> bool:
     """Whether the kernel's parameters are those that its signature asks for, as far as this file knows."""
     try:
         data = compiled.metadata
-        plain = data.num_ctas == 1 and not (data.launch_pdl or data.launch_cooperative_grid)
+        plain = data.num_ctas == 1 and not data.launch_cooperative_grid
         plain = plain and not (data.global_scratch_size or data.profile_scratch_size)
         _, declared = _entry(compiled.asm["ptx"])
         asked = [size for _, _, sizes in _arguments(compiled) for size, _ in sizes]
@@ -114,11 +121,11 @@ class Direct:
     """Launches one kernel. places: of each argument that is passed its place, and of a descriptor its Tiles."""
 
     def __init__(self, compiled: Any) -> None:
-        # makes Triton load the kernel's code
-        compiled[(1, 1, 1)]
-        self.name, self.function, self.shared = compiled.name, compiled.function, compiled.metadata.shared
+        self.name, self.shared = compiled.name, compiled.metadata.shared
         self.device, self.stream_of = driver.active.get_current_device(), driver.active.get_current_stream
-        self.cuda_launch = _cuda().cuLaunchKernel
+        # Triton's own loading, but for a launcher in C, which takes a quarter of a second to compile
+        _, self.function, *_ = driver.active.utils.load_binary(self.name, compiled.kernel, self.shared, self.device)
+        self.cuda_launch, self.overlaps = _cuda().cuLaunchKernel, bool(compiled.metadata.launch_pdl)
         self.threads, _ = _entry(compiled.asm["ptx"])
         arguments = _arguments(compiled)
         self.places = [(place, None if about is None else Tiles(about)) for place, about, _ in arguments]
@@ -151,14 +158,36 @@ class Direct:
             block = self._block()
         buffer, first, addresses = block
         self.form.pack_into(buffer, first, *values)
-        stream = self.stream_of(self.device)
-        status = self.cuda_launch(self.function, *grid, self.threads, 1, 1, self.shared, stream, addresses, None)
+        try:
+            self._launch(grid, addresses)
+        finally:
+            self.spare.append(block)
+
+    def bound(self, grid: tuple[int, int, int], values: Sequence[Any]) -> Callable[[], None]:
+        """The launch with these values, to be started any number of times, by several threads if need be."""
+        buffer, first, addresses = self._block()
+        self.form.pack_into(buffer, first, *values)
+        addresses.buffer = buffer
+        return partial(self._launch, grid, addresses)
+
+    def _launch(self, grid: tuple[int, int, int], addresses: Any) -> None:
+        launch = self._overlapping if self.overlaps else self._plain
+        status = launch(grid, addresses)
         if status == _INVALID_CONTEXT:
             _enter(self.device)
-            status = self.cuda_launch(self.function, *grid, self.threads, 1, 1, self.shared, stream, addresses, None)
-        self.spare.append(block)
+            status = launch(grid, addresses)
         if status and math.prod(grid):
             _raise(status, f"launching {self.name}")
+
+    def _plain(self, grid: tuple[int, int, int], addresses: Any) -> int:
+        stream = self.stream_of(self.device)
+        return self.cuda_launch(self.function, *grid, self.threads, 1, 1, self.shared, stream, addresses, None)
+
+    def _overlapping(self, grid: tuple[int, int, int], addresses: Any) -> int:
+        attribute = ctypes.create_string_buffer(_ATTRIBUTE.pack(_PROGRAMMATIC_SERIALIZATION, 1))
+        how = (*grid, self.threads, 1, 1, self.shared, self.stream_of(self.device), ctypes.addressof(attribute), 1)
+        config = ctypes.create_string_buffer(_CONFIG.pack(*how))
+        return _cuda().cuLaunchKernelEx(config, self.function, addresses, None)
 
     def _block(self) -> tuple[Any, int, Any]:
         """Memory for the parameters, where in it they begin, and the address of each, as the driver takes them."""

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .compiling import compiled
 from .direct_launch import Run, launcher
 from .gluon import TensorDescriptor
-from .replay import RECORDING, note_launch
+from .recording import RECORDING, note_launch
 from .triton_launch import LAUNCHES_COMPILED
 
 _COMPILED: dict[tuple[Any, ...], Run] = {}
@@ -38,12 +39,14 @@ def launch(
     warps: int,
     types: tuple[Any, ...],
     registers: int | None = None,
+    overlaps: bool = False,
 ) -> None:
     """Runs kernel on the current stream: arguments in its order, then constants in its order.
 
     types: what tells the arguments' types apart from those of other calls with the same constants: dtypes, which are
     None, and which integers may take more than 32 bits. The first argument is a descriptor, and its device the one that
-    runs. registers: the most that a thread may take; None leaves it to the compiler.
+    runs. registers: the most that a thread may take; None leaves it to the compiler. overlaps: whether it may start
+    before the launch ahead of it has ended, and waits itself before it touches what that one may write or read.
     What a compiled kernel is looked up by holds neither values nor alignments. So the kernel must not be specialised on
     them (do_not_specialize), but for pointers that are always at a multiple of 16 bytes. Where a version of Triton
     launches no compiled kernels, its own launch runs.
@@ -51,19 +54,21 @@ def launch(
     device = arguments[0].base.device
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return launch(kernel, grid, arguments, constants, warps, types, registers)
+            return launch(kernel, grid, arguments, constants, warps, types, registers, overlaps)
+    options = {"num_warps": warps, "maxnreg": registers, "launch_pdl": overlaps}
     if not LAUNCHES_COMPILED:
         note_launch(None, grid, arguments)
-        kernel[grid](*arguments, **constants, num_warps=warps, maxnreg=registers)
+        kernel[grid](*arguments, **constants, **options)
         return None
     # the function, since a kernel's hash is that of its source and of all that it reads
-    key = (kernel.fn, device, warps, registers, *constants.values(), *types)
-    compiled = _COMPILED.get(key)
-    if compiled is None:
-        compiled = _COMPILED[key] = launcher(
-            kernel.warmup(*arguments, **constants, num_warps=warps, maxnreg=registers, grid=grid)
-        )
+    key = (kernel.fn, device, warps, registers, overlaps, *constants.values(), *types)
+    run = _COMPILED.get(key)
+    if run is None:
+        found = compiled(key, kernel, grid, arguments, constants | options, device, bool(RECORDING))
+        if found is None:
+            return None
+        run = _COMPILED[key] = launcher(found)
     if RECORDING:
-        note_launch(compiled, grid, arguments)
-    compiled(grid, arguments, constants.values())
+        note_launch(run, grid, arguments)
+    run(grid, arguments, constants.values())
     return None

@@ -15,7 +15,7 @@ def refusal(problem: Problem, device: Device, dtypes: tuple[str, ...] = DTYPES) 
     if device.kind != "cuda" or device.capability != (9, 0):
         return f"it needs a GPU of compute capability 9.0 (H100, H200); the inputs are on {device.name}"
     if problem.dtype not in dtypes:
-        return f"it takes {' and '.join(dtypes)}; got {problem.dtype}"
+        return f"it takes {', '.join(dtypes[:-1])} and {dtypes[-1]}; got {problem.dtype}"
     return None
 
 

@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from .compiling import is_rehearsal
+from .recording import note_launch
+
 
 def missing(capability: tuple[int, int] | None = None) -> str | None:
     """Why CUDA C++ cannot be compiled here, for a compute capability or at all, or None."""
@@ -139,25 +142,28 @@ class Kernel:
         shared: int,
         arguments: Sequence[Any],
         cooperative: bool = False,
+        first: Callable[[], None] | None = None,
     ) -> None:
         """Runs on the current stream. arguments: tensors and None as pointers, ctypes numbers as themselves.
 
-        cooperative: all blocks run at once, or the launch fails. Raises RuntimeError with the driver's words.
+        cooperative: all blocks run at once, or the launch fails. first: called before it, replayed or not. Raises
+        RuntimeError with the driver's words.
         """
-        driver, _ = _bindings()
-        values = [_argument(x) for x in arguments]
-        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(x) for x in values))
-        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
-        rest = () if cooperative else (0,)
-        given = self.function, *grid, threads, 1, 1, shared, stream, ctypes.addressof(places), *rest
-        _check(_in_context(start(*given), start, *given), f"launching {self.name}")
+        # compiling.py wants kernels made, not run
+        if is_rehearsal():
+            return
+        given = [x if isinstance(x, torch.Tensor) else _word(x) for x in arguments]
+        how = Launch(self, threads, shared, cooperative, first, len(given))
+        note_launch(how, grid, given)
+        how.start(grid, [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in given])
 
     def repeated(self, threads: int, pointers: int, numbers: int) -> Callable[..., None]:
         """A function (blocks, tensors, *numbers) that launches on what is now the current stream, in little host time.
 
         pointers, numbers: how many of each; numbers are 64-bit integers. For one host thread at a time.
         """
+        # a recording would have to see every one
+        note_launch(None, (0, 0, 0), ())
         driver, _ = _bindings()
         values = (ctypes.c_int64 * (pointers + numbers))()
         first = ctypes.addressof(values)
@@ -195,21 +201,58 @@ def _enter_context(device: int) -> None:
     _check((driver.cuCtxSetCurrent(context)[0], None), "cuCtxSetCurrent")
 
 
-def _argument(value: Any) -> Any:
-    if value is None:
-        return ctypes.c_void_p(None)
-    return ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else value
+def _word(x: Any) -> int:
+    """None, or a ctypes number, as it lies in memory."""
+    return 0 if x is None else int.from_bytes(bytes(x), "little")
+
+
+class Launch:
+    """A kernel and how it is launched; replay.py may start it again, on other addresses. places: of its arguments."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        threads: int,
+        shared: int,
+        cooperative: bool,
+        first: Callable[[], None] | None,
+        count: int,
+    ) -> None:
+        self.kernel, self.threads, self.shared, self.cooperative = kernel, threads, shared, cooperative
+        self.first = first
+        self.places = [(place, None) for place in range(count)]
+
+    def start(self, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
+        """values: a 64-bit word for each argument; a shorter one is its lowest bytes."""
+        if self.first is not None:
+            self.first()
+        driver, _ = _bindings()
+        words = (ctypes.c_uint64 * len(values))(*values)
+        begin = ctypes.addressof(words)
+        places = (ctypes.c_void_p * len(values))(*range(begin, begin + 8 * len(values), 8))
+        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        start = driver.cuLaunchCooperativeKernel if self.cooperative else driver.cuLaunchKernel
+        rest = () if self.cooperative else (0,)
+        given = self.kernel.function, *grid, self.threads, 1, 1, self.shared, stream, ctypes.addressof(places), *rest
+        _check(_in_context(start(*given), start, *given), f"launching {self.kernel.name}")
+
+
+@lru_cache(maxsize=256)
+def _library(source: str, arch: str, device: int, options: tuple[str, ...]) -> Any:
+    """The machine code of all functions of a source, in the current context, that of the device."""
+    driver, _ = _bindings()
+    cubin = compile_source(source, arch, options, folder())
+    return _check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), "loading machine code")
 
 
 @lru_cache(maxsize=256)
 def load(source: str, arch: str, name: str, shared: int, device: int, options: tuple[str, ...] = ()) -> Kernel:
     """The function of that name, ready to be launched with so many bytes of dynamic shared memory on a device."""
     driver, _ = _bindings()
-    cubin = compile_source(source, arch, options, folder())
     with torch.cuda.device(device):
         torch.cuda.init()
         _enter_context(device)
-        library = _check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), f"loading {name}")
+        library = _library(source, arch, device, options)
         kernel = _check(driver.cuLibraryGetKernel(library, name.encode()), f"finding {name}")
         function = _check(driver.cuKernelGetFunction(kernel), f"finding {name}")
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

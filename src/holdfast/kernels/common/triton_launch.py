@@ -9,8 +9,9 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from .compiling import compiled
 from .direct_launch import Run, launcher
-from .replay import RECORDING, note_launch
+from .recording import RECORDING, note_launch
 
 # what Triton does not promise: without it, its own launch serves
 LAUNCHES_COMPILED = hasattr(CompiledKernel, "__getitem__") and hasattr(triton.JITFunction, "warmup")
@@ -37,9 +38,11 @@ def launch(
     numbers: tuple[int | float, ...],
     constants: dict[str, Any],
     warps: int,
+    overlaps: bool = False,
 ) -> None:
     """Runs kernel on the current device and stream: tensors, numbers and constexpr arguments, in its order.
 
+    overlaps: whether it may start before the launch ahead of it has ended, as in gluon_launch.
     Triton's own launch examines every argument in Python; a sweep has sixty. See docs/lab-notes.md. It runs only where
     a version of Triton has no other. Raises ValueError where constants are not what the kernel's signature ends with.
     """
@@ -50,16 +53,20 @@ def launch(
         return
     places = [None if x is None else x.data_ptr() for x in tensors]
     types = [None if x is None else (x.dtype, p % 16) for x, p in zip(tensors, places, strict=True)]
-    key = (kernel.fn, torch.cuda.current_device(), warps, *constants.values(), *types, _kinds(numbers))
-    compiled = _COMPILED.get(key)
-    if compiled is None:
+    device = torch.cuda.current_device()
+    key = (kernel.fn, device, warps, overlaps, *constants.values(), *types, _kinds(numbers))
+    run = _COMPILED.get(key)
+    if run is None:
         expected = kernel.arg_names[len(tensors) + len(numbers) :]
         if expected != list(constants):
             raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
-        arguments = (*tensors, *numbers)
-        compiled = _COMPILED[key] = launcher(kernel.warmup(*arguments, **constants, num_warps=warps, grid=blocks))
+        named = constants | {"num_warps": warps, "launch_pdl": overlaps}
+        found = compiled(key, kernel, blocks, (*tensors, *numbers), named, device, bool(RECORDING))
+        if found is None:
+            return
+        run = _COMPILED[key] = launcher(found)
     # of a tensor, Triton would ask the driver whether its address is one of the device
     grid = (*blocks, 1, 1)[:3]
     if RECORDING:
-        note_launch(compiled, grid, (*tensors, *numbers))
-    compiled(grid, (*places, *numbers), constants.values())
+        note_launch(run, grid, (*tensors, *numbers))
+    run(grid, (*places, *numbers), constants.values())

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .replay import note_values_read
+from .recording import note_values_read
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,6 @@ class Fused:
         R, initial = _padded_weights(call.R, padded), _padded(call.initial_state, padded)
         arrays = [_padded(x, padded), R, _padded(call.b, padded), initial]
         if plan["blocks"] > 1:
-            launch.raise_if_stuck(x.device)
             arrays.append(h.new_zeros(batch, heads, padded) if initial is None else initial[0].to(x.dtype))
             _mark(h)
         arrays += [_bits(call.reset), h, final, states if save else None, gates if save else None]
@@ -145,11 +144,10 @@ class Fused:
         dx = R.new_empty(batch, length, inputs, heads, padded)
         extra = R.new_empty(batch, length, len(only), heads, padded)
         if plan["blocks"] > 1:
-            launch.raise_if_stuck(R.device)
             _mark(dx)
             _mark(extra)
         # one sum for each range of sequences
-        parts = plan["ranges"] if plan["blocks"] > 1 else -(-batch // dense_fused.ROWS)
+        parts = launch.ceil(batch, plan["rows"])
         db = R.new_empty(parts, len(cell.gates), heads, padded, dtype=torch.float32)
         grad_initial = R.new_empty(len(cell.states), batch, heads, padded, dtype=torch.float32)
         arrays = [R, _bits(call.reset), initial, h, states, gates, _padded(grad_h, padded), _padded(grad_final, padded)]

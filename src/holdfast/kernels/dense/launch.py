@@ -1,6 +1,7 @@
 """Launches of the fused kernels: from a plan and arrays to the machine code that runs them."""
 
-from ctypes import c_float, c_int
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_void_p
 from functools import cache, lru_cache
 
 import torch
@@ -11,7 +12,7 @@ from holdfast.planner import Direction, Plan
 from holdfast.planner.models import dense_fused
 from holdfast.recurrences.cell import Cell
 
-from .source import assemble
+from .source import assemble, within
 
 Arrays = list[Tensor | None]
 
@@ -29,17 +30,18 @@ def run(
     values += [c_int(size[name]) for name in "BTHD"]
     dtype = str(arrays[0].dtype).removeprefix("torch.")
     spread = plan["blocks"] > 1
-    rows = 8 * ceil(ceil(size["B"], 8), plan["ranges"]) if spread else dense_fused.ROWS
-    kernel, threads, shared = _prepare(plan, cell, direction, dtype, device, size["W"], resets, keeps, rows)
+    ranges = ceil(size["B"], plan["rows"])
+    kernel, threads, shared = _prepare(plan, cell, direction, dtype, device, size["W"], resets, keeps)
     if not spread:
-        kernel.launch((ceil(size["B"], rows), size["H"], 1), threads, shared, values)
+        kernel.launch((ranges, size["H"], 1), threads, shared, values)
         return
-    values.insert(-4, _failed(device))
+    values.insert(-4, c_void_p(_failed(device).data_ptr()))
+    look = _look(device)
     for first in range(0, size["H"], plan["heads"]):
         heads = min(plan["heads"], size["H"] - first)
-        grid = (plan["blocks"] * heads, plan["ranges"], 1)
-        rest = [c_int(rows), c_int(first), c_int(plan["pause"])]
-        kernel.launch(grid, threads, shared, [*values, *rest], cooperative=True)
+        grid = (plan["blocks"] * heads, ranges, 1)
+        rest = [c_int(plan["rows"]), c_int(first), c_int(plan["pause"])]
+        kernel.launch(grid, threads, shared, [*values, *rest], cooperative=True, first=look)
 
 
 def ceil(dividend: int, divisor: int) -> int:
@@ -47,38 +49,51 @@ def ceil(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def raise_if_stuck(device: torch.device) -> None:
+@cache
+def _look(device: torch.device) -> Callable[[], None]:
     """Raises RuntimeError if a spread launch on the device has given up waiting since the last look; waits for none."""
-    failed = _failed(device)
-    if failed.item():
-        failed.zero_()
-        raise RuntimeError(
-            "an earlier fused launch of the dense family gave up waiting for its other blocks; its results are wrong; "
-            "another program may have kept some of them off the device"
-        )
+    failed = c_int.from_address(_failed(device).data_ptr())
+
+    def look() -> None:
+        if failed.value:
+            failed.value = 0
+            raise RuntimeError(
+                "an earlier fused launch of the dense family gave up waiting for its other blocks; its results are "
+                "wrong; another program may have kept some of them off the device"
+            )
+
+    return look
 
 
 def source_of(
-    plan: Plan, cell: Cell, direction: Direction, dtype: str, width: int, resets: bool, keeps: bool, rows: int
+    plan: Plan, cell: Cell, direction: Direction, dtype: str, width: int, resets: bool, keeps: bool
 ) -> tuple[str, str, int, int]:
-    """(source, the kernel's name, threads, bytes of shared memory). rows: sequences of a block.
+    """(source, the kernel's name, threads, bytes of shared memory).
 
     Sources for different batches, lengths and numbers of heads are the same.
     """
     sizes = {"Gi": len(cell.input), "Gr": len(cell.recurrent), "G": len(cell.gates), "S": len(cell.states)}
     numbers = {"WIDTH": width, "RESETS": int(resets)}
     if plan["blocks"] == 1:
-        stem, threads = "resident", dense_fused.resident_threads(width)
-        shared = dense_fused.resident_shared(sizes, width, plan["stages"], direction)
-        numbers |= {"STAGES": plan["stages"], "SHARED_BYTES": shared, "KEEPS": int(keeps)}
-        # small blocks share an SM when there are more of them than SMs
-        numbers["BLOCKS_A_SM"] = max(1, 384 // threads)
-    else:
-        stem, threads = "spread", 32 * (plan["warps"] + 4)
-        held = plan["in_registers"], plan["in_shared"]
-        shared = dense_fused.spread_shared(sizes, rows // 8, plan["channels"], plan["warps"], held[1], direction)
-        numbers |= {"SLICE": plan["channels"], "WARPS": plan["warps"], "IN_REGISTERS": held[0], "IN_SHARED": held[1]}
-        numbers |= {"TAKEN": plan["taken"], "LEFT": plan["left"], "AT_ONCE": plan["at_once"]}
+        threads, shared = dense_fused.resident_threads(width, plan["rows"]), 0
+        source = assemble(cell, dtype, numbers | {"KEEPS": int(keeps)}, "ptx.cuh", "gates.cuh")
+        # for every number of sequences that another batch size may want, so that it finds its machine code made
+        for each, stages in dense_fused.variants(plan):
+            needed = dense_fused.resident_shared(sizes, width, each, stages, direction)
+            # small blocks share an SM when there are more of them than SMs
+            own = {"ROWS": each, "STAGES": stages, "SHARED_BYTES": needed}
+            own["BLOCKS_A_SM"] = max(1, (512 if each == 8 else 384) // dense_fused.resident_threads(width, each))
+            named = f"resident_{direction}", f"resident_{direction}_{each}"
+            source += "\n" + within(f"rows_{each}", own, named, "resident.cuh", f"resident_{direction}.cu")
+            shared = needed if each == plan["rows"] else shared
+        return source, f"resident_{direction}_{plan['rows']}", threads, shared
+    stem, threads = "spread", 32 * (plan["warps"] + 4)
+    held = plan["in_registers"], plan["in_shared"]
+    shared = dense_fused.spread_shared(
+        sizes, ceil(plan["rows"], 8), plan["channels"], plan["warps"], held[1], direction
+    )
+    numbers |= {"SLICE": plan["channels"], "WARPS": plan["warps"], "IN_REGISTERS": held[0], "IN_SHARED": held[1]}
+    numbers |= {"TAKEN": plan["taken"], "LEFT": plan["left"], "AT_ONCE": plan["at_once"]}
     source = assemble(cell, dtype, numbers, "ptx.cuh", "gates.cuh", f"{stem}.cuh", f"{stem}_{direction}.cu")
     return source, f"{stem}_{direction}", threads, shared
 
@@ -93,10 +108,9 @@ def _prepare(
     width: int,
     resets: bool,
     keeps: bool,
-    rows: int,
 ) -> tuple[nvrtc.Kernel, int, int]:
     """(kernel, threads, bytes of shared memory)."""
-    source, name, threads, shared = source_of(plan, cell, direction, dtype, width, resets, keeps, rows)
+    source, name, threads, shared = source_of(plan, cell, direction, dtype, width, resets, keeps)
     major, minor = torch.cuda.get_device_capability(device)
     # Hopper's own instructions need the target named sm_90a
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")

@@ -34,6 +34,14 @@ def _assemble(cell: Cell, dtype: str, numbers: tuple[tuple[str, int], ...], part
     )
 
 
+def within(space: str, numbers: Mapping[str, int], named: tuple[str, str], *parts: str) -> str:
+    """Files that are compiled once more for other numbers, in a namespace. named: a kernel and its name there."""
+    text = "\n".join(_read(part) for part in parts)
+    constants = "\n".join(f"constexpr int {name} = {value};" for name, value in numbers.items())
+    before, after = (f"\n{name}(" for name in named)
+    return f"namespace {space} {{\n{constants}\n{text.replace(before, after)}\n}}"
+
+
 def assemble(cell: Cell, dtype: str, numbers: Mapping[str, int], *parts: str) -> str:
     """The whole source. dtype: "bfloat16" or "float16". numbers: constants that the parts expect before them."""
     return _assemble(cell, dtype, tuple(numbers.items()), parts)

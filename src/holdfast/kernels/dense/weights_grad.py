@@ -86,7 +86,11 @@ def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
 def _one_product(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:
     before = torch.empty_like(h)
     before[:, 1:] = h[:, :-1]
-    before[:, 0] = 0 if initial is None else initial
+    # an assigned number would be a tensor on the host, which no recording takes
+    if initial is None:
+        before[:, 0].zero_()
+    else:
+        before[:, 0] = initial
     if reset is not None:
         before.masked_fill_(reset[:, :, None, None], 0)
     sums = torch.mm(dg.flatten(0, 1).flatten(1).t(), before.flatten(0, 1).flatten(1), out_dtype=torch.float32)

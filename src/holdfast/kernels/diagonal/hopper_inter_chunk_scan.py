@@ -25,8 +25,8 @@ class HopperInterChunkScan(TritonInterChunkScan):
             return f"W and Y have a rank of {', '.join(map(str, model.RANKS))}; got {problem['r']}"
         if problem["K"] not in model.KEYS:
             return f"it takes K of {', '.join(map(str, model.KEYS))}; got {problem['K']}"
-        if problem["V"] % model.COLUMNS:
-            return f"it copies {model.COLUMNS} columns at a time: V must be a multiple; got {problem['V']}"
+        if problem["V"] % (least := min(columns for columns, _ in model.BLOCKS)):
+            return f"it copies {least} columns at a time: V must be a multiple; got {problem['V']}"
         return without_gluon() or super().reject(problem, device)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -45,12 +45,11 @@ class _Run(Run):
         call = InterChunkCall(*(aligned(x) for x in self.call))
         final = self._empty(self.sequences, self.heads, self.keys, self.values)
         if final.numel():
-            grid = (-(-self.values // model.COLUMNS) * self.heads * self.sequences,)
+            plan = self.plan
             ends = (out, call.initial_state, final)
-            how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": model.COLUMNS, "STAGES": model.STAGES}
+            how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": plan["block_v"], "STAGES": plan["group"]}
             tensors = (call.states, call.decay, call.W, call.Y, *ends)
-            warps = model.COLUMNS // model.EACH
-            kernels.low_rank_forward[grid](*tensors, *self.sizes, **how, num_warps=warps)
+            kernels.low_rank_forward[self.grid](*tensors, *self.sizes, **how, num_warps=plan["warps"])
         return final
 
     def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
@@ -60,5 +59,6 @@ class _Run(Run):
 
         ready = (aligned(x) for x in tensors)
         places = self.batch * self.chunks * self.heads
-        how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": model.COLUMNS, "STAGES": self.plan["stages"]}
-        kernels.low_rank_backward[self.grid](*ready, *self.sizes, places, **how, num_warps=self.plan["warps"])
+        plan = self.plan
+        how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": plan["block_v"], "STAGES": plan["stages"]}
+        kernels.low_rank_backward[self.grid](*ready, *self.sizes, places, **how, num_warps=plan["warps"])

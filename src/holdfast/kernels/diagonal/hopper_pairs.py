@@ -2,7 +2,8 @@
 
 As in hopper_channels.py, a thread takes one pair of channels through all steps. Gates wait for no state: all threads of
 a block compute those of a whole tile at once, and hand them over through shared memory. There are more threads than
-pairs, so that the steps are run by several threads alike, one of which writes.
+pairs: all groups of warps walk through the steps alike. Forward, one of them writes; backward, each finishes and writes
+the gradients of steps of its own.
 """
 
 from holdfast.kernels.common.gluon import async_copy, gl, gluon
@@ -170,6 +171,16 @@ def forward(
 
 
 @gluon.jit
+def gradients(gates, turns, first, dr, di, hr, hi, row: gl.constexpr):
+    """Of steps that lie one in each group of warps: da and dtheta, from dh and the state before. With z = dh conj(h),
+    da is the real part of z e^(-i theta), dtheta the imaginary one of z conj(gate)."""
+    STEPS: gl.constexpr = dr.shape[0]
+    zr, zi = dr * hr + di * hi, di * hr - dr * hi
+    da = zr * turns[0].slice(first, STEPS).load(row) + zi * turns[1].slice(first, STEPS).load(row)
+    return da, zi * gates[0].slice(first, STEPS).load(row) - zr * gates[1].slice(first, STEPS).load(row)
+
+
+@gluon.jit
 def retrace(
     gates,
     turns,
@@ -185,12 +196,14 @@ def retrace(
     pairs: gl.constexpr,
     left,
     here,
+    group,
     ELEMENT: gl.constexpr,
     row: gl.constexpr,
     WHOLE: gl.constexpr,
 ):
-    """The states of a tile again from h, then c_t = conj(gate_t) dh_t from its last step. With z = dh_t conj(h_{t-1}),
-    da is the real part of z e^(-i theta), dtheta the imaginary one of z conj(gate)."""
+    """The states of a tile again from h, then c_t = conj(gate_t) dh_t from its last step. All groups of warps walk;
+    what follows from dh_t each does for a step of its own."""
+    GROUPS: gl.constexpr = group.shape[0]
     real, imaginary = gates
     history_r, history_i = (), ()
     for j in gl.static_range(ROWS):
@@ -198,21 +211,25 @@ def retrace(
         history_i += (hi,)
         ur, ui = unpack(words.slice(j, 1).load(row), ELEMENT)
         hr, hi = advance(real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row), hr, hi, ur, ui)
-    for j in gl.static_range(ROWS - 1, -1, -1):
-        ur, ui = unpack(grads.slice(j, 1).load(row), ELEMENT)
-        ur, ui = ur + cr, ui + ci
-        gr, gi = real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row)
-        br, bi = gr * ur + gi * ui, gr * ui - gi * ur
-        if WHOLE:
-            live = here
-            cr, ci = br, bi
-        else:
-            live = here & (j < left)
-            cr, ci = gl.where(j < left, br, cr), gl.where(j < left, bi, ci)
-        gl.store(grad_x + j * pairs, pack(ur, ui, ELEMENT), mask=live)
-        zr, zi = ur * history_r[j] + ui * history_i[j], ui * history_r[j] - ur * history_i[j]
-        da = zr * turns[0].slice(j, 1).load(row) + zi * turns[1].slice(j, 1).load(row)
-        angle = zi * gr - zr * gi
+    for j in gl.static_range(ROWS - GROUPS, -1, -GROUPS):
+        for i in gl.static_range(GROUPS - 1, -1, -1):
+            ur, ui = unpack(grads.slice(j + i, 1).load(row), ELEMENT)
+            ur, ui = ur + cr, ui + ci
+            gr, gi = real.slice(j + i, 1).load(row), imaginary.slice(j + i, 1).load(row)
+            br, bi = gr * ur + gi * ui, gr * ui - gi * ur
+            if WHOLE:
+                cr, ci = br, bi
+            else:
+                cr, ci = gl.where(j + i < left, br, cr), gl.where(j + i < left, bi, ci)
+            if i == GROUPS - 1:
+                dr, di, er, ei = ur, ui, history_r[j + i], history_i[j + i]
+            else:
+                dr, di = gl.where(group == i, ur, dr), gl.where(group == i, ui, di)
+                er = gl.where(group == i, history_r[j + i], er)
+                ei = gl.where(group == i, history_i[j + i], ei)
+        live = here if WHOLE else here & (j + group < left)
+        gl.store(grad_x + j * pairs, pack(dr, di, ELEMENT), mask=live)
+        da, angle = gradients(gates, turns, j, dr, di, er, ei, row)
         gl.store(grad_a + j * pairs, da.to(grad_a.dtype.element_ty), mask=live)
         gl.store(grad_theta + j * pairs, angle.to(grad_theta.dtype.element_ty), mask=live)
     return cr, ci
@@ -247,7 +264,8 @@ def backward(
 ):
     """hopper_channels.backward."""
     WARPS: gl.constexpr = BLOCK // 32
-    row_layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps() // WARPS, WARPS], [1, 0])
+    GROUPS: gl.constexpr = gl.num_warps() // WARPS
+    row_layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [GROUPS, WARPS], [1, 0])
     flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
     across = gl.cdiv(pairs, BLOCK)
     _, row, sequence, begin, start, stop = span(bounds, length, length, 1, across)
@@ -263,9 +281,10 @@ def backward(
     theta += row * theta_row + last * theta_step
     x += row * x_row + last * x_step
     grad_o += row * grad_row + last * grad_step
-    grad_x += (row * length + last) * pairs + d
-    grad_a += (row * length + last) * pairs + d
-    grad_theta += (row * length + last) * pairs + d
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, row_layout))[:, None]
+    grad_x += (row * length + last + group) * pairs + d
+    grad_a += (row * length + last + group) * pairs + d
+    grad_theta += (row * length + last + group) * pairs + d
     cr, ci = gl.zeros([1, BLOCK], gl.float32, row_layout), gl.zeros([1, BLOCK], gl.float32, row_layout)
     if grad_final is not None:
         cr, ci = load_state(grad_final + 2 * (sequence * pairs + d), here)
@@ -311,9 +330,9 @@ def backward(
         tile = ((real, imaginary), (cosines, sines), words.index(slot), grads.index(slot))
         outputs = (grad_a, grad_theta, grad_x)
         if back == 0:
-            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, ELEMENT, row_layout, False)
+            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, group, ELEMENT, row_layout, False)
         else:
-            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, ELEMENT, row_layout, True)
+            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, group, ELEMENT, row_layout, True)
         grad_x -= ROWS * pairs
         grad_a -= ROWS * pairs
         grad_theta -= ROWS * pairs

@@ -13,7 +13,7 @@ ROUNDING of <S, dS>, its size is about the decay's share of that, and a saved st
 
 from holdfast.kernels.common.gluon import gl, gluon, mbarrier
 
-from .hopper_gates import CHUNK, add, gather, load_gates, of_segment, weigh
+from .hopper_gates import CHUNK, add, gather, load_gates, of_segment, wait_for_launch, weigh
 
 # below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
 _LOG_ZERO = gl.constexpr(-149.9)
@@ -48,14 +48,16 @@ def gate(
     gates, decays, _, gated, free = places
     later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, length)
     # <S, dS> at a chunk's end, and the variance of its error, relative to its square
     carry = 0.0
+    wait_for_launch()
     if last_ptr is not None:
-        carry += gl.load(last_ptr + of_segment(H, 1))
+        for part in range(slices):
+            carry += gl.load(last_ptr + part * (gl.num_programs(0) * gl.num_programs(1)) + of_segment(H, 1))
     doubt = ROUNDING * 1.0
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, length)
     gathers: gl.constexpr = dg_ptr is not None or dbeta_ptr is not None
     drain: gl.constexpr = STAGES if gathers else 0
     for i in range(count + drain):

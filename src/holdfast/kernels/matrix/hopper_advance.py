@@ -3,6 +3,10 @@
 Few blocks leave most of a GPU idle, so sequences are cut: local states of the segments here, a scan over them
 (hopper_compose.py), and then each segment's own sweep from its state. The composition is exact. The backward pass needs
 the states, forward in time, and their gradients, backward in time: a block finds one after the other in one launch.
+
+A segment's state is a sum over its tokens, each weighed with the decay from there to the segment's end. It is added up
+from the end back, and its gradient from the start on, so that no state has to decay and the chunks that were read last
+are those that the next launch reads first.
 """
 
 from holdfast.kernels.common.gluon import (
@@ -16,7 +20,7 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_gates import CHUNK, add, load_gates, of_head, of_segment
+from .hopper_gates import add, let_launch, load_gates, of_head, of_segment
 
 
 @gluon.jit(
@@ -48,22 +52,22 @@ def advance(
     TURNS: gl.constexpr,
     FIRST: gl.constexpr,
     LAST: gl.constexpr,
+    TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, segments of `span` chunks).
+    """Grid (B * H, segments of `span` chunks of TOKENS).
 
-    k, q: [B, T, H / k_group, KEYS], v, u: [B, T, H, VALUES], by descriptors of blocks [1, 64, 1, columns]; q and u, the
-    gradient of the output, are None where TURNS is 1.
+    k, q: [B, T, H / k_group, KEYS], v, u: [B, T, H, VALUES], by descriptors of blocks [1, TOKENS, 1, columns]; q and
+    u, the gradient of the output, are None where TURNS is 1.
     end: the state that each segment ends in if it starts from zero, float32 [TURNS, B, segments, H, KEYS, VALUES],
     first of k and v forward in time, then of q and u backward. LAST, FIRST: whether the last segment's is wanted of the
     one, and the first's of the other; else it is 0. decay [B, segments, H]: log2 of each segment's decay; or None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
-    k_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
-    v_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, CHUNK, 1, V], v_desc.layout)
-    gates = gl.allocate_shared_memory(gl.float32, [STAGES, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    k_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, TOKENS, 1, K], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, TOKENS, 1, V], v_desc.layout)
+    gates = gl.allocate_shared_memory(gl.float32, [STAGES, TOKENS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -73,8 +77,9 @@ def advance(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
+    let_launch()
     first = gl.program_id(1) * span
-    count = gl.minimum(span, gl.cdiv(T, CHUNK) - first)
+    count = gl.minimum(span, gl.cdiv(T, TOKENS) - first)
     # chunks of each turn
     forth = count * 1
     back = count * 1
@@ -88,12 +93,12 @@ def advance(
         beta_ptr += of_head(H, beta_b, beta_h)
     chunks = (first, forth, back)
     sources = (k_desc, v_desc, q_desc, u_desc)
-    places = (gates, decays, loaded, gated, free)
+    places = (gates, loaded, gated, free)
     gl.warp_specialize(
         [
-            (_multiply, (k_tiles, v_tiles, places, end_ptr, H, chunks, KEYS, VALUES, TURNS, STAGES)),
-            (_copy, (k_tiles, v_tiles, sources, loaded, free, H, k_group, chunks, TURNS, STAGES)),
-            (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, decay_ptr, T, H, chunks, scale, TURNS, STAGES)),
+            (_multiply, (k_tiles, v_tiles, places, end_ptr, H, chunks, KEYS, VALUES, TURNS, TOKENS, STAGES)),
+            (_copy, (k_tiles, v_tiles, sources, loaded, free, H, k_group, chunks, TURNS, TOKENS, STAGES)),
+            (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, decay_ptr, T, H, chunks, scale, TURNS, TOKENS, STAGES)),
         ],
         [1, 1],
         [40, 40],
@@ -111,6 +116,7 @@ def _copy(
     k_group,
     chunks,
     TURNS: gl.constexpr,
+    TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Keeps STAGES chunks on their way into shared memory: of k and v, then from the last on of q and u."""
@@ -122,7 +128,7 @@ def _copy(
     phase = 1
     for i in range(forth):
         mbarrier.wait(free.index(stage), phase)
-        token = (first + i) * CHUNK
+        token = (first + forth - 1 - i) * TOKENS
         mbarrier.expect(loaded.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
         tma_load(k_desc, [batch, token, head // k_group, 0], loaded.index(stage), k_tiles.index(stage))
         tma_load(v_desc, [batch, token, head, 0], loaded.index(stage), v_tiles.index(stage))
@@ -133,7 +139,7 @@ def _copy(
     if TURNS == 2:
         for i in range(back):
             mbarrier.wait(free.index(stage), phase)
-            token = (first + back - 1 - i) * CHUNK
+            token = (first + i) * TOKENS
             mbarrier.expect(loaded.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
             tma_load(q_desc, [batch, token, head // k_group, 0], loaded.index(stage), k_tiles.index(stage))
             tma_load(u_desc, [batch, token, head, 0], loaded.index(stage), v_tiles.index(stage))
@@ -156,30 +162,31 @@ def _gate(
     chunks,
     scale,
     TURNS: gl.constexpr,
+    TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Weighs each chunk when its stage is free, and sums the segment's log decay."""
-    gates, decays, _, gated, free = places
+    gates, _, gated, free = places
     _, forth, back = chunks
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     count = forth
     if TURNS == 2:
         count += back
     stage = 0
     phase = 1
-    whole = 0.0
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, 0), count > 0, T)
+    beyond = 0.0
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, 0), count > 0, T, TOKENS)
     for i in range(count):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, i + 1), i + 1 < count, T)
+        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, i + 1), i + 1 < count, T, TOKENS)
+        # the decay of the chunks that came before, which lie between this one and the segment's end, or its start
         total = gl.associative_scan(g, 0, add)
         decay = gl.sum(g, 0)
-        # once, though both turns may pass
-        whole += gl.where((i < forth) | (forth == 0), decay, 0.0)
-        # forward in time with the decay to the chunk's end, backward with that from its start
-        write = gl.where(i < forth, gl.exp2(decay - total) * beta, gl.exp2(total) * scale)
+        if i == forth:
+            beyond = decay * 0.0
+        # forward in time with the decay to the segment's end, backward with that from its start
+        write = gl.where(i < forth, gl.exp2(decay - total + beyond) * beta, gl.exp2(total + beyond) * scale)
+        beyond += decay
         mbarrier.wait(free.index(stage), phase)
         gates.index(stage).store(write)
-        decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(decay))
         barrier()
         mbarrier.arrive(gated.index(stage), count=1)
         g = g_next
@@ -189,14 +196,14 @@ def _gate(
             stage = 0
             phase ^= 1
     if decay_ptr is not None:
-        gl.store(decay_ptr + of_segment(H, 1), whole)
+        gl.store(decay_ptr + of_segment(H, 1), beyond)
 
 
 @gluon.jit
 def _chunk(chunks, i):
     """The i-th chunk of both turns."""
-    first, forth, back = chunks
-    return first + gl.where(i < forth, i, forth + back - 1 - i)
+    first, forth, _ = chunks
+    return first + gl.where(i < forth, forth - 1 - i, i - forth)
 
 
 @gluon.jit
@@ -210,10 +217,11 @@ def _multiply(
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     TURNS: gl.constexpr,
+    TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """S = decay S + (K^T * write) V, over the segment's chunks."""
-    gates, decays, loaded, gated, free = places
+    gates, loaded, gated, free = places
     _, forth, back = chunks
     K: gl.constexpr = k_tiles.shape[4]
     V: gl.constexpr = v_tiles.shape[4]
@@ -231,23 +239,40 @@ def _multiply(
     for turn in range(TURNS):
         state = gl.zeros([K, V], gl.float32, s_layout)
         count = gl.where(turn == 0, forth, back)
-        for _ in range(count):
-            mbarrier.wait(loaded.index(stage), phase)
-            mbarrier.wait(gated.index(stage), phase)
-            kt = k_tiles.index(stage).reshape([CHUNK, K]).permute((1, 0)).load(write_layout)
-            write = gates.index(stage).load(gl.SliceLayout(0, write_layout))
-            written = (kt.to(gl.float32) * write[None, :]).to(dtype)
-            state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
+        written = gl.zeros([K, TOKENS], dtype, write_layout)
+        if count > 0:
+            written = _weighed(k_tiles, gates, loaded, gated, stage, phase, write_layout)
+        for i in range(count):
             state, written = warpgroup_mma_wait(0, deps=(state, written))
-            state = warpgroup_mma(written, v_tiles.index(stage).reshape([CHUNK, V]), state, is_async=True)
-            state, written = warpgroup_mma_wait(0, deps=(state, written))
-            fence_async_shared()
-            barrier()
-            mbarrier.arrive(free.index(stage), count=1)
+            state = warpgroup_mma(written, v_tiles.index(stage).reshape([TOKENS, V]), state, is_async=True)
+            last = stage
+            turned = phase
             stage += 1
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
+            # while the product runs, without a branch, or the compiler gives away the registers that it reads; after
+            # the last chunk that one again
+            more = i + 1 < count
+            there = gl.where(more, stage, last)
+            then = gl.where(more, phase, turned)
+            onward = _weighed(k_tiles, gates, loaded, gated, there, then, write_layout)
+            state, written, onward = warpgroup_mma_wait(0, deps=(state, written, onward))
+            written = onward
+            fence_async_shared()
+            barrier()
+            mbarrier.arrive(free.index(last), count=1)
         place = turn * (gl.num_programs(0) * gl.num_programs(1)).to(gl.int64) + of_segment(H, 1)
         at = rows[:, None] * VALUES + columns[None, :]
         gl.store(end_ptr + place * (KEYS * VALUES) + at, state, mask=inside)
+
+
+@gluon.jit
+def _weighed(k_tiles, gates, loaded, gated, stage, phase, layout: gl.constexpr):
+    """A chunk's K^T * write, [K, TOKENS], when it is there."""
+    K: gl.constexpr = k_tiles.shape[4]
+    mbarrier.wait(loaded.index(stage), phase)
+    mbarrier.wait(gated.index(stage), phase)
+    kt = k_tiles.index(stage).reshape([k_tiles.shape[2], K]).permute((1, 0)).load(layout)
+    write = gates.index(stage).load(gl.SliceLayout(0, layout))
+    return (kt.to(gl.float32) * write[None, :]).to(k_tiles.dtype)

@@ -61,7 +61,9 @@ class Hopper:
         )
         ends = launch.Ends(start, final)
         if cu_seqlens is None and span * launch.TOKENS < v.shape[1]:
-            ends = launch.Ends(launch.entering(launch.Turn(k, v, start, final), None, gates, plan["stages"], span)[0])
+            ends = launch.Ends(
+                launch.entering(launch.Turn(k, v, start, None), None, gates, plan["stages"], span)[0], final
+            )
         launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens)
         return o, final
 
@@ -102,19 +104,15 @@ class Hopper:
             kept = launch.Kept(q, rows, saved, save)
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
             if grad_ends.start is not None:
-                after = torch.empty(sequences, segments, heads, keys, values, dtype=torch.float32, device=device)
-                ends = launch.Ends(ends.start, after, True)
+                last = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)
+                ends = launch.Ends(ends.start, None, True, grad_ends.start, last)
         dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=device)
         launch.run_sweep(u, v, k, dq, gates, ends, plan["columns"], stages, span, kept, cu_seqlens)
-        last = None
-        if ends.end is not None:
-            # rounded, as the products that are taken from it
-            last = (ends.end * grad_ends.start.view_as(ends.end).to(v.dtype)).sum((3, 4))
         adjoint_stages = plan["adjoint_stages"]
         launch.run_adjoint(
-            q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, last, cu_seqlens
+            q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, ends.last, cu_seqlens
         )
         return [launch.ungroup(dq, q), launch.ungroup(dk, k), dv, dg, dbeta, None], grad_state
 

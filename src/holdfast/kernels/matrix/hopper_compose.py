@@ -5,6 +5,7 @@ All of a cell's segments are loaded at once. A loop over them, which must wait f
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -26,14 +27,18 @@ def compose(
     segments,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Grid (B * H, blocks of BLOCK of a state's `size` cells, turns): forward in time, and as the second turn backward.
 
-    PADDED: segments, rounded up to a power of two.
+    PADDED: segments, rounded up to a power of two. OVERLAPS: whether the launches before and behind may overlap it.
     local, enter: float32 [turns, B, segments, H, size], in and out. decay: [B, segments, H], log2 of each segment's, or
     None. first, last: [B, H, size], the state before and after the sequence, or None; back_first, back_last: after and
     before it, of the second turn.
     """
+    if OVERLAPS:
+        gdc_launch_dependents()
+        gdc_wait()
     batch = (tl.program_id(0) // H).to(tl.int64)
     head = tl.program_id(0) % H
     back = tl.program_id(2)

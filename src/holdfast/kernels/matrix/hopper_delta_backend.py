@@ -57,7 +57,7 @@ class HopperDelta:
         gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
         a = launch.run_prepare(k, heads, gates)
         if span * TOKENS < length:
-            start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start)
+            start, _ = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start)
         launch.run_sweep(q, k, v, a, o, gates, start, final, None, plan["columns"], stages, span)
         return o, final
 

@@ -96,10 +96,11 @@ def entering(
     stages: int,
     span: int,
     first: Tensor | None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The state that enters each segment of `span` chunks, float32 [B, segments, H, K, V].
 
-    first: the state before the sequence.
+    first: the state before the sequence. With it what each segment but the last multiplies the state before it with,
+    [B, segments - 1, H, K, K].
     """
     batch, length, heads, values = v.shape
     keys = k.shape[3]
@@ -109,9 +110,15 @@ def entering(
         for width in (values, keys)
     )
     run_sweep(None, k, v, a, None, gates, None, local, transition, columns, stages, span)
-    states = torch.empty(batch, segments, heads, keys, values, dtype=torch.float32, device=k.device)
-    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": COMPOSED}
+    return run_compose(local, transition, first, False), transition
+
+
+def run_compose(local: Tensor, transition: Tensor, first: Tensor | None, back: bool) -> Tensor:
+    """One launch of `compose`: what enters each segment, float32 [B, segments, H, K, V], forth or back in time."""
+    batch, others, heads, keys, values = local.shape
+    states = local.new_empty(batch, others + 1, heads, keys, values)
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": COMPOSED, "BACK": back}
     blocks, tensors = (batch * heads, -(-values // COMPOSED)), (local, transition, first, states)
-    with torch.cuda.device_of(k):
-        triton_launch.launch(compose, blocks, tensors, (heads, segments), constants, 8)
+    with torch.cuda.device_of(local):
+        triton_launch.launch(compose, blocks, tensors, (heads, others + 1), constants, 8)
     return states

@@ -11,7 +11,7 @@ from holdfast.planner.models.matrix_hopper_delta_gradients import REGISTERS
 from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_delta_gradients import delta_gradients
-from .hopper_delta_launch import run_prepare
+from .hopper_delta_launch import entering, run_compose, run_prepare
 from .hopper_delta_reverse import delta_reverse
 from .hopper_delta_states import delta_states
 from .hopper_delta_sweep import COLUMNS
@@ -65,35 +65,63 @@ def _inverse(a: Tensor) -> object:
 def run_states(
     k: Tensor, v: Tensor, a: Tensor, u: Tensor, kept: Kept, gates: Gates, start: Tensor | None, plan: Plan
 ) -> None:
-    """One launch of `delta_states`: u [B, T, H, V] and the states of every chunk."""
+    """One launch of `delta_states`: u [B, T, H, V] and the states of every chunk.
+
+    start: the states before the segments of plan["span"] chunks, float32 [B, segments, H, K, V], or None.
+    """
     batch, length, heads, values = v.shape
     keys = k.shape[3]
     consumers = plan["columns"] // HALF
     arguments = (
         _keys(k), _rows(v), _inverse(a), _rows(u), *kept.tiles(), gates.g, gates.beta, start,
-        length, heads, heads // k.shape[2], *gates.strides(),
+        length, heads, heads // k.shape[2], *gates.strides(), plan["span"],
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": consumers, "STAGES": plan["stages"]}
     types = (*gates.types(), k.dtype, width_of(keys), start is None)
-    grid = (batch * heads, -(-values // plan["columns"]), 1)
+    grid = (batch * heads, -(-values // plan["columns"]), -(-length // (plan["span"] * TOKENS)))
     launch(delta_states, grid, arguments, constants, 4, types)
 
 
 def run_reverse(
-    q: Tensor, k: Tensor, do: Tensor, a: Tensor, y: Tensor, kept: Kept, gates: Gates, start: Tensor | None,
-    end: Tensor | None, part: tuple[int, int], plan: Plan,
+    q: Tensor, k: Tensor, do: Tensor, a: Tensor, y: Tensor | None, kept: Kept | None, gates: Gates,
+    start: Tensor | None, end: Tensor | None, part: tuple[int, int], columns: int, plan: Plan,
 ) -> None:  # fmt: skip
-    """One launch of `delta_reverse` over a part of the sequence: its first chunk, and how many."""
+    """One launch of `delta_reverse` over a part of the sequence: its first chunk, and how many.
+
+    start: dS after the part, float32 [B, H, K, V], or after each of the sequence's segments of plan["span"] chunks,
+    [B, segments, H, K, V]; end: dS before the part, [B, H, K, V]. Without y and kept the part is the whole sequence,
+    and end what its segments but the first add to dS, [B, segments - 1, H, K, V].
+    """
     batch, length, heads, values = do.shape
-    keys = k.shape[3]
+    keys, lowest, count = k.shape[3], *part
+    span = plan["span"]
+    segments = start.shape[1] if start is not None and start.dim() == 5 else 1
+    if kept is None:
+        places, blocks = (None, None, None), end.shape[1]
+    else:
+        places, blocks = (_rows(y), *kept.tiles()), -(-count // span)
     arguments = (
-        _keys(q), _keys(k), _rows(do), _inverse(a), _rows(y), *kept.tiles(), gates.g, gates.beta, start, end,
-        length, heads, heads // k.shape[2], *gates.strides(), *part, gates.scale,
+        _keys(q), _keys(k), _rows(do), _inverse(a), *places, gates.g, gates.beta, start, end,
+        length, heads, heads // k.shape[2], *gates.strides(), *part, span, lowest // span if segments > 1 else 0,
+        segments, gates.scale,
     )  # fmt: skip
-    consumers = plan["columns"] // HALF
-    constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": consumers, "STAGES": plan["reverse_stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), start is None, end is None)
-    launch(delta_reverse, (batch * heads, -(-values // plan["columns"]), 1), arguments, constants, 4, types)
+    constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // HALF, "STAGES": plan["reverse_stages"]}
+    types = (*gates.types(), k.dtype, width_of(keys), kept is None, start is None, end is None)
+    launch(delta_reverse, (batch * heads, -(-values // columns), blocks), arguments, constants, 4, types)
+
+
+def entering_back(
+    q: Tensor, k: Tensor, do: Tensor, a: Tensor, transition: Tensor, gates: Gates, last: Tensor | None, plan: Plan
+) -> Tensor:
+    """dS after each segment, float32 [B, segments, H, K, V].
+
+    transition: as `entering` returns it. last: dS after all, or None for 0.
+    """
+    batch, length, heads, values = do.shape
+    local = transition.new_empty(batch, transition.shape[1], heads, k.shape[3], values)
+    whole = (0, -(-length // TOKENS))
+    run_reverse(q, k, do, a, None, None, gates, last, local, whole, plan["state_columns"], plan)
+    return run_compose(local, transition, last, True)
 
 
 def run_gradients(
@@ -156,25 +184,30 @@ def backward(
     chunks = -(-length // TOKENS)
     # whole chunks' states fit where their gradients of q and k will be, and U where v's will be
     states = Kept.within(dq, dk, k.dtype) if length % TOKENS == 0 else Kept.of(k, chunks, heads, values)
+    span, window = plan["span"], -(-chunks // plan["windows"])
+    first, carry = aligned(grad_final), grad_state
+    if span < chunks:
+        window = -(-window // span) * span
+        start, transition = entering(k, v, a, gates, plan["state_columns"], plan["stages"], span, start)
+        first = entering_back(q, k, do, a, transition, gates, first, plan)
+    elif chunks > window:
+        if carry is None:
+            carry = v.new_empty(batch, heads, k.shape[3], values, dtype=torch.float32)
+        if first is None:
+            # zeros, so that every window runs the same compiled kernel
+            first = carry.zero_()
     run_states(k, v, a, grads["v"], states, gates, start, plan)
 
-    window = -(-chunks // plan["windows"])
     y = v.new_empty(batch, window * TOKENS, heads, values)
     after = Kept.of(k, window, heads, values)
-    carry = grad_state
-    if carry is None and chunks > window:
-        carry = v.new_empty(batch, heads, k.shape[3], values, dtype=torch.float32)
-    first = aligned(grad_final)
-    if first is None and chunks > window:
-        # zeros, so that every window runs the same compiled kernel
-        first = carry.zero_()
     warps = plan["grad_warps"]
     # the last window first; the one at the sequence's end may be shorter
     for lowest in reversed(range(0, chunks, window)):
         part = (lowest, min(window, chunks - lowest))
-        run_reverse(q, k, do, a, y, after, gates, first, carry, part, plan)
+        run_reverse(q, k, do, a, y, after, gates, first, carry, part, plan["columns"], plan)
         run_gradients(q, k, v, do, grads["v"], y, states, after, (dq, dk, grads["v"], dg, dbeta), gates, part, warps)
-        first = carry
+        if span >= chunks:
+            first = carry
     for name, found in (("g", dg), ("beta", dbeta)):
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)

@@ -37,7 +37,7 @@ def _turned(x):
 
 
 @gluon.jit
-def _parts(x, dtype: gl.constexpr):
+def parts(x, dtype: gl.constexpr):
     """What of x fits dtype, cut off, and the rest, rounded."""
     kept: gl.constexpr = -65536 if dtype == gl.bfloat16 else -8192
     high = (x.to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
@@ -59,8 +59,8 @@ def _invert(lower, dtype: gl.constexpr):
     nothing = gl.zeros([_BLOCK, _BLOCK], gl.float32, _MMA)
     unit = gl.where(row == column, nothing + 1.0, nothing)
     x = gl.where(((row ^ column) == 1) & (row > column), lower, unit)
-    y = _add(nothing, _left(unit.to(dtype)), _parts(x, dtype))
-    high, low = _parts(lower, dtype)
+    y = _add(nothing, _left(unit.to(dtype)), parts(x, dtype))
+    high, low = parts(lower, dtype)
     zero = nothing.to(dtype)
     for level in gl.static_range(1, 4):
         # the lower left quarters of blocks of 4, 8 and 16
@@ -149,7 +149,7 @@ def prepare(k_desc, g_ptr, beta_ptr, a_ptr, T, H, k_group, g_b, g_t, g_h, beta_b
         for j in gl.static_range(i):
             earlier = totals.slice(_BLOCK * j, _BLOCK).load(gl.SliceLayout(0, _MMA))[None, :]
             lower = _scores(k_tiles, i, j) * from_first * gl.exp2(first - earlier)
-            below = below + (_parts(lower, dtype),)
+            below = below + (parts(lower, dtype),)
         earlier = totals.slice(_BLOCK * i, _BLOCK).load(gl.SliceLayout(0, _MMA))[None, :]
         log = gl.where(row > column, later - earlier, float("-inf"))
         x, y = _invert(_scores(k_tiles, i, i) * (gl.exp2(log) * strength), dtype)

@@ -30,7 +30,22 @@ WEAK = gl.constexpr(0.01)
 
 
 @gluon.jit(
-    do_not_specialize=["T", "H", "qk_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "chunk0", "count"],
+    do_not_specialize=[
+        "T",
+        "H",
+        "qk_group",
+        "g_b",
+        "g_t",
+        "g_h",
+        "beta_b",
+        "beta_t",
+        "beta_h",
+        "chunk0",
+        "count",
+        "span",
+        "segment0",
+        "segments",
+    ],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr"],
 )
 def delta_reverse(
@@ -56,18 +71,24 @@ def delta_reverse(
     beta_h,
     chunk0,
     count,
+    span,
+    segment0,
+    segments,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, 1), over `count` chunks from chunk0 on.
+    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments), over `count` chunks from chunk0 on.
 
     q, k: [B, T, H / qk_group, KEYS], do: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of do 64.
-    a: of hopper_delta_prepare.py. start, end: dS after the last and before the first of these chunks, float32
-    [B, H, KEYS, VALUES], or None. y [B, count * 64, H, VALUES]; low, high: [B, count * 64, H, KEYS], as delta_states
-    keeps the states.
+    a: of hopper_delta_prepare.py. y [B, count * 64, H, VALUES]; low, high: [B, count * 64, H, KEYS], as delta_states
+    keeps the states. These chunks are segments of `span`, of the sequence's `segments` those from segment0 on. start:
+    dS after each of the sequence's segments, float32 [B, segments, H, KEYS, VALUES], end: dS before the first of these
+    chunks, [B, H, KEYS, VALUES], or None. With y, low and high None the segments are all of the sequence's but the
+    first, start is dS after the sequence, and end [B, segments - 1, H, KEYS, VALUES] is what is dS before each if that
+    after it is 0, but after the last start.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
@@ -77,8 +98,14 @@ def delta_reverse(
     do_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, 1, CHUNK, 1, COLUMNS], do_desc.layout)
     a_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
     p_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
-    y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, CHUNK, 1, COLUMNS], y_desc.layout)
-    s_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, COLUMNS, 1, K], low_desc.layout)
+    if y_desc is None:
+        y_tiles: gl.constexpr = None
+        s_tiles: gl.constexpr = None
+        before = (gl.program_id(2) + 1) * span
+    else:
+        y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, CHUNK, 1, COLUMNS], y_desc.layout)
+        s_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, COLUMNS, 1, K], low_desc.layout)
+        before = gl.program_id(2) * span
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
     factors = gl.allocate_shared_memory(gl.float32, [STAGES, CHUNK], plain)
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
@@ -101,8 +128,8 @@ def delta_reverse(
     sources = (q_desc, k_desc, do_desc, a_desc)
     kept = (y_tiles, s_tiles, y_desc, low_desc, high_desc)
     places = (gates, decays, loaded, gated, scored, free)
-    ends = (start_ptr, end_ptr)
-    numbers = (H, chunk0, count, scale)
+    ends = (start_ptr, end_ptr, before, segment0, segments)
+    numbers = (H, chunk0 + before, gl.minimum(span, count - before), scale)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -215,8 +242,9 @@ def _walk_back(
     q_tiles, k_tiles, do_tiles, a_tiles, p_tiles = tiles
     y_tiles, s_tiles, y_desc, low_desc, high_desc = kept
     gates, decays, loaded, gated, scored, free = places
-    start_ptr, end_ptr = ends
+    start_ptr, end_ptr, before, segment0, segments = ends
     H, _, count, _ = numbers
+    keeps: gl.constexpr = y_desc is not None
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
@@ -233,17 +261,23 @@ def _walk_back(
         state = gl.zeros([COLUMNS, K], gl.float32, s_layout)
     else:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        if keeps:
+            place = (batch.to(gl.int64) * segments + segment0 + gl.program_id(2)) * H + head
+        else:
+            place = gl.program_id(0).to(gl.int64)
+            inside = inside & (gl.program_id(2) == gl.num_programs(2) - 1)
+        at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         state = gl.load(start_ptr + at, mask=inside, other=0.0)
-    y_tile = y_tiles.index(CONSUMER)
-    s_tile = s_tiles.index(CONSUMER)
     rounded = state.to(dtype)
     held = gl.convert_layout(rounded, s_operand)
     held = warpgroup_mma_wait(0, deps=(held,))
-    s_tile.reshape([COLUMNS, K]).store(rounded)
-    fence_async_shared()
-    barrier()
-    keep_state(s_tile, low_desc, high_desc, batch, (count - 1) * CHUNK, head, column)
+    if keeps:
+        y_tile = y_tiles.index(CONSUMER)
+        s_tile = s_tiles.index(CONSUMER)
+        s_tile.reshape([COLUMNS, K]).store(rounded)
+        fence_async_shared()
+        barrier()
+        keep_state(s_tile, low_desc, high_desc, batch, (before + count - 1) * CHUNK, head, column)
 
     stage = 0
     phase = 0
@@ -276,23 +310,26 @@ def _walk_back(
         taken = gl.convert_layout((y * strength[None, :]).to(dtype), s_operand)
         state, written, taken = warpgroup_mma_wait(0, deps=(state, written, taken))
         state = warpgroup_mma(taken, k, state, is_async=True)
-        factor = factors.index(stage).load(gl.SliceLayout(0, layout))
-        # the last chunk's tiles are on their way before this one's take their place
-        tma_store_wait(0)
-        barrier()
-        y_tile.reshape([CHUNK, COLUMNS]).permute((1, 0)).store((y * factor[None, :]).to(dtype))
+        if keeps:
+            factor = factors.index(stage).load(gl.SliceLayout(0, layout))
+            # the last chunk's tiles are on their way before this one's take their place
+            tma_store_wait(0)
+            barrier()
+            y_tile.reshape([CHUNK, COLUMNS]).permute((1, 0)).store((y * factor[None, :]).to(dtype))
         state, taken = warpgroup_mma_wait(0, deps=(state, taken))
         rounded = state.to(dtype)
-        s_tile.reshape([COLUMNS, K]).store(rounded)
+        if keeps:
+            s_tile.reshape([COLUMNS, K]).store(rounded)
         held = gl.convert_layout(rounded, s_operand)
         held = warpgroup_mma_wait(0, deps=(held,))
         fence_async_shared()
         barrier()
         mbarrier.arrive(free.index(stage), count=1)
-        row = (count - 1 - i) * CHUNK
-        tma_store(y_desc, [batch, row, head, column], y_tile)
-        if i + 1 < count:
-            keep_state(s_tile, low_desc, high_desc, batch, row - CHUNK, head, column)
+        if keeps:
+            row = (before + count - 1 - i) * CHUNK
+            tma_store(y_desc, [batch, row, head, column], y_tile)
+            if i + 1 < count:
+                keep_state(s_tile, low_desc, high_desc, batch, row - CHUNK, head, column)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -302,6 +339,12 @@ def _walk_back(
     rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
     if end_ptr is not None:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        if keeps:
+            place = gl.program_id(0).to(gl.int64)
+            inside = inside & (gl.program_id(2) == 0)
+        else:
+            place = of_segment(H, 2)
+        at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         gl.store(end_ptr + at, state, mask=inside)
-    tma_store_wait(0)
+    if keeps:
+        tma_store_wait(0)

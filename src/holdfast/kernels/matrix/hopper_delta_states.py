@@ -2,6 +2,7 @@
 
 As hopper_delta_sweep.py, without outputs: a block owns a (batch, head, 64 or 128 of v's columns) and walks over chunks,
     E^T = (V^T - (S^T K^T) * read) * beta;  U^T = E^T + E^T A^T;  S^T = decay S^T + (U^T * write) K.
+E and U are operands in two parts: where nothing decays, keys alike add their roundings up, and dg has the sum of them.
 """
 
 from holdfast.kernels.common.gluon import (
@@ -16,12 +17,13 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
+from .hopper_delta_prepare import parts
 from .hopper_delta_sweep import COLUMNS, _copy, _gate
 from .hopper_gates import CHUNK, READ, STRENGTH, VECTORS, WRITE, of_head, of_segment
 
 
 @gluon.jit(
-    do_not_specialize=["T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h"],
+    do_not_specialize=["T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr"],
 )
 def delta_states(
@@ -43,16 +45,17 @@ def delta_states(
     beta_b,
     beta_t,
     beta_h,
+    span,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, 1).
+    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments of `span` chunks).
 
     k: [B, T, H / k_group, KEYS], v, u: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and u 64.
-    a: of hopper_delta_prepare.py, by a descriptor of blocks [1, 1, 64, 64]. start: state before the sequence, float32
-    [B, H, KEYS, VALUES], or None. low, high: [B, chunks * 64, H, KEYS] by descriptors of blocks
+    a: of hopper_delta_prepare.py, by a descriptor of blocks [1, 1, 64, 64]. start: state before each segment,
+    float32 [B, segments, H, KEYS, VALUES], or None. low, high: [B, chunks * 64, H, KEYS] by descriptors of blocks
     [1, 64, 1, columns]: the state that enters a chunk, rounded; its rows are v's columns, the first 64 in low.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
@@ -77,12 +80,13 @@ def delta_states(
         g_ptr += of_head(H, g_b, g_h)
     if beta_ptr is not None:
         beta_ptr += of_head(H, beta_b, beta_h)
-    count = gl.cdiv(T, CHUNK)
+    chunk0 = gl.program_id(2) * span
+    count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
     tiles = (None, k_tiles, v_tiles, a_tiles, None)
     sources = (None, k_desc, v_desc, a_desc)
     kept = (u_tiles, s_tiles, u_desc, low_desc, high_desc)
     places = (gates, decays, loaded, gated, None, free)
-    numbers = (H, T * 0, count, 1.0)
+    numbers = (H, chunk0, count, 1.0)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -104,6 +108,13 @@ def delta_states(
             [1, 1],
             [40, 40],
         )
+
+
+@gluon.jit
+def _in_two(x, dtype: gl.constexpr, layout: gl.constexpr):
+    """x as the sum of two left operands."""
+    high, low = parts(x, dtype)
+    return gl.convert_layout(high, layout), gl.convert_layout(low, layout)
 
 
 @gluon.jit
@@ -132,7 +143,7 @@ def _walk(
     _, k_tiles, v_tiles, a_tiles, _ = tiles
     u_tiles, s_tiles, u_desc, low_desc, high_desc = kept
     gates, decays, loaded, gated, _, free = places
-    H, _, count, _ = numbers
+    H, chunk0, count, _ = numbers
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
@@ -159,7 +170,7 @@ def _walk(
     s_tile.reshape([COLUMNS, K]).store(rounded)
     fence_async_shared()
     barrier()
-    keep_state(s_tile, low_desc, high_desc, batch, 0, head, column)
+    keep_state(s_tile, low_desc, high_desc, batch, chunk0 * CHUNK, head, column)
 
     stage = 0
     phase = 0
@@ -176,20 +187,22 @@ def _walk(
         strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, layout))
         known, held = warpgroup_mma_wait(0, deps=(known, held))
         missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
-        new = gl.convert_layout(missed.to(dtype), operand)
-        missed, new = warpgroup_mma_wait(0, deps=(missed, new))
+        new, rest = _in_two(missed, dtype, operand)
+        missed, new, rest = warpgroup_mma_wait(0, deps=(missed, new, rest))
         u = warpgroup_mma(new, a, missed, is_async=True)
+        u = warpgroup_mma(rest, a, u, is_async=True)
         state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, layout))
-        u, new = warpgroup_mma_wait(0, deps=(u, new))
-        written = gl.convert_layout((u * write[None, :]).to(dtype), s_operand)
-        state, written = warpgroup_mma_wait(0, deps=(state, written))
+        u, new, rest = warpgroup_mma_wait(0, deps=(u, new, rest))
+        written, rest = _in_two(u * write[None, :], dtype, s_operand)
+        state, written, rest = warpgroup_mma_wait(0, deps=(state, written, rest))
         state = warpgroup_mma(written, k, state, is_async=True)
+        state = warpgroup_mma(rest, k, state, is_async=True)
         # the last chunk's tiles are on their way before this one's take their place
         tma_store_wait(0)
         barrier()
         u_tile.reshape([CHUNK, COLUMNS]).permute((1, 0)).store(u.to(dtype))
-        state, written = warpgroup_mma_wait(0, deps=(state, written))
+        state, written, rest = warpgroup_mma_wait(0, deps=(state, written, rest))
         rounded = state.to(dtype)
         s_tile.reshape([COLUMNS, K]).store(rounded)
         held = gl.convert_layout(rounded, s_operand)
@@ -197,9 +210,10 @@ def _walk(
         fence_async_shared()
         barrier()
         mbarrier.arrive(free.index(stage), count=1)
-        tma_store(u_desc, [batch, i * CHUNK, head, column], u_tile)
+        token = (chunk0 + i) * CHUNK
+        tma_store(u_desc, [batch, token, head, column], u_tile)
         if i + 1 < count:
-            keep_state(s_tile, low_desc, high_desc, batch, (i + 1) * CHUNK, head, column)
+            keep_state(s_tile, low_desc, high_desc, batch, token + CHUNK, head, column)
         stage += 1
         if stage == STAGES:
             stage = 0

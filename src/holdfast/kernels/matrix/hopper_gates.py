@@ -16,6 +16,41 @@ _LOG_FLOOR = gl.constexpr(-120.0)
 
 
 @gluon.jit
+def wait_for_launch():
+    """Where the launch ahead may still run: waits until it has ended, and what it wrote is there."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_launch():
+    """Lets the blocks of the launch behind start where there is room."""
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def rounded(x, dtype: gl.constexpr):
+    """x as dtype rounds it, in float32. By pairs: the conversion of one number takes as long as eight instructions."""
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            """{
+            .reg .b32 both, low, high;
+            cvt.rn.bf16x2.f32 both, $3, $2;
+            shl.b32 low, both, 16;
+            and.b32 high, both, 0xffff0000;
+            mov.b32 $0, low;
+            mov.b32 $1, high;
+            }""",
+            "=f,=f,f,f",
+            [x],
+            gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return x.to(dtype).to(gl.float32)
+
+
+@gluon.jit
 def add(a, b):
     return a + b
 
@@ -75,19 +110,19 @@ def of_segment(H, axis: gl.constexpr):
 
 
 @gluon.jit
-def load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T):
-    """Log decay to base 2 and strength of a chunk's tokens; nothing is loaded where is_inside is false."""
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
-    tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
+def load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
+    """Log decay to base 2 and strength of a chunk of TOKENS; nothing is loaded where is_inside is false."""
+    layout: gl.constexpr = gl.BlockedLayout([TOKENS // 32], [32], [gl.num_warps()], [0])
+    tokens = chunk * TOKENS + gl.arange(0, TOKENS, layout)
     inside = (tokens < T) & is_inside
     if g_ptr is None:
-        g = gl.zeros([CHUNK], gl.float32, layout)
+        g = gl.zeros([TOKENS], gl.float32, layout)
     else:
         g = gl.load(g_ptr + tokens.to(gl.int64) * g_t, mask=inside, other=0.0).to(gl.float32)
         # a maximum would hide a NaN
         g = gl.where(g < _LOG_FLOOR, _LOG_FLOOR, g) * _LOG2E
     if beta_ptr is None:
-        beta = gl.full([CHUNK], 1.0, gl.float32, layout)
+        beta = gl.full([TOKENS], 1.0, gl.float32, layout)
     else:
         beta = gl.load(beta_ptr + tokens.to(gl.int64) * beta_t, mask=inside, other=0.0).to(gl.float32)
     return g, beta
@@ -194,3 +229,52 @@ def parts_of_columns(x, WARPS: gl.constexpr):
         rows = gl.sum(gl.reshape(rows, [WARPS, 2, 4, columns // 32, 8]), 1)
         rows = gl.permute(rows, (0, 2, 1, 3))
     return gl.reshape(rows, [WARPS, columns])
+
+
+@gluon.jit
+def _exchange(low, high, LANE: gl.constexpr):
+    """Swaps which of two tensors of 16-bit pairs a number is in with the bit LANE of its lane's number."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred upper;
+        .reg .b32 lane, give, got;
+        mov.u32 lane, %laneid;
+        and.b32 lane, lane, $4;
+        setp.ne.u32 upper, lane, 0;
+        selp.b32 give, $2, $3, upper;
+        shfl.sync.bfly.b32 got, give, $4, 31, 0xffffffff;
+        selp.b32 $0, got, $2, upper;
+        selp.b32 $1, $3, got, upper;
+        }""",
+        "=&r,=&r,r,r,r,r",
+        [low, high, LANE],
+        (low.dtype, high.dtype),
+        is_pure=False,
+        pack=2,
+    )
+
+
+@gluon.constexpr_function
+def with_eight_columns(rows, columns):
+    """Sixteen rows a warp, of which a thread has two and in each eights of neighbouring columns."""
+    registers = [[0, 1], [0, 2], [0, 4], [8, 0], *([0, 32 << i] for i in range((columns // 32).bit_length() - 1))]
+    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    warps = [[16 << i, 0] for i in range((rows // 16).bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [rows, columns])
+
+
+@gluon.jit
+def eight_columns(x):
+    """A 16-bit accumulator [rows, columns], 16 rows a warp, in the layout with_eight_columns."""
+    rows: gl.constexpr = x.shape[0]
+    columns: gl.constexpr = x.shape[1]
+    gl.static_assert(rows == 16 * gl.num_warps())
+    # of 32 columns which half, which eight of it; of these the lane's half and place in it; the pair
+    x = gl.reshape(x, [rows, columns // 32, 2, 2, 2, 2, 2])
+    low, high = gl.split(gl.permute(x, (0, 1, 2, 4, 5, 6, 3)))
+    low, high = _exchange(low, high, 1)
+    low, high = gl.split(gl.permute(gl.join(low, high), (0, 1, 3, 4, 5, 6, 2)))
+    low, high = _exchange(low, high, 2)
+    x = gl.reshape(gl.permute(gl.join(low, high), (0, 1, 2, 3, 6, 5, 4)), [rows, columns])
+    # the same numbers in each thread, in their order
+    return gl.convert_layout(x, with_eight_columns(rows, columns), assert_trivial=True)

@@ -79,7 +79,7 @@ class HopperGLA:
         states, ends = launch.kept_states(dq, dg, v.shape[3])
         launch.run_sweep(q, k, g, u, dv, end, grad_start, ends, call.scale, reverse=True)
         launch.run_sweep(None, k, g, v, None, start, None, states, call.scale)
-        launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, plan["ahead"], call.scale)
+        launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, call.scale)
         assert call.g is not None
         return [ungroup(dq, q), ungroup(dk, k), dv, dg.to(call.g.dtype), None, None], grad_start
 

@@ -2,8 +2,9 @@
 
 With S the state before a chunk, dS the gradient of the one after it, u that of the output, and W = scale U V^T:
     dq_t = scale (decay to t) S u_t + sum over s <= t of W_ts k_s (decay from s to t), and dk likewise.
-As in hopper_gla_weigh.py a warp has 16 tokens, a thread all of them in two channels. Pairs of tokens of one warp are
-summed one by one in float32, those of different warps at their level by tensor cores.
+A warp has 16 tokens, a thread all of them in two channels (hopper_gla_tokens.py). Pairs of tokens of one warp are
+summed one by one in float32: a sum over earlier tokens takes one factor of their decay after the other, as Horner's
+rule does. Pairs of different warps meet at their level, as in hopper_gla_weigh.py, by tensor cores.
 
 A log decay's gradient sums what crosses its token: pairs of tokens, what comes from before the chunk, what goes behind
 it, and both at once. No sum takes away what another rounded has added, so that the gradient at a strong decay stands
@@ -24,7 +25,7 @@ from holdfast.kernels.common.gluon import (
 )
 
 from .hopper_gates import CHUNK
-from .hopper_gla_weigh import (
+from .hopper_gla_tokens import (
     BLOCKS,
     FLAT,
     HALF,
@@ -63,29 +64,11 @@ def _weights(tile, i: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(ptr, strides, batch, token, tokens, head, column, WIDTH: gl.constexpr):
-    """Asks for WIDTH columns of 64 tokens to be brought into the L2 cache."""
-    line: gl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
-    lines: gl.constexpr = WIDTH // line
-    each = gl.arange(0, CHUNK * lines, gl.BlockedLayout([1], [32], [4], [0]))
-    row = gl.minimum(token + each // lines, tokens - 1)
-    at = batch.to(gl.int64) * strides[0] + row.to(gl.int64) * strides[1] + head.to(gl.int64) * strides[2]
-    gl.inline_asm_elementwise(
-        "mov.b32 $0, 0; prefetch.global.L2 [$1];",
-        "=r,l",
-        [ptr + at + (column + each % lines * line)],
-        gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def _token(tile):
     return tokens_of(tile.load(FLAT))
 
 
-@gluon.jit(do_not_specialize=["T", "qk_group", "v_group", "ahead"])
+@gluon.jit(do_not_specialize=["T", "qk_group", "v_group"])
 def gla_gradients(
     q_desc,
     k_desc,
@@ -94,20 +77,12 @@ def gla_gradients(
     u_desc,
     states_desc,
     ends_desc,
-    q_ptr,
-    k_ptr,
-    g_ptr,
-    v_ptr,
-    u_ptr,
-    states_ptr,
-    ends_ptr,
     dq_ptr,
     dk_ptr,
     dg_ptr,
     T,
     qk_group,
     v_group,
-    ahead,
     scale,
     H: gl.constexpr,
     KEYS: gl.constexpr,
@@ -118,7 +93,7 @@ def gla_gradients(
     [B, T, H / v_group, V] and [B, T, H, V] of blocks [1, 64, 1, columns]. states, ends: the state that enters each
     chunk and the gradient of the one that leaves it, as hopper_gla_sweep.py keeps them, of blocks [1, 64, 1, 64].
     dq, dk, dg: [B, T, H, KEYS], dg in float32. ends may be in the memory of dg, or of dq if V is 64: a program reads
-    its part where it then writes. ahead: how many tokens later the blocks are that follow those that run at a time.
+    its part where it then writes.
     """
     V: gl.constexpr = v_desc.block_type.shape[3]
     SLABS: gl.constexpr = V // 64
@@ -133,8 +108,12 @@ def gla_gradients(
     by_key = gl.allocate_shared_memory(gl.float32, [BLOCKS * NEAR, NEAR], _PLAIN)
     sums = gl.allocate_shared_memory(gl.float32, [4 * BLOCKS, HALF], _PLAIN)
     crossing = gl.allocate_shared_memory(gl.float32, [HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    loaded = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(loaded, count=1)
+    pairs_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    own_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    states_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(pairs_come, count=1)
+    mbarrier.init(own_come, count=1)
+    mbarrier.init(states_come, count=1)
     fence_async_shared()
     barrier()
 
@@ -150,95 +129,33 @@ def gla_gradients(
     ds5 = reinterpret(pool.index(3), dtype, [SLABS, 1, CHUNK, 1, HALF], ends_desc.layout)
     states_width: gl.constexpr = SLABS * (states_desc.block_type.nbytes + ends_desc.block_type.nbytes)
     own_width: gl.constexpr = 2 * q_desc.block_type.nbytes + g_desc.block_type.nbytes
-    mbarrier.expect(loaded, v_desc.block_type.nbytes + u_desc.block_type.nbytes + states_width + own_width)
-    tma_load(v_desc, [batch, token, head // v_group, 0], loaded, v4)
-    tma_load(u_desc, [batch, token, head, 0], loaded, u4)
+    # in the order of their use
+    mbarrier.expect(pairs_come, v_desc.block_type.nbytes + u_desc.block_type.nbytes)
+    tma_load(v_desc, [batch, token, head // v_group, 0], pairs_come, v4)
+    tma_load(u_desc, [batch, token, head, 0], pairs_come, u4)
+    mbarrier.expect(own_come, own_width)
+    tma_load(g_desc, [batch, token, head, half * HALF], own_come, g_tile)
+    tma_load(q_desc, [batch, token, head // qk_group, half * HALF], own_come, q_tile)
+    tma_load(k_desc, [batch, token, head // qk_group, half * HALF], own_come, k_tile)
+    mbarrier.expect(states_come, states_width)
     for slab in gl.static_range(SLABS):
         place = [batch, token, head, (half * SLABS + slab) * HALF]
-        tma_load(states_desc, place, loaded, s5.index(slab))
-        tma_load(ends_desc, place, loaded, ds5.index(slab))
-    tma_load(q_desc, [batch, token, head // qk_group, half * HALF], loaded, q_tile)
-    tma_load(k_desc, [batch, token, head // qk_group, half * HALF], loaded, k_tile)
-    tma_load(g_desc, [batch, token, head, half * HALF], loaded, g_tile)
-    # a block that runs so much later finds its tiles in the L2 cache, so that memory has work while all multiply
-    kept_tokens = gl.num_programs(1) * CHUNK
-    later = token + ahead
-    then = batch
-    if later >= kept_tokens:
-        later -= kept_tokens
-        then += 1
-    if (later < kept_tokens) & (then < gl.num_programs(2)):
-        column = half * HALF
-        _fetch(q_ptr, q_desc.strides, then, later, T, head // qk_group, column, HALF)
-        _fetch(k_ptr, k_desc.strides, then, later, T, head // qk_group, column, HALF)
-        _fetch(g_ptr, g_desc.strides, then, later, T, head, column, HALF)
-        _fetch(states_ptr, states_desc.strides, then, later, kept_tokens, head, column * SLABS, V)
-        _fetch(ends_ptr, ends_desc.strides, then, later, kept_tokens, head, column * SLABS, V)
-        if half == 0:
-            _fetch(v_ptr, v_desc.strides, then, later, T, head // v_group, 0, V)
-            _fetch(u_ptr, u_desc.strides, then, later, T, head, 0, V)
+        tma_load(states_desc, place, states_come, s5.index(slab))
+        tma_load(ends_desc, place, states_come, ds5.index(slab))
     v = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout).reshape([CHUNK, V])
     u = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], u_desc.layout).reshape([CHUNK, V])
     s = reinterpret(pool.index(2), dtype, [V, HALF], flat)
     ds = reinterpret(pool.index(3), dtype, [V, HALF], flat)
 
     # weights of pairs of one warp's tokens
-    mbarrier.wait(loaded, 0)
+    mbarrier.wait(pairs_come, 0)
     near = near_product(u, v) * scale
     by_query.store(gl.reshape(gl.permute(near, (1, 0, 2)), [BLOCKS * NEAR, NEAR]))
     by_key.store(gl.reshape(gl.permute(near, (2, 0, 1)), [BLOCKS * NEAR, NEAR]))
 
-    # what comes from before the chunk and from behind it
-    from_state = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
-    from_end = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
-    both = gl.zeros([HALF, HALF], gl.float32, _WGMMA)
-    from_state = warpgroup_mma(u, s, from_state, use_acc=False, is_async=True)
-    from_end = warpgroup_mma(v, ds, from_end, use_acc=False, is_async=True)
-    both = warpgroup_mma(s.permute((1, 0)), ds, both, use_acc=False, is_async=True)
-    from_state, from_end, both = warpgroup_mma_wait(0, deps=(from_state, from_end, both))
-    barrier()
-    row = gl.arange(0, CHUNK, gl.SliceLayout(1, _WGMMA))[:, None]
-    column = gl.arange(0, CHUNK, gl.SliceLayout(0, _WGMMA))[None, :]
-    pool.index(2).store(from_state * scale)
-    pool.index(3).store(from_end)
-    crossing.store(gl.sum(gl.where(row == column, both, 0.0), 1))
-
-    own = decays_of(tokens_of(g_tile.reshape([CHUNK, HALF]).load(FLAT)))
-    qs = tokens_of(q_tile.reshape([CHUNK, HALF]).load(FLAT))
-    ks = tokens_of(k_tile.reshape([CHUNK, HALF]).load(FLAT))
-
-    # pairs of one warp
-    dqs = ()
-    gain = ()
-    decayed = ()
-    for t in gl.static_range(NEAR):
-        weight = _weights(by_query, t)
-        total = gl.zeros(own[0].shape, gl.float32, TOKENS)
-        moved = ()
-        for i in gl.static_range(t):
-            moved = moved + (decayed[i] * own[t],)
-            total += weight[i] * moved[i]
-        key = ks[t].to(gl.float32)
-        gain = gain + (total * qs[t].to(gl.float32),)
-        dqs = dqs + (total + weight[t] * key,)
-        decayed = moved + (key,)
-    dks = ()
-    pairs = ()
-    decayed = ()
-    for j in gl.static_range(NEAR):
-        weight = _weights(by_key, NEAR - 1 - j)
-        total = gl.zeros(own[0].shape, gl.float32, TOKENS)
-        moved = ()
-        # decayed[i] is the query of token 15 - i
-        for i in gl.static_range(j):
-            moved = moved + (decayed[i] * own[NEAR - j],)
-            total += weight[NEAR - 1 - i] * moved[i]
-        query = qs[NEAR - 1 - j].to(gl.float32)
-        pairs = (gain[NEAR - 1 - j] - total * ks[NEAR - 1 - j].to(gl.float32),) + pairs
-        dks = (total + weight[NEAR - 1 - j] * query,) + dks
-        decayed = moved + (query,)
-
     # pairs of different warps, at their level
+    mbarrier.wait(own_come, 0)
+    own = decays_of(tokens_of(g_tile.reshape([CHUNK, HALF]).load(FLAT)))
     to_here = (own[0],)
     to_end = (gl.full(own[0].shape, 1.0, gl.float32, TOKENS),)
     for i in gl.static_range(1, NEAR):
@@ -251,7 +168,6 @@ def gla_gradients(
     before, after, inward = around(block, t0, t1, t2, t3)
     odd = block % 2 == 1
     high = block >= 2
-    # loaded again: the compiler would keep them in float32
     qs = tokens_of(q_tile.reshape([CHUNK, HALF]).load(FLAT))
     ks = tokens_of(k_tile.reshape([CHUNK, HALF]).load(FLAT))
     met = ()
@@ -271,6 +187,8 @@ def gla_gradients(
     wt = gl.zeros([CHUNK, CHUNK], gl.float32, _WGMMA)
     wt = warpgroup_mma(v, u.permute((1, 0)), wt, use_acc=False, is_async=True)
     w, wt = warpgroup_mma_wait(0, deps=(w, wt))
+    row = gl.arange(0, CHUNK, gl.SliceLayout(1, _WGMMA))[:, None]
+    column = gl.arange(0, CHUNK, gl.SliceLayout(0, _WGMMA))[None, :]
     w = gl.where(row > column, w, wt) * scale
     operand: gl.constexpr = gl.DotOperandLayout(0, _WGMMA, 2)
     sixteen = gl.convert_layout(gl.where((row ^ column) >> 4 == 1, w, 0.0).to(dtype), operand)
@@ -280,54 +198,75 @@ def gla_gradients(
     sixteen, thirty_two = warpgroup_mma_wait(0, deps=(sixteen, thirty_two))
     at_sixteen = warpgroup_mma(sixteen, met_tiles.index(0), at_sixteen, use_acc=False, is_async=True)
     at_thirty_two = warpgroup_mma(thirty_two, met_tiles.index(1), at_thirty_two, use_acc=False, is_async=True)
-    at_sixteen, at_thirty_two, sixteen, thirty_two = warpgroup_mma_wait(
-        0, deps=(at_sixteen, at_thirty_two, sixteen, thirty_two)
+
+    # what comes from before the chunk and from behind it
+    mbarrier.wait(states_come, 0)
+    from_state = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
+    from_end = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
+    both = gl.zeros([HALF, HALF], gl.float32, _WGMMA)
+    from_state = warpgroup_mma(u, s, from_state, use_acc=False, is_async=True)
+    from_end = warpgroup_mma(v, ds, from_end, use_acc=False, is_async=True)
+    both = warpgroup_mma(s.permute((1, 0)), ds, both, use_acc=False, is_async=True)
+    at_sixteen, at_thirty_two, sixteen, thirty_two, from_state, from_end, both = warpgroup_mma_wait(
+        0, deps=(at_sixteen, at_thirty_two, sixteen, thirty_two, from_state, from_end, both)
     )
     barrier()
     pool.index(0).store(at_sixteen)
     pool.index(1).store(at_thirty_two)
+    pool.index(2).store(from_state * scale)
+    pool.index(3).store(from_end)
+    crossing.store(gl.sum(gl.where(row == column, both, 0.0), 1))
     barrier()
 
-    # all the others, and what crosses each token: of later queries from the last on, of earlier keys from the first on
+    # a token after the other, from the last on: pairs of its warp, all the others, and what crosses it
     qs = tokens_of(q_tile.reshape([CHUNK, HALF]).load(FLAT))
-    from_states = _token(pool.index(2))
-    levels = _token(pool.index(0))
-    far_levels = _token(pool.index(1))
-    nothing = gl.zeros(own[0].shape, gl.float32, TOKENS)
-    odd_queries = gl.where(odd, 1.0, 0.0)
-    high_queries = gl.where(high, inward, 0.0)
-    ahead_here, ahead_states, ahead_far = nothing, nothing, nothing
-    later_pairs = ()
-    found_q = ()
-    for j in gl.static_range(NEAR):
-        here = to_here[NEAR - 1 - j]
-        query = qs[NEAR - 1 - j].to(gl.float32) * here
-        state_part, far_part = from_states[NEAR - 1 - j], far_levels[NEAR - 1 - j]
-        part = state_part * before + levels[NEAR - 1 - j] * odd_queries + far_part * high_queries
-        found_q = (dqs[NEAR - 1 - j] + here * part,) + found_q
-        ahead_here += pairs[NEAR - 1 - j] + query * part
-        ahead_states += query * state_part
-        ahead_far += query * far_part
-        later_pairs = (ahead_here,) + later_pairs
     ks = tokens_of(k_tile.reshape([CHUNK, HALF]).load(FLAT))
-    from_ends = _token(pool.index(3))
-    even_keys = gl.where(odd, 0.0, 1.0)
-    low_keys = gl.where(high, 0.0, inward)
-    behind, behind_ends, behind_far = nothing, nothing, nothing
-    found_k = ()
-    dg = ()
-    for i in gl.static_range(NEAR):
-        key = ks[i].to(gl.float32) * to_end[i]
-        end_part, far_part = from_ends[i], far_levels[i]
-        part = end_part * after + levels[i] * even_keys + far_part * low_keys
-        found_k = found_k + (dks[i] + to_end[i] * part,)
-        dg = dg + (later_pairs[i] + behind,)
-        behind += key * part
+    nothing = gl.zeros(own[0].shape, gl.float32, TOKENS)
+    queries, keys = gl.where(odd, 1.0, 0.0), gl.where(odd, 0.0, 1.0)
+    far_queries, far_keys = gl.where(high, inward, 0.0), gl.where(high, 0.0, inward)
+    columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKENS))[None, :]
+    first = token + block * NEAR
+    place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
+    ahead, ahead_states, ahead_far, behind_ends, behind_far = nothing, nothing, nothing, nothing, nothing
+    end = gl.full(own[0].shape, 1.0, gl.float32, TOKENS)
+    from_states, from_ends = _token(pool.index(2)), _token(pool.index(3))
+    levels, far_levels = _token(pool.index(0)), _token(pool.index(1))
+    later = ()
+    earlier = ()
+    for t in gl.static_range(NEAR - 1, -1, -1):
+        to_query = _weights(by_query, t)
+        to_key = _weights(by_key, t)
+        q, k = qs[t].to(gl.float32), ks[t].to(gl.float32)
+        state_part, end_part, far_part = from_states[t], from_ends[t], far_levels[t]
+        # of earlier tokens, one factor of their decay after the other
+        before_it = state_part * before + levels[t] * queries + far_part * far_queries
+        for i in gl.static_range(t):
+            before_it = before_it * own[i] + to_query[i] * ks[i].to(gl.float32)
+        before_it = before_it * own[t]
+        # of later tokens of the warp, of all others
+        after_it = nothing
+        for i in gl.static_range(NEAR - 1, t, -1):
+            added = to_key[i] * qs[i].to(gl.float32)
+            after_it = added if i == NEAR - 1 else after_it * own[i + 1] + added
+        if t < NEAR - 1:
+            after_it = after_it * own[t + 1]
+            end = end * own[t + 1]
+        back = end_part * after + levels[t] * keys + far_part * far_keys
+        inside = (first + t < T) & (columns < KEYS)
+        at = place + t * (H * KEYS)
+        gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
+        gl.store(dk_ptr + at, (after_it + to_key[t] * q + end * back).to(dtype), mask=inside)
+        ahead += before_it * q - after_it * k
+        ahead_states = (ahead_states + q * state_part) * own[t]
+        ahead_far = (ahead_far + q * far_part) * own[t]
+        key = k * end
         behind_ends += key * end_part
         behind_far += key * far_part
+        later = (ahead,) + later
+        earlier = (key * back,) + earlier
     sums.slice(BLOCKS, BLOCKS, 0).store(ahead_states * before)
     sums.slice(2 * BLOCKS, BLOCKS, 0).store(behind_ends * after)
-    sums.slice(3 * BLOCKS, BLOCKS, 0).store(ahead_far * high_queries + behind_far * low_keys)
+    sums.slice(3 * BLOCKS, BLOCKS, 0).store(ahead_far * far_queries + behind_far * far_keys)
     barrier()
     rest = crossing.load(gl.SliceLayout(0, TOKENS))[None, :] * (t0 * t1 * t2 * t3)
     for i in gl.static_range(BLOCKS):
@@ -335,12 +274,7 @@ def gla_gradients(
         rest += gl.where(block > i, sums.slice(2 * BLOCKS + i, 1, 0).load(TOKENS), 0.0)
     rest += gl.where(block == 1, sums.slice(3 * BLOCKS, 1, 0).load(TOKENS), 0.0)
     rest += gl.where(block == 2, sums.slice(3 * BLOCKS + 3, 1, 0).load(TOKENS), 0.0)
-    columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKENS))[None, :]
-    first = token + block * NEAR
-    place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
     for i in gl.static_range(NEAR):
         inside = (first + i < T) & (columns < KEYS)
-        at = place + i * (H * KEYS)
-        gl.store(dq_ptr + at, found_q[i].to(dtype), mask=inside)
-        gl.store(dk_ptr + at, found_k[i].to(dtype), mask=inside)
-        gl.store(dg_ptr + at, dg[i] + rest, mask=inside)
+        gl.store(dg_ptr + place + i * (H * KEYS), later[i] + rest, mask=inside)
+        rest += earlier[i]

@@ -61,7 +61,6 @@ def run_gradients(
     dq: Tensor,
     dk: Tensor,
     dg: Tensor,
-    ahead: int,
     scale: float,
 ) -> None:
     """One launch of `gla_gradients`, whose arguments these are; dq, dk and dg have the heads of u."""
@@ -76,14 +75,12 @@ def run_gradients(
         tiles(u, [1, TOKENS, 1, tall], LAYOUT),
         tiles(states, [1, TOKENS, 1, 64], LAYOUT),
         tiles(ends, [1, TOKENS, 1, 64], LAYOUT),
-        *(q, k, g, v, u, states, ends),
         dq,
         dk,
         dg,
         length,
         heads // q.shape[2],
         heads // v.shape[2],
-        ahead,
         scale,
     )
     launch(gla_gradients, grid, arguments, {"H": heads, "KEYS": keys}, 4, (q.dtype, tall))

@@ -1,159 +1,276 @@
-"""What a vector decay does to a chunk on Hopper: four warps turn its queries, keys and log decays into operands.
+"""What a vector decay does to a chunk on Hopper: eight warps turn its queries, keys and log decays into operands.
 
-A warp has 16 tokens, a thread all of them in two channels, so that products of decays along tokens stay in registers.
-Tokens s < t of a chunk meet at one level of 1, 2, .. 32: in one block of twice as many tokens, s in its first half, t
-in its second. There the decay between them splits at the middle into a factor of the key and one of the query, each a
-product of exp(g), so at most 1. A tile of a level holds each token's query or key times its factor, and its product
-with itself has that level's scores.
+A warp has 16 tokens, in two rows of 8, and 32 channels of 64 at a time; a thread has a row in two channels. So products
+of decays along tokens stay in registers, but for an exchange between rows. Tokens s < t of a chunk meet at one level of
+1, 2, .. 32: in one block of twice as many tokens, s in its first half, t in its second. There the decay between them
+splits at the middle into a factor of the key and one of the query, each a product of exp(g), so at most 1. A tile of a
+level holds each token's query or key times its factor, and its product with itself has that level's scores.
 """
 # ruff: noqa: RUF005 - Gluon does not compile starred expressions
 
-from holdfast.kernels.common.gluon import barrier, fence_async_shared, gl, gluon, mbarrier, mma_v2, reinterpret
+from holdfast.kernels.common.gluon import (
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    mma_v2,
+    reinterpret,
+    tma_load,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from .hopper_gates import CHUNK
+from .hopper_gla_tokens import BLOCKS, HALF, LOG2E, NEAR, around
 
-# tokens of a warp; warps; channels at a time
-NEAR = gl.constexpr(16)
-BLOCKS = gl.constexpr(4)
-HALF = gl.constexpr(64)
-_LOG2E = gl.constexpr(1.4426950408889634)
-FLAT = gl.constexpr(gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0]))
-# of one token of each warp
-TOKENS = gl.constexpr(gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0]))
-_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
-MMA_BLOCKS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
-_MMA_HALVES = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [2, 2], [16, 8]))
+# tokens of a thread; rows of as many, of which a warp has two
+OWN = gl.constexpr(8)
+ROWS = gl.constexpr(8)
+# channels of a warp
+_PART = gl.constexpr(32)
+# Of 64 tokens and channels. A thread's tokens differ in bits 0, 1 and 3, and a warp's other lanes have bit 2 set: rows
+# that lanes touch at once lie in different banks. The last warps have the other channels
+_FLAT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [1, 0], [2, 0], [8, 0]],
+        [[0, 2], [0, 4], [0, 8], [0, 16], [4, 0]],
+        [[16, 0], [32, 0], [0, 32]],
+        [],
+        [64, 64],
+    )
+)
+# of one token of each row
+TOKENS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1]], [[0, 2], [0, 4], [0, 8], [0, 16], [1, 0]], [[2, 0], [4, 0], [0, 32]], [], [8, 64]
+    )
+)
+# as mma.sync's first operand
+_ROWS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [8, 0], [0, 8], [0, 16]],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0], [0, 32]],
+        [],
+        [64, 64],
+    )
+)
+_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8]))
+# a wgmma's [64, 64] over eight warps or four, its columns by 16
+_BY_BLOCK = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 0, 1], [8, 0, 0], [0, 0, 8], [0, 1, 0]],
+        [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        [[16, 0, 0], [32, 0, 0], [0, 2, 0]],
+        [],
+        [64, 4, 16],
+    )
+)
+_BY_BLOCK_4 = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 0, 1], [8, 0, 0], [0, 0, 8], [0, 1, 0], [0, 2, 0]],
+        [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        [[16, 0, 0], [32, 0, 0]],
+        [],
+        [64, 4, 16],
+    )
+)
+_PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+PARTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 
 
 @gluon.jit
-def tokens_of(x):
-    """[64, channels] -> the 16 tokens of every warp, each [4, channels]."""
+def across(x):
+    """[8, channels]: of each row what the other row of its warp has."""
+    return gl.inline_asm_elementwise(
+        "shfl.sync.bfly.b32 $0, $1, 16, 0x1f, 0xffffffff;", "=r,r", [x], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _tokens_of(x):
+    """[64, channels] -> the 8 tokens of every row, each [8, channels]."""
     width: gl.constexpr = x.shape[1]
-    whole = gl.permute(gl.reshape(x, [BLOCKS, 2, 2, 2, 2, width]), (0, 5, 4, 3, 2, 1))
-    parts = (whole,)
-    for level in gl.static_range(4):
+    parts = (gl.permute(gl.reshape(x, [BLOCKS, 2, 2, 2, 2, width]), (0, 2, 5, 4, 3, 1)),)
+    for level in gl.static_range(3):
         finer = ()
         for i in gl.static_range(1 << level):
             first, second = gl.split(parts[i])
             finer = finer + (first, second)
         parts = finer
     found = ()
-    for i in gl.static_range(NEAR):
-        found = found + (gl.convert_layout(parts[i], TOKENS, assert_trivial=True),)
+    for i in gl.static_range(OWN):
+        found = found + (gl.convert_layout(gl.reshape(parts[i], [ROWS, width]), TOKENS, assert_trivial=True),)
     return found
 
 
 @gluon.jit
-def tile_of(tokens):
-    """The inverse of tokens_of."""
+def _tile_of(tokens):
+    """The inverse of _tokens_of."""
     width: gl.constexpr = tokens[0].shape[1]
-    parts = tokens
-    for level in gl.static_range(4):
+    parts = ()
+    for i in gl.static_range(OWN):
+        parts = parts + (gl.reshape(tokens[i], [BLOCKS, 2, width]),)
+    for level in gl.static_range(3):
         wider = ()
-        for i in gl.static_range(8 >> level):
+        for i in gl.static_range(4 >> level):
             wider = wider + (gl.join(parts[2 * i], parts[2 * i + 1]),)
         parts = wider
-    return gl.reshape(gl.permute(parts[0], (0, 5, 4, 3, 2, 1)), [CHUNK, width])
+    whole = gl.reshape(gl.permute(parts[0], (0, 5, 1, 4, 3, 2)), [CHUNK, width])
+    return gl.convert_layout(whole, _FLAT, assert_trivial=True)
 
 
 @gluon.jit
-def near_product(left, right):
-    """Products of every warp's 16 rows of two tiles [64, channels] in shared memory, [4, 16, 16]."""
-    width: gl.constexpr = left.shape[1]
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, MMA_BLOCKS, 2)
-    b_layout: gl.constexpr = gl.DotOperandLayout(1, MMA_BLOCKS, 2)
-    a = gl.reshape(left.load(gl.DotOperandLayout(0, _MMA, 2)), [BLOCKS, NEAR, width])
-    b = gl.permute(gl.reshape(right.load(gl.DotOperandLayout(0, _MMA, 2)), [BLOCKS, NEAR, width]), (0, 2, 1))
-    a, b = gl.convert_layout(a, a_layout), gl.convert_layout(b, b_layout)
-    return mma_v2(a, b, gl.zeros([BLOCKS, NEAR, NEAR], gl.float32, MMA_BLOCKS))
+def _operands(x):
+    """x [64, 64], as both operands of products of every warp's 16 tokens with one another: [8, 16, 32], [8, 32, 16]."""
+    parts = gl.permute(gl.reshape(x, [BLOCKS, NEAR, 2, _PART]), (2, 0, 1, 3))
+    parts = gl.reshape(parts, [2 * BLOCKS, NEAR, _PART])
+    a = gl.convert_layout(parts, gl.DotOperandLayout(0, _MMA, 2), assert_trivial=True)
+    b = gl.convert_layout(gl.permute(parts, (0, 2, 1)), gl.DotOperandLayout(1, _MMA, 2), assert_trivial=True)
+    return a, b
 
 
 @gluon.jit
-def decays_of(g):
-    """exp of the 16 tokens' log decays; those of -inf give 0."""
+def _decays_of(g_tile):
+    """exp of the tokens' log decays; those of -inf give 0."""
+    g = _tokens_of(g_tile.reshape([CHUNK, HALF]).load(_FLAT))
     found = ()
-    for i in gl.static_range(NEAR):
-        found = found + (gl.exp2(g[i] * _LOG2E),)
+    for i in gl.static_range(OWN):
+        found = found + (gl.exp2(g[i] * LOG2E),)
     return found
 
 
 @gluon.jit
-def _met(q, k, to_here, to_end, level: gl.constexpr):
-    """Each token's query or key times its factor at a level."""
-    found = ()
-    for i in gl.static_range(NEAR):
-        if (i >> level) % 2 == 1:
-            x = (q[i].to(gl.float32) * to_here[i]).to(q[i].dtype)
-        elif level == 0:
-            x = k[i]
-        else:
-            x = (k[i].to(gl.float32) * to_end[i]).to(q[i].dtype)
-        found = found + (x,)
-    return tile_of(found)
+def _widened(to_here, to_end, totals, bit: gl.constexpr):
+    """Decays from blocks' starts to tokens, from tokens to blocks' ends, and of blocks: of blocks of twice as many.
 
-
-@gluon.jit
-def widened(to_here, to_end, totals, level: gl.constexpr):
-    """Decays from blocks' starts to tokens, from tokens to blocks' ends, and of blocks: of 2^level -> 2^(level + 1).
-
-    At level 0 the first and the last are a token's own decay, and the second is 1, whatever to_end.
+    bit: of the place in a thread which tells a block's halves apart. At 0 the first and the last are a token's own
+    decay, and the second is 1, whatever to_end.
     """
     here = ()
     end = ()
-    for i in gl.static_range(NEAR):
-        if (i >> level) % 2 == 1:
-            here = here + (to_here[i] * totals[(i >> level) ^ 1],)
-            if level == 0:
+    for i in gl.static_range(OWN):
+        if (i >> bit) % 2 == 1:
+            here = here + (to_here[i] * totals[(i >> bit) ^ 1],)
+            if bit == 0:
                 end = end + (gl.full(to_here[i].shape, 1.0, gl.float32, TOKENS),)
             else:
                 end = end + (to_end[i],)
-        elif level == 0:
+        elif bit == 0:
             here = here + (to_here[i],)
-            end = end + (totals[(i >> level) ^ 1],)
+            end = end + (totals[(i >> bit) ^ 1],)
         else:
             here = here + (to_here[i],)
-            end = end + (to_end[i] * totals[(i >> level) ^ 1],)
+            end = end + (to_end[i] * totals[(i >> bit) ^ 1],)
     whole = ()
-    for j in gl.static_range(NEAR >> (level + 1)):
+    for j in gl.static_range(OWN >> (bit + 1)):
         whole = whole + (totals[2 * j] * totals[2 * j + 1],)
     return here, end, whole
 
 
 @gluon.jit
-def _add_met(scores, tile, level: gl.constexpr):
-    """Adds a tile's product with itself where tokens meet at a level."""
-    row, column = _near_places()
-    return gl.where(((row ^ column) >> level == 1) & (row > column), scores + near_product(tile, tile), scores)
+def _widened_across(to_here, to_end, totals, late):
+    """_widened, where the halves of 8 tokens are of the two rows of a warp. late: whether a row has the second."""
+    here = ()
+    end = ()
+    whole = ()
+    for j in gl.static_range(2):
+        other = across(totals[j])
+        before = gl.where(late, other, 1.0)
+        after = gl.where(late, 1.0, other)
+        for i in gl.static_range(4):
+            here = here + (to_here[4 * j + i] * before,)
+            end = end + (to_end[4 * j + i] * after,)
+        whole = whole + (totals[j] * other,)
+    return here, end, whole
+
+
+@gluon.jit
+def _met(q, k, to_here, to_end, bit: gl.constexpr):
+    """Each token's query or key times its factor at a level; bit, of the place in a thread, tells its halves apart."""
+    found = ()
+    for i in gl.static_range(OWN):
+        if (i >> bit) % 2 == 1:
+            x = (q[i].to(gl.float32) * to_here[i]).to(q[i].dtype)
+        elif bit == 0:
+            x = k[i]
+        else:
+            x = (k[i].to(gl.float32) * to_end[i]).to(q[i].dtype)
+        found = found + (x,)
+    return found
+
+
+@gluon.jit
+def _met_across(q, k, to_here, to_end, late):
+    """_met at the level whose halves are of the two rows of a warp."""
+    found = ()
+    for i in gl.static_range(OWN):
+        x = gl.where(late, q[i].to(gl.float32), k[i].to(gl.float32)) * gl.where(late, to_here[i], to_end[i])
+        found = found + (x.to(q[i].dtype),)
+    return found
 
 
 @gluon.jit
 def _near_places():
-    row = gl.arange(0, NEAR, gl.SliceLayout(0, gl.SliceLayout(2, MMA_BLOCKS)))
-    column = gl.arange(0, NEAR, gl.SliceLayout(0, gl.SliceLayout(1, MMA_BLOCKS)))
+    row = gl.arange(0, NEAR, gl.SliceLayout(0, gl.SliceLayout(2, _MMA)))
+    column = gl.arange(0, NEAR, gl.SliceLayout(0, gl.SliceLayout(1, _MMA)))
     return row[None, :, None], column[None, None, :]
 
 
 @gluon.jit
-def _product(left, right, sum_, layout: gl.constexpr):
-    """sum_ + left right^T, of rows of tiles in shared memory."""
-    a = left.load(gl.DotOperandLayout(0, layout, 2))
-    b = right.permute((1, 0)).load(gl.DotOperandLayout(1, layout, 2))
-    return mma_v2(a, b, sum_)
+def _add_met(scores, tokens, level: gl.constexpr):
+    """Adds a tile's product with itself where tokens meet at a level."""
+    a, b = _operands(gl.convert_layout(_tile_of(tokens), _ROWS))
+    row, column = _near_places()
+    return gl.where(((row ^ column) >> level == 1) & (row > column), mma_v2(a, b, scores), scores)
 
 
 @gluon.jit
-def _spread(near):
-    """[4, 16, 16] on the diagonal of [64, 64], 0 elsewhere."""
-    block = gl.arange(0, BLOCKS, gl.SliceLayout(1, gl.SliceLayout(2, MMA_BLOCKS)))[:, None, None]
-    low = gl.join(gl.where(block == 0, near, 0.0), gl.where(block == 1, near, 0.0))
-    high = gl.join(gl.where(block == 2, near, 0.0), gl.where(block == 3, near, 0.0))
-    whole = gl.permute(gl.join(low, high), (0, 1, 4, 3, 2))
-    return gl.reshape(whole, [CHUNK, CHUNK])
+def _as_they_are(tokens):
+    """The same, which the compiler takes for others: it would keep what it has once made of them, at twice the size."""
+    found = ()
+    for i in gl.static_range(OWN):
+        same = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tokens[i]], tokens[i].dtype, is_pure=False, pack=2)
+        found = found + (same,)
+    return found
 
 
 @gluon.jit
-def of_blocks(totals):
-    """The decays of the four warps' tokens, [1, channels] each, of what they left."""
+def _meet_near(q, k, to_here, late, scores):
+    """Scores of each warp's tokens: q and k [64, 64] in shared memory, to_here the tokens' own decays.
+
+    Also the tokens themselves, and their decays as of _widened in blocks of 16.
+    """
+    qa, _ = _operands(q.load(_ROWS))
+    _, kb = _operands(k.load(_ROWS))
+    row, column = _near_places()
+    scores = gl.where(row == column, mma_v2(qa, kb, scores), scores)
+    qs = _tokens_of(q.load(_FLAT))
+    ks = _tokens_of(k.load(_FLAT))
+    scores = _add_met(scores, _met(qs, ks, to_here, to_here, 0), 0)
+    to_here, to_end, total = _widened(to_here, to_here, to_here, 0)
+    qs, ks = _as_they_are(qs), _as_they_are(ks)
+    scores = _add_met(scores, _met(qs, ks, to_here, to_end, 1), 1)
+    to_here, to_end, total = _widened(to_here, to_end, total, 1)
+    qs, ks = _as_they_are(qs), _as_they_are(ks)
+    scores = _add_met(scores, _met_across(qs, ks, to_here, to_end, late), 2)
+    to_here, to_end, total = _widened_across(to_here, to_end, total, late)
+    qs, ks = _as_they_are(qs), _as_they_are(ks)
+    scores = _add_met(scores, _met(qs, ks, to_here, to_end, 2), 3)
+    to_here, to_end, total = _widened(to_here, to_end, total, 2)
+    return scores, _as_they_are(qs), _as_they_are(ks), to_here, to_end, total[0]
+
+
+@gluon.jit
+def _of_warps(total, late):
+    """[8, channels], both rows of a warp alike, -> [4, channels]."""
+    return gl.sum(gl.reshape(gl.where(late, 0.0, total), [BLOCKS, 2, total.shape[1]]), 1)
+
+
+@gluon.jit
+def _of_blocks(totals):
+    """The decays of the chunk's four blocks of 16 tokens, [1, channels] each, of what warps left."""
     t0 = totals.slice(0, 1, 0).load(TOKENS)
     t1 = totals.slice(1, 1, 0).load(TOKENS)
     t2 = totals.slice(2, 1, 0).load(TOKENS)
@@ -162,124 +279,118 @@ def of_blocks(totals):
 
 
 @gluon.jit
-def around(block, t0, t1, t2, t3):
-    """Decays of a chunk's tokens before a warp's, of those after them, and of those between them and its middle."""
-    before = gl.where(block == 0, 1.0, gl.where(block == 1, t0, gl.where(block == 2, t0 * t1, t0 * t1 * t2)))
-    after = gl.where(block == 3, 1.0, gl.where(block == 2, t3, gl.where(block == 1, t2 * t3, t1 * t2 * t3)))
-    inward = gl.where(block == 0, t1, gl.where(block == 3, t2, 1.0))
-    return before, after, inward
+def fetch_decays(g_desc, g_tiles, come, half: gl.constexpr, chunk):
+    """Has 64 columns of a chunk's log decays copied in. chunk: its batch, first token, head, and whether it exists."""
+    batch, token, head, exists = chunk
+    mbarrier.expect(come.index(half), g_desc.block_type.nbytes, pred=exists)
+    tma_load(g_desc, [batch, token, head, half * HALF], come.index(half), g_tiles.index(half), pred=exists)
 
 
 @gluon.jit
-def weigh(q, k, g_tiles, turn, totals, decays, p_tile, p_free, p_phase, scale):
-    """Of a chunk: q decayed from its start, times scale; k decayed to its end; both in place. p: the scores, [t, s].
+def weigh(q, k, g_tiles, g_come, phase, met_tiles, near_tile, totals, decays, read, scale, g_desc, following):
+    """Of a chunk: q decayed from its start, times scale; k decayed to its end; both in place. And scores' parts.
 
-    q, k: [64, K] in shared memory. g: float32 [1, 64, 1, 64] at turn * K / 64 and after; tiles of levels take its
-    place. totals: [K / 64, 4, 64] in float32, of use here only. decays: [K], of the chunk. p_free: the barrier of
-    whoever reads p.
+    q, k: [64, K] in shared memory. g: float32 [1, 64, 1, 64], of each 64 columns, whose place those of the `following`
+    chunk take. met_tiles: two of [64, 64] for each 64 columns, of levels 16 and 32. near_tile: float32 [8, 16, 16], the
+    scores of each warp. totals: [4, 64] in float32, of use here only. decays: [K], of the chunk. phase: of g_come.
+    read: barriers of whoever reads met_tiles, and near_tile.
     """
-    K: gl.constexpr = q.shape[1]
-    near = gl.zeros([BLOCKS, NEAR, NEAR], gl.float32, MMA_BLOCKS)
-    block = gl.arange(0, BLOCKS, gl.SliceLayout(1, TOKENS))[:, None]
-    for half in gl.static_range(K // HALF):
+    met_read, near_read = read
+    halves: gl.constexpr = q.shape[1] // HALF
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, TOKENS))[:, None]
+    block = row // 2
+    late = row % 2 == 1
+    near = gl.zeros([2 * BLOCKS, NEAR, NEAR], gl.float32, _MMA)
+    for half in gl.static_range(halves):
         q_half = q.slice(half * HALF, HALF, 1)
         k_half = k.slice(half * HALF, HALF, 1)
-        g_tile = g_tiles.index(turn * (K // HALF) + half)
-        to_here = decays_of(tokens_of(g_tile.reshape([CHUNK, HALF]).load(FLAT)))
-        qs = tokens_of(q_half.load(FLAT))
-        ks = tokens_of(k_half.load(FLAT))
-        tiles = reinterpret(g_tile, q.dtype, [2, CHUNK, HALF], gl.NVMMASharedLayout(128, 16, 2))
-        low = tiles.index(0)
-        high = tiles.index(1)
-        row, column = _near_places()
-        near = gl.where(row == column, near + near_product(q_half, k_half), near)
-        # g has been read
+        mbarrier.wait(g_come.index(half), phase)
+        own = _decays_of(g_tiles.index(half))
+        near, qs, ks, to_here, to_end, total = _meet_near(q_half, k_half, own, late, near)
+        totals.store(_of_warps(total, late))
         barrier()
-        low.store(_met(qs, ks, to_here, to_here, 0))
-        to_here, to_end, total = widened(to_here, to_here, to_here, 0)
-        high.store(_met(qs, ks, to_here, to_end, 1))
-        to_here, to_end, total = widened(to_here, to_end, total, 1)
-        barrier()
-        near = _add_met(near, low, 0)
-        near = _add_met(near, high, 1)
-        barrier()
-        # loaded again, here and below: the compiler would keep all of them in float32
-        qs = tokens_of(q_half.load(FLAT))
-        ks = tokens_of(k_half.load(FLAT))
-        low.store(_met(qs, ks, to_here, to_end, 2))
-        to_here, to_end, total = widened(to_here, to_end, total, 2)
-        high.store(_met(qs, ks, to_here, to_end, 3))
-        to_here, to_end, total = widened(to_here, to_end, total, 3)
-        totals.index(half).store(total[0])
-        barrier()
-        near = _add_met(near, low, 2)
-        near = _add_met(near, high, 3)
-        t0, t1, t2, t3 = of_blocks(totals.index(half))
+        fetch_decays(g_desc, g_tiles, g_come, half, following)
+        t0, t1, t2, t3 = _of_blocks(totals)
         before, after, inward = around(block, t0, t1, t2, t3)
-        barrier()
-        qs = tokens_of(q_half.load(FLAT))
-        ks = tokens_of(k_half.load(FLAT))
-        read = ()
+        reading = ()
         write = ()
         sixteen = ()
         thirty_two = ()
-        for i in gl.static_range(NEAR):
+        for i in gl.static_range(OWN):
             query = qs[i].to(gl.float32) * to_here[i]
             key = ks[i].to(gl.float32) * to_end[i]
-            read = read + ((query * (before * scale)).to(q.dtype),)
+            reading = reading + ((query * (before * scale)).to(q.dtype),)
             write = write + ((key * after).to(q.dtype),)
             sixteen = sixteen + (gl.where(block % 2 == 1, query, key).to(q.dtype),)
             thirty_two = thirty_two + ((gl.where(block >= 2, query, key) * inward).to(q.dtype),)
-        barrier()
-        low.store(tile_of(sixteen))
-        high.store(tile_of(thirty_two))
-        q_half.store(tile_of(read))
-        k_half.store(tile_of(write))
+        q_half.store(_tile_of(reading))
+        k_half.store(_tile_of(write))
+        if half == 0:
+            mbarrier.wait(met_read, phase ^ 1)
+        met_tiles[2 * half].store(_tile_of(sixteen))
+        met_tiles[2 * half + 1].store(_tile_of(thirty_two))
         decays.slice(half * HALF, HALF, 0).store(gl.reshape(t0 * t1 * t2 * t3, [HALF]))
+    fence_async_shared()
+    mbarrier.wait(near_read, phase ^ 1)
+    near_tile.store(near)
     barrier()
-    # not before: their sums would take registers from the tokens
-    first = gl.zeros([NEAR, NEAR], gl.float32, _MMA)
-    second = gl.zeros([NEAR, NEAR], gl.float32, _MMA)
-    far = gl.zeros([CHUNK // 2, CHUNK // 2], gl.float32, _MMA_HALVES)
-    for half in gl.static_range(K // HALF):
-        g_tile = g_tiles.index(turn * (K // HALF) + half)
-        tiles = reinterpret(g_tile, q.dtype, [2, CHUNK, HALF], gl.NVMMASharedLayout(128, 16, 2))
-        low = tiles.index(0)
-        high = tiles.index(1)
-        first = _product(low.slice(NEAR, NEAR, 0), low.slice(0, NEAR, 0), first, _MMA)
-        second = _product(low.slice(3 * NEAR, NEAR, 0), low.slice(2 * NEAR, NEAR, 0), second, _MMA)
-        far = _product(high.slice(2 * NEAR, 2 * NEAR, 0), high.slice(0, 2 * NEAR, 0), far, _MMA_HALVES)
-    mbarrier.wait(p_free, p_phase)
-    p_tile.store((_spread(near) * scale).to(q.dtype))
+
+
+@gluon.jit
+def scores_of(met_tiles, near_tile, met_read, scale, p_tile):
+    """The scores of what `weigh` has left: [t, s], times scale. p_tile may be in the place of near_tile."""
+    warps: gl.constexpr = gl.num_warps()
+    whole: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, 4 * CHUNK // warps, 16])
+    by_block: gl.constexpr = _BY_BLOCK if warps == 8 else _BY_BLOCK_4
+    sixteen = gl.zeros([CHUNK, CHUNK], gl.float32, whole)
+    thirty_two = gl.zeros([CHUNK, CHUNK], gl.float32, whole)
+    for half in gl.static_range(len(met_tiles) // 2):
+        low = met_tiles[2 * half]
+        high = met_tiles[2 * half + 1]
+        sixteen = warpgroup_mma(low, low.permute((1, 0)), sixteen, use_acc=half > 0, is_async=True)
+        thirty_two = warpgroup_mma(high, high.permute((1, 0)), thirty_two, use_acc=half > 0, is_async=True)
+    parts = reinterpret(near_tile, gl.float32, [2, CHUNK, NEAR], _PLAIN)
+    near = parts.index(0).load(gl.SliceLayout(1, by_block)) + parts.index(1).load(gl.SliceLayout(1, by_block))
+    sixteen, thirty_two = warpgroup_mma_wait(0, deps=(sixteen, thirty_two))
     barrier()
-    p_tile.slice(NEAR, NEAR, 0).slice(0, NEAR, 1).store((first * scale).to(q.dtype))
-    p_tile.slice(3 * NEAR, NEAR, 0).slice(2 * NEAR, NEAR, 1).store((second * scale).to(q.dtype))
-    p_tile.slice(2 * NEAR, 2 * NEAR, 0).slice(0, 2 * NEAR, 1).store((far * scale).to(q.dtype))
+    mbarrier.arrive(met_read, count=1)
+    t = gl.arange(0, CHUNK, gl.SliceLayout(1, whole))[:, None]
+    s = gl.arange(0, CHUNK, gl.SliceLayout(0, whole))[None, :]
+    level = (t ^ s) >> 4
+    far = gl.where(t > s, gl.where(level == 1, sixteen, thirty_two), 0.0)
+    far = gl.convert_layout(gl.reshape(far, [CHUNK, BLOCKS, NEAR]), by_block, assert_trivial=True)
+    row = gl.arange(0, CHUNK, gl.SliceLayout(1, gl.SliceLayout(2, by_block)))[:, None, None]
+    block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, by_block)))[None, :, None]
+    scores = gl.where(block == row // NEAR, near[:, None, :], far) * scale
+    scores = gl.reshape(scores.to(p_tile.dtype), [CHUNK, CHUNK])
+    p_tile.store(gl.convert_layout(scores, whole, assert_trivial=True))
     fence_async_shared()
     barrier()
 
 
 @gluon.jit
-def weigh_keys(k, g_tiles, turn, totals, decays):
+def weigh_keys(k, g_tiles, g_come, g_phase, totals, decays, g_desc, following):
     """Of a chunk: k decayed to its end, in place, and decays; as weigh, without queries."""
-    K: gl.constexpr = k.shape[1]
-    block = gl.arange(0, BLOCKS, gl.SliceLayout(1, TOKENS))[:, None]
-    for half in gl.static_range(K // HALF):
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, TOKENS))[:, None]
+    late = row % 2 == 1
+    for half in gl.static_range(k.shape[1] // HALF):
         k_half = k.slice(half * HALF, HALF, 1)
-        g_tile = g_tiles.index(turn * (K // HALF) + half)
-        own = decays_of(tokens_of(g_tile.reshape([CHUNK, HALF]).load(FLAT)))
-        ks = tokens_of(k_half.load(FLAT))
-        to_end = (gl.full(own[0].shape, 1.0, gl.float32, TOKENS),)
-        for i in gl.static_range(1, NEAR):
-            to_end = (to_end[0] * own[NEAR - i],) + to_end
-        totals.index(half).store(to_end[0] * own[0])
+        ks = _tokens_of(k_half.load(_FLAT))
+        mbarrier.wait(g_come.index(half), g_phase)
+        own = _decays_of(g_tiles.index(half))
+        here, to_end, total = _widened(own, own, own, 0)
+        here, to_end, total = _widened(here, to_end, total, 1)
+        here, to_end, total = _widened_across(here, to_end, total, late)
+        here, to_end, total = _widened(here, to_end, total, 2)
+        totals.store(_of_warps(total[0], late))
         barrier()
-        t0, t1, t2, t3 = of_blocks(totals.index(half))
-        _, after, _ = around(block, t0, t1, t2, t3)
+        fetch_decays(g_desc, g_tiles, g_come, half, following)
+        t0, t1, t2, t3 = _of_blocks(totals)
+        _, after, _ = around(row // 2, t0, t1, t2, t3)
         write = ()
-        for i in gl.static_range(NEAR):
+        for i in gl.static_range(OWN):
             write = write + ((ks[i].to(gl.float32) * (to_end[i] * after)).to(k.dtype),)
-        k_half.store(tile_of(write))
+        k_half.store(_tile_of(write))
         decays.slice(half * HALF, HALF, 0).store(gl.reshape(t0 * t1 * t2 * t3, [HALF]))
     fence_async_shared()
     barrier()

@@ -1,4 +1,10 @@
-"""Outputs inside chunks on Hopper, copied by TMA; see hopper_intra_chunk_forward.py. Backward it is the Triton one."""
+"""Outputs inside chunks and their gradients on Hopper, copied by TMA.
+
+The device code is in hopper_intra_chunk_forward.py, in hopper_intra_chunk_whole.py for gradients where one tile holds
+a chunk, and in hopper_intra_chunk_gradients.py for those of longer chunks.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,11 +14,14 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import intra_chunk_hopper as model
 
 from .intra_chunk import IntraChunkCall
-from .triton_intra_chunk import TritonIntraChunk
+from .triton_intra_chunk import TENSORS, TritonIntraChunk, sum_decays
 
 
 class HopperIntraChunk(TritonIntraChunk):
-    """Chunks of 64 to 512 steps, K and V of 64 or 128, bfloat16 and float16, on NVIDIA's Hopper."""
+    """Chunks of 64 to 512 steps, K and V of 64 or 128, bfloat16 and float16, on NVIDIA's Hopper.
+
+    Gradients where every value head has a query head of its own; else they are Triton's.
+    """
 
     name = "hopper"
 
@@ -24,40 +33,142 @@ class HopperIntraChunk(TritonIntraChunk):
         for name in "KV":
             if problem[name] not in model.WIDTHS:
                 return f"it takes {name} of {' or '.join(map(str, model.WIDTHS))}; got {problem[name]}"
+        if "mixed_states" in problem.traits:
+            return f"it takes states in the inputs' dtype, {problem.dtype}; got another"
         return without_gluon() or super().reject(problem, device)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: IntraChunkCall) -> Tensor:
-        with torch.cuda.device_of(call.v):
-            o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-            if o.numel():
-                _forward(call, o, plan["stages"])
-            return o
+        o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+        if o.numel():
+            _forward(call, o, plan)
+        return o
+
+    def backward(self, plan: Plan, call: IntraChunkCall, grad_o: Tensor) -> list[Tensor | None]:
+        if model.is_triton(plan):
+            return super().backward(plan, call, grad_o)
+        grads = [
+            None if (x := getattr(call, name)) is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+            for name in TENSORS
+        ]
+        if call.v.numel():
+            _backward(call, grad_o, grads, plan)
+        return grads
 
 
-def _forward(call: IntraChunkCall, o: Tensor, stages: int) -> None:
+def _tiled(x: Tensor | None, steps: int) -> Any:
     from holdfast.kernels.common.gluon import gl
     from holdfast.kernels.common.gluon_launch import aligned, tiles
 
-    from . import hopper_intra_chunk_forward as kernels
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    return None if x is None else tiles(aligned(x), [1, steps, 1, x.shape[3]], layout)
+
+
+def _whole(x: Tensor | None) -> Any:
+    """States, each in one tile."""
+    from holdfast.kernels.common.gluon import gl
+    from holdfast.kernels.common.gluon_launch import aligned, tiles
+
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+    return None if x is None else tiles(aligned(x).flatten(0, 2), [1, *x.shape[3:]], layout)
+
+
+def _types(call: IntraChunkCall) -> tuple[Any, ...]:
+    return (call.v.dtype, call.k.shape[3], call.v.shape[3], *(None if x is None else x.dtype for x in call[3:6]))
+
+
+def _forward(call: IntraChunkCall, o: Tensor, plan: Plan) -> None:
+    from holdfast.kernels.common.gluon_launch import launch
+
+    from .hopper_intra_chunk_forward import forward
 
     batch, length, heads, _ = o.shape
-    groups, keys = call.k.shape[2:]
-    chunks = -(-length // call.chunk_size)
+    chunk, chunks = call.chunk_size, -(-length // call.chunk_size)
+    arguments = (
+        *(_tiled(x, model.TILE) for x in (call.q, call.k, call.v)),
+        *(_whole(call.states), _tiled(call.gate, model.TILE), _tiled(o, model.TILE)),
+        None if call.g is None else call.g.contiguous(),
+        *(call.scale, length, chunks),
+    )
+    constants = {
+        "HEADS": heads,
+        "SHARED": heads // call.k.shape[2],
+        "CHUNK": chunk,
+        "SIGMOID": call.gate_activation == "sigmoid",
+        "SLOTS": plan["slots"],
+    }
+    grid = (chunk // model.TILE * chunks * batch * heads, 1, 1)
+    launch(forward, grid, arguments, constants, 4, _types(call))
 
-    def tiled(x: Tensor | None) -> object:
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-        return None if x is None else tiles(aligned(x), [1, model.TILE, 1, x.shape[3]], layout)
 
-    states = None
-    if call.states is not None:
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-        whole = aligned(call.states.to(o.dtype)).view(-1, keys, o.shape[3])
-        states = tiles(whole, [1, *whole.shape[1:]], layout)
-    g = None if call.g is None else call.g.contiguous()
-    inputs = (tiled(call.q), tiled(call.k), tiled(call.v), states, tiled(call.gate), tiled(o), g, call.scale)
-    sizes = (length, call.chunk_size, chunks, heads, groups)
-    grid = (call.chunk_size // model.TILE * chunks * batch * heads,)
-    kernels.forward[grid](*inputs, *sizes, call.gate_activation == "sigmoid", stages, num_warps=4)
+def _backward(call: IntraChunkCall, grad_o: Tensor, grads: list[Tensor | None], plan: Plan) -> None:
+    batch, length, heads, _ = call.v.shape
+    sizes = (call.scale, length, -(-length // call.chunk_size))
+    blocks = sizes[2] * batch * heads
+    if model.is_whole(plan):
+        _one_tile(call, grad_o, grads, plan, sizes, blocks)
+    else:
+        _several_tiles(call, grad_o, grads, plan, sizes, blocks)
+
+
+def _one_tile(
+    call: IntraChunkCall,
+    grad_o: Tensor,
+    grads: list[Tensor | None],
+    plan: Plan,
+    sizes: tuple[float, int, int],
+    blocks: int,
+) -> None:
+    from holdfast.kernels.common.gluon_launch import launch
+
+    from .hopper_intra_chunk_whole import whole
+
+    grad_q, grad_k, grad_v, grad_g, grad_states, grad_gate = grads
+    arguments = (
+        *(_tiled(x, model.TILE) for x in (call.q, call.k, call.v)),
+        *(_whole(call.states), _tiled(call.gate, model.TILE), _tiled(grad_o, model.TILE)),
+        *(_tiled(x, model.TILE) for x in (grad_q, grad_k, grad_v)),
+        *(_whole(grad_states), _tiled(grad_gate, model.TILE)),
+        *(None if call.g is None else call.g.contiguous(), grad_g, *sizes),
+    )
+    constants = {"HEADS": call.v.shape[2], "SIGMOID": call.gate_activation == "sigmoid"}
+    _, _, registers = model.WHOLE[call.k.shape[3] + call.v.shape[3]]
+    launch(whole, (blocks, 1, 1), arguments, constants, plan["warps"], _types(call), registers)
+
+
+def _several_tiles(
+    call: IntraChunkCall,
+    grad_o: Tensor,
+    grads: list[Tensor | None],
+    plan: Plan,
+    sizes: tuple[float, int, int],
+    blocks: int,
+) -> None:
+    from holdfast.kernels.common.gluon_launch import launch
+
+    from .hopper_intra_chunk_gradients import gradients
+
+    grad_q, grad_k, grad_v, grad_g, grad_states, grad_gate = grads
+    given = (call.q, call.k, call.v, call.gate, grad_o)
+    rows, columns = (
+        None if call.g is None else torch.empty(call.g.shape, dtype=torch.float32, device=call.g.device)
+        for _ in range(2)
+    )
+    arguments = (
+        *(_tiled(x, steps) for steps in (model.TILE, model.STEPS) for x in given),
+        *(_whole(call.states), *(_tiled(x, model.TILE) for x in (grad_q, grad_k, grad_v, grad_gate))),
+        *(_whole(grad_states), None if call.g is None else call.g.contiguous(), rows, columns, *sizes),
+    )
+    constants = {
+        "HEADS": call.v.shape[2],
+        "CHUNK": call.chunk_size,
+        "SIGMOID": call.gate_activation == "sigmoid",
+        "SLOTS": plan["slots"],
+    }
+    programs = 2 * (call.chunk_size // model.TILE) + (call.states is not None)
+    registers = model.TILED_REGISTERS[call.k.shape[3] + call.v.shape[3]]
+    launch(gradients, (programs * blocks, 1, 1), arguments, constants, 4, _types(call), registers)
+    if rows is not None and columns is not None and grad_g is not None:
+        sum_decays(rows, columns, grad_g, call.chunk_size)

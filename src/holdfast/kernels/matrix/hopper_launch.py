@@ -9,6 +9,7 @@ from torch import Tensor
 from holdfast.kernels.common import triton_launch
 from holdfast.kernels.common.gluon import gl
 from holdfast.kernels.common.gluon_launch import launch, tiles
+from holdfast.planner.models import matrix_hopper as model
 
 from .hopper_adjoint import adjoint
 from .hopper_advance import advance
@@ -41,14 +42,17 @@ class Gates:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """States [B, segments, H, K, V] in float32 where a sweep's segments start and end.
+    """States [B, segments, H, K, V] in float32 where a sweep's segments start, and [B, H, K, V] at the sequence's end.
 
-    turned: whether its tiles hold them transposed.
+    turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments; last
+    [slices, B, segments, H]: where the parts of their products with those states go. Both or neither.
     """
 
     start: Tensor | None = None
     end: Tensor | None = None
     turned: bool = False
+    against: Tensor | None = None
+    last: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,8 @@ def ungroup(grad: Tensor, x: Tensor) -> Tensor:
     return grad.unflatten(2, (x.shape[2], -1)).sum(3)
 
 
-def _tiles(x: Tensor, width: int) -> Any:
-    return tiles(x, [1, TOKENS, 1, width], LAYOUT)
+def _tiles(x: Tensor, width: int, tokens: int = TOKENS) -> Any:
+    return tiles(x, [1, tokens, 1, width], LAYOUT)
 
 
 def _kind(x: Tensor | None) -> Any:
@@ -139,6 +143,8 @@ def run_sweep(
         ends.end,
         saved,
         None if kept is None else kept.row,
+        ends.against,
+        ends.last,
         cu_seqlens,
         None if cu_seqlens is None else out,
         length,
@@ -150,11 +156,11 @@ def run_sweep(
         span,
         gates.scale,
     )
-    optional = (ends.start, ends.end, None if kept is None else kept.row, cu_seqlens)
+    optional = (ends.start, ends.end, ends.last, None if kept is None else kept.row, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, width, *map(_kind, optional))
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
-    launch(sweep, grid, arguments, constants, width // 16, types)
+    launch(sweep, grid, arguments, constants, width // 16, types, None, segments > 1)
 
 
 def run_adjoint(
@@ -229,7 +235,7 @@ def run_adjoint(
     types = (*gates.types(), q.dtype, wide, narrow, *map(_kind, optional))
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, segments, 1)
-    launch(adjoint, grid, arguments, constants, wide // 16, types)
+    launch(adjoint, grid, arguments, constants, wide // 16, types, None, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,19 +265,22 @@ def entering(forth: Turn, back: Turn | None, gates: Gates, stages: int, span: in
     if gates.g is not None:
         decay = torch.empty(batch, segments, heads, dtype=torch.float32, device=device)
     wide, narrow = width_of(keys), width_of(values)
+    # a product of twice as many tokens pays where segments are long, and made of them
+    tokens = 2 * TOKENS if span >= model.LONG_SPAN and span % 2 == 0 else TOKENS
     constants = {
         "KEYS": keys,
         "VALUES": values,
         "TURNS": turns,
         "FIRST": back is not None and back.last is not None,
         "LAST": forth.last is not None,
+        "TOKENS": tokens,
         "STAGES": stages,
     }
     arguments = (
-        _tiles(forth.k, wide),
-        _tiles(forth.v, narrow),
-        None if back is None else _tiles(back.k, wide),
-        None if back is None else _tiles(back.v, narrow),
+        _tiles(forth.k, wide, tokens),
+        _tiles(forth.v, narrow, tokens),
+        None if back is None else _tiles(back.k, wide, tokens),
+        None if back is None else _tiles(back.v, narrow, tokens),
         gates.g,
         gates.beta,
         local,
@@ -280,7 +289,7 @@ def entering(forth: Turn, back: Turn | None, gates: Gates, stages: int, span: in
         heads,
         heads // forth.k.shape[2],
         *gates.strides(),
-        span,
+        span * TOKENS // tokens,
         gates.scale,
     )
     launch(advance, (batch * heads, segments, 1), arguments, constants, wide // 16, (*gates.types(), forth.k.dtype))
@@ -288,7 +297,9 @@ def entering(forth: Turn, back: Turn | None, gates: Gates, stages: int, span: in
     block = max(16, 2048 // padded)
     blocks, sizes = (batch * heads, -(-keys * values // block), turns), (heads, keys * values, segments)
     backward = (None, None) if back is None else (back.first, back.last)
+    constants = {"PADDED": padded, "BLOCK": block, "OVERLAPS": True}
     tensors = (local, decay, forth.first, backward[0], states, forth.last, backward[1])
     with torch.cuda.device_of(local):
-        triton_launch.launch(compose, blocks, tensors, sizes, {"PADDED": padded, "BLOCK": block}, 4)
+        # as measured: one warp scans faster, all of a cell's segments in one thread, but with one turn four end sooner
+        triton_launch.launch(compose, blocks, tensors, sizes, constants, 4 if back is None else 1, True)
     return states

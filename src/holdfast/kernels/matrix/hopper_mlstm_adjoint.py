@@ -4,9 +4,10 @@ hopper_adjoint.py's sweep with n as one more column of S, which makes dn one mor
     dS = exp(g_{t+1}) dS + scale y_t q_t u_t^T;  dn = exp(g_{t+1}) dn + scale z_t q_t
     dk_t = beta_t (dS v_t + dn);  dv_t = beta_t dS^T k_t,
 u the gradient of o, y_t = 1 / (max(|norm_t|, floor_t) + eps) and z_t the gradient of norm_t. With [later, earlier]:
-    dK^T = (dS V^T + dn) * read + Q^T (((U V^T) * y + z) * within)
-    dV^T = (dS^T K^T) * read + U^T ((Q K^T) * y * within)
-    dS = decay dS + (Q^T * y * write) U.
+    dK^T = (dS V^T + dn) * read + Q^T (((U V^T) * y + z) * within * beta)
+    dV^T = (dS^T K^T) * read + U^T ((Q K^T) * y * within * beta)
+    dS = decay dS + (Q^T * y * write) U,
+read with beta in it.
 How dg is summed, and where that sum starts anew, is told in hopper_adjoint.py.
 """
 
@@ -25,25 +26,15 @@ from holdfast.kernels.common.gluon import (
 
 from .hopper_gates import (
     CHUNK,
-    READ,
     STRENGTH,
     VECTORS,
     WRITE,
-    add,
-    gather,
-    load_gates,
     of_head,
     of_segment,
     parts_of_columns,
-    weigh,
     within,
 )
-from .hopper_normalizer import INVERSE, SLOPE, load_columns
-
-# below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
-_LOG_ZERO = gl.constexpr(-149.9)
-# below this one, what is left of a state is less than the rounding of a product with it
-_LOG_FORGOTTEN = gl.constexpr(-12.0)
+from .hopper_mlstm_gates import ADJOINT_COLUMNS, INVERSE, READ_STRENGTH, SLOPE, gate_adjoint
 
 
 @gluon.jit(
@@ -110,6 +101,8 @@ def normalized_adjoint(
     V: gl.constexpr = v_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     warps: gl.constexpr = gl.num_warps()
+    # registers of the warps that do not multiply: what the others leave
+    others: gl.constexpr = 40 if warps == 8 else 72
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     rows_of: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], q_desc.layout)
@@ -119,7 +112,7 @@ def normalized_adjoint(
     dk_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, K], dk_desc.layout)
     dv_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, V], dv_desc.layout)
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
-    columns = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CHUNK], plain)
+    columns = gl.allocate_shared_memory(gl.float32, [STAGES * ADJOINT_COLUMNS, CHUNK], plain)
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
     # row sums that each warp leaves: of pairs in the chunk over the earlier and over the later token, of a token with
     # itself, of what comes from later chunks, and of the product of states
@@ -179,7 +172,7 @@ def normalized_adjoint(
             ),
             (_copy, (tiles, sources, loaded, free, H, k_group, v_group, count, STAGES)),
             (
-                _gate,
+                gate_adjoint,
                 (
                     places,
                     parts,
@@ -195,7 +188,7 @@ def normalized_adjoint(
             ),
         ],
         [1, 1],
-        [40, 40],
+        [others, others],
     )
 
 
@@ -217,58 +210,6 @@ def _copy(tiles, sources, loaded, free, H, k_group, v_group, count, STAGES: gl.c
         tma_load(k_desc, [batch, token, head // k_group, 0], loaded.index(stage), k_tiles.index(stage))
         tma_load(u_desc, [batch, token, head, 0], loaded.index(stage), u_tiles.index(stage))
         tma_load(v_desc, [batch, token, head // v_group, 0], loaded.index(stage), v_tiles.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-
-@gluon.jit
-def _gate(places, parts, pointers, g_t, beta_t, T, count, scale, SAVE: gl.constexpr, STAGES: gl.constexpr):
-    """Weighs each chunk when its stage is free, and turns the row sums of the chunk that left it into dg and dbeta."""
-    gates, columns, decays, _, gated, free = places
-    later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
-    g_ptr, beta_ptr, inverse_ptr, slope_ptr, row_ptr, last_ptr, dg_ptr, dbeta_ptr = pointers
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    carry = 0.0
-    if last_ptr is not None:
-        carry += gl.load(last_ptr + gl.program_id(0))
-    stage = 0
-    phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, count - 1, count > 0, T)
-    inverse, slope = load_columns(inverse_ptr, slope_ptr, count - 1, count > 0, T)
-    for i in range(count + STAGES):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, count - 2 - i, i + 1 < count, T)
-        inverse_next, slope_next = load_columns(inverse_ptr, slope_ptr, count - 2 - i, i + 1 < count, T)
-        # of the chunk that leaves: loaded before the wait
-        chunk = count - 1 - i + STAGES
-        tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
-        inside = (tokens < T) & (i >= STAGES)
-        gain = gl.load(row_ptr + tokens, mask=inside, other=0.0)
-        own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, T)
-        mbarrier.wait(free.index(stage), phase)
-        if i >= STAGES:
-            within_chunk, cross = gather(earlier_parts, stage), gather(cross_parts, stage)
-            dbeta = within_chunk + cross + gather(own_parts, stage)
-            gl.store(dbeta_ptr + tokens, dbeta, mask=inside)
-            pairs = gather(later_parts, stage) - within_chunk * own_beta
-            to_end = gl.associative_scan(own_g, 0, add, reverse=True)
-            taken = gl.associative_scan(cross * own_beta, 0, add, reverse=True)
-            remaining = gl.where(to_end < _LOG_FORGOTTEN, 0.0, carry - taken)
-            dg = gl.associative_scan(gain + pairs, 0, add, reverse=True) + remaining
-            dg = gl.where(own_g < _LOG_ZERO, 0.0, dg)
-            gl.store(dg_ptr + tokens, dg, mask=inside)
-            forgotten = gl.sum(own_g, 0) < _LOG_FORGOTTEN
-            carry = gl.sum(gain, 0) + gl.where(forgotten, 0.0, carry - gl.sum(cross * own_beta, 0))
-            if SAVE > 0:  # noqa: SIM102 - known while compiling
-                if chunk % SAVE == 0:
-                    rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
-                    carry = gl.sum(state_parts.index(stage).load(rows), 0)
-        if i < count:
-            columns.index(stage * 2 + INVERSE).store(inverse)
-            columns.index(stage * 2 + SLOPE).store(slope)
-            weigh(gates, decays, gated, stage, g, beta, scale, True)
-        g, beta, inverse, slope = g_next, beta_next, inverse_next, slope_next
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -368,14 +309,15 @@ def _multiply(
 
         mbarrier.wait(gated.index(stage), phase)
         weight = within(gates, stage, p_layout, True) * scale
-        inverse = columns.index(stage * 2 + INVERSE).load(later)[:, None]
-        slope = columns.index(stage * 2 + SLOPE).load(later)[:, None]
+        inverse = columns.index(stage * ADJOINT_COLUMNS + INVERSE).load(later)[:, None]
+        slope = columns.index(stage * ADJOINT_COLUMNS + SLOPE).load(later)[:, None]
         state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         qk, uv = warpgroup_mma_wait(2, deps=(qk, uv))
         qk = qk * weight
         uv = uv * inverse + slope
-        qk_tile.store((qk * inverse).to(dtype))
-        uv_tile.store((uv * weight).to(dtype))
+        strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, p_layout))[None, :]
+        qk_tile.store((qk * inverse * strength).to(dtype))
+        uv_tile.store((uv * weight * strength).to(dtype))
         fence_async_shared()
         barrier()
         both = qk * uv
@@ -383,31 +325,32 @@ def _multiply(
         apart = gl.where(itself, 0.0, both)
         earlier_parts.index(stage).store(parts_of_columns(apart, 4))
         own_parts.index(stage).store(parts_of_columns(gl.where(itself, both, 0.0), 4))
-        apart *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, p_layout))[None, :]
+        apart *= strength
         over = gl.sum(gl.reshape(apart, [CHUNK, pairs, CHUNK // pairs]), 2)
         later_parts.index(stage).permute((1, 0)).store(over)
         qt = q.permute((1, 0)).load(write_layout).to(gl.float32)
         write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, write_layout))
-        added = qt * (write * columns.index(stage * 2 + SLOPE).load(gl.SliceLayout(0, write_layout)))[None, :]
+        added = (
+            qt * (write * columns.index(stage * ADJOINT_COLUMNS + SLOPE).load(gl.SliceLayout(0, write_layout)))[None, :]
+        )
         added = gl.convert_layout(gl.sum(added, 1), of_key)
-        write *= columns.index(stage * 2 + INVERSE).load(gl.SliceLayout(0, write_layout))
+        write *= columns.index(stage * ADJOINT_COLUMNS + INVERSE).load(gl.SliceLayout(0, write_layout))
         written = (qt * write[None, :]).to(dtype)
-        read_k = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, k_layout))
-        read_v = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, v_layout))
+        read_k = columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).load(gl.SliceLayout(0, k_layout))
+        read_v = columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).load(gl.SliceLayout(0, v_layout))
         kt = k.permute((1, 0)).load(k_layout)
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-        dk = (dk + dn[:, None]) * read_k[None, :]
+        dk = dk + dn[:, None]
+        cross = dk * kt.to(gl.float32)
+        dk = dk * read_k[None, :]
         dv = dv * read_v[None, :]
         dn = dn * decays.index(stage).load(of_key) + added
-        cross = dk * kt.to(gl.float32)
         dk, dv, state, written = warpgroup_mma_wait(0, deps=(dk, dv, state, written))
         dk = warpgroup_mma(q.permute((1, 0)), uv_tile, dk, is_async=True)
         dv = warpgroup_mma(u.permute((1, 0)), qk_tile, dv, is_async=True)
         state = warpgroup_mma(written, u, state, is_async=True)
         dk, dv = warpgroup_mma_wait(1, deps=(dk, dv))
         cross_parts.index(stage).store(parts_of_columns(cross, warps))
-        dk = dk * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, k_layout))[None, :]
-        dv = dv * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, v_layout))[None, :]
         dk_tile.reshape([CHUNK, K]).permute((1, 0)).store(dk.to(dtype))
         dv_tile.reshape([CHUNK, V]).permute((1, 0)).store(dv.to(dtype))
         fence_async_shared()

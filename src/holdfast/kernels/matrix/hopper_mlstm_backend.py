@@ -1,7 +1,7 @@
-"""mLSTM on Hopper: forward in one launch, which leaves n . q a token to the backward pass, and that in three.
+"""mLSTM on Hopper: forward in one launch, which leaves n . q a token to the backward pass, and that in two.
 
-The division by m = max(|norm|, floor) + eps leaves two numbers a token to the sweeps, 1 / m and the gradient of norm,
-from the products of the output and its gradient; with them the normaliser is one more column of the state.
+The division by m = max(|norm|, floor) + eps makes two numbers a token of each gradient, 1 / m and the gradient of norm;
+with them the normaliser is one more column of the state.
 """
 
 import torch
@@ -43,7 +43,7 @@ class HopperMLSTM:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """o, the final state, and norm [B, H, T]."""
+        """o, the final state, and norm [2, B, H, T]: n . q, scaled, whole and of earlier chunks."""
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_launch
@@ -53,7 +53,7 @@ class HopperMLSTM:
         batch, length, heads, values = v.shape
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         final = torch.empty(batch, heads, k.shape[3], values + 1, dtype=torch.float32, device=v.device)
-        norm = torch.empty(batch, heads, length, dtype=torch.float32, device=v.device)
+        norm = torch.empty(2, batch, heads, length, dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state), norm
         gates = hopper_launch.Gates(call.g, call.beta, call.scale)
@@ -71,7 +71,7 @@ class HopperMLSTM:
         o: Tensor | None = None,
         norm: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
-        """o, norm: what forward returned; without them it runs again."""
+        """norm: what forward returned, which runs again without it. o is not read."""
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_launch
@@ -86,12 +86,10 @@ class HopperMLSTM:
             if grad_state is not None:
                 grad_state = grad_state.zero_() if w is None else grad_state.copy_(w)
             return [torch.zeros_like(x) for x in call[:6]], grad_state
-        if o is None or norm is None:
-            o, _, norm = self.forward(plan, call, cu_seqlens)
-        o = hopper_launch.tileable(o)
+        if norm is None:
+            norm = self.forward(plan, call, cu_seqlens)[2]
         u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else hopper_launch.tileable(grad_o)
 
-        columns, dfloor = launch.run_output_gradient(u, o, norm, call.norm_floor, call.eps)
         gates = hopper_launch.Gates(call.g, call.beta, call.scale)
         save, chunks = plan["save"], -(-length // hopper_launch.TOKENS)
         saved = saved_n = None
@@ -99,15 +97,15 @@ class HopperMLSTM:
             entries = -(-chunks // save)
             saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=v.device)
             saved_n = torch.empty(batch, heads, entries, keys, dtype=torch.float32, device=v.device)
-        kept = launch.Kept(torch.empty_like(norm), saved, saved_n, save)
+        left = torch.empty(4, *norm.shape[1:], dtype=norm.dtype, device=norm.device)
+        kept = launch.Kept(left, saved, saved_n, save)
         after = None if w is None else torch.empty_like(w)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        launch.run_queries(u, v, k, q, dq, gates, columns, start, after, kept, plan["stages"])
+        launch.run_queries(u, v, k, q, dq, gates, call.norm_floor, norm, start, after, kept, call.eps, plan["stages"])
         # rounded, as the products that are taken from it
         last = None if w is None else (after * w.to(v.dtype)).sum((2, 3))
-        dg, dbeta = (torch.empty_like(norm).transpose(1, 2) for _ in range(2))
-        launch.run_adjoint(
-            q, k, u, v, dk, dv, dg, dbeta, gates, columns, w, grad_state, last, kept, plan["adjoint_stages"]
-        )
+        dg, dbeta = (torch.empty_like(left[0]).transpose(1, 2) for _ in range(2))
+        launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, w, grad_state, last, kept, plan["adjoint_stages"])
+        dfloor = left[2].transpose(1, 2)
         return [hopper_launch.ungroup(dq, q), hopper_launch.ungroup(dk, k), dv, dg, dbeta, dfloor], grad_state

@@ -3,27 +3,24 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from holdfast.kernels.common import triton_launch
 from holdfast.kernels.common.gluon_launch import launch, tiles
 
 from .hopper_launch import LAYOUT, TOKENS, Gates, width_of
 from .hopper_mlstm_adjoint import normalized_adjoint
 from .hopper_mlstm_queries import normalized_queries
 from .hopper_mlstm_sweep import normalized_sweep
-from .triton_normalizer import output_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the launch for dq leaves to the adjoint sweep, for the log decay's gradient: see hopper_mlstm_queries.py.
+    """What the launch for dq leaves to the adjoint sweep: see hopper_mlstm_queries.py.
 
-    saved [B, H, n, K, V] and saved_n [B, H, n, K]: of every `save` chunks; None if there is but one.
+    left: [4, B, H, T]. saved [B, H, n, K, V] and saved_n [B, H, n, K]: of every `save` chunks; None if there is one.
     """
 
-    row: Tensor
+    left: Tensor
     saved: Tensor | None
     saved_n: Tensor | None
     save: int
@@ -46,7 +43,7 @@ def run_forward(
     eps: float,
     stages: int,
 ) -> None:
-    """o [B, T, H, V] and norm [B, H, T] of q, k, v; start, end: states [B, H, K, V + 1]."""
+    """o [B, T, H, V] and norm [2, B, H, T] of q, k, v; start, end: states [B, H, K, V + 1]."""
     batch, length, heads, values = o.shape
     keys = q.shape[3]
     wide, width = width_of(keys), width_of(values)
@@ -82,13 +79,15 @@ def run_queries(
     q: Tensor,
     dq: Tensor,
     gates: Gates,
-    columns: tuple[Tensor, Tensor],
+    floor: Tensor,
+    norm: Tensor,
     start: Tensor | None,
     end: Tensor | None,
     kept: Kept,
+    eps: float,
     stages: int,
 ) -> None:
-    """dq [B, T, H, K], and into kept what the adjoint sweep takes up. columns: see hopper_mlstm_queries.py."""
+    """dq [B, T, H, K], and into kept what the adjoint sweep takes up. norm [2, B, H, T]: of run_forward."""
     batch, length, heads, keys = dq.shape
     values = v.shape[3]
     wide, width = width_of(keys), width_of(values)
@@ -102,20 +101,24 @@ def run_queries(
         _tiles(q, wide),
         gates.g,
         gates.beta,
-        *columns,
+        floor,
+        norm,
         start,
         end,
         kept.saved,
         kept.saved_n,
-        kept.row,
+        kept.left,
         length,
         heads,
         heads // k.shape[2],
         heads // v.shape[2],
         *gates.strides(),
+        *floor.stride(),
         gates.scale,
+        eps,
     )
-    types = (*gates.types(), q.dtype, wide, width, start is None, end is None)
+    wide_strides = (stride < 2**31 for stride in floor.stride())
+    types = (*gates.types(), q.dtype, wide, width, start is None, end is None, *wide_strides)
     launch(normalized_queries, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
 
 
@@ -129,7 +132,6 @@ def run_adjoint(
     dg: Tensor,
     dbeta: Tensor,
     gates: Gates,
-    columns: tuple[Tensor, Tensor],
     start: Tensor | None,
     end: Tensor | None,
     last: Tensor | None,
@@ -143,6 +145,7 @@ def run_adjoint(
     batch, length, heads, keys = dk.shape
     values = dv.shape[3]
     wide, narrow = width_of(keys), width_of(values)
+    inverse, slope, _, row = kept.left
     saved = None
     if kept.saved is not None:
         saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], LAYOUT)
@@ -158,11 +161,12 @@ def run_adjoint(
         saved,
         gates.g,
         gates.beta,
-        *columns,
+        inverse,
+        slope,
         start,
         end,
         kept.saved_n,
-        kept.row,
+        row,
         last,
         dg,
         dbeta,
@@ -175,18 +179,3 @@ def run_adjoint(
     )
     types = (*gates.types(), q.dtype, wide, narrow, start is None, end is None, last is None)
     launch(normalized_adjoint, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
-
-
-def run_output_gradient(
-    u: Tensor, o: Tensor, norm: Tensor, floor: Tensor, eps: float
-) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """((1 / m, the gradient of norm) [B, H, T] each, the gradient of floor [B, T, H], a head's tokens side by side)."""
-    batch, length, heads, values = o.shape
-    inverse, slope, dfloor = (torch.empty_like(norm) for _ in range(3))
-    constants = {"WIDTH": values, "COLUMNS": width_of(values), "TOKENS": 8, "HEADS": 8}
-    strides = (*u.stride()[:3], *o.stride()[:3], *floor.stride())
-    blocks = (-(-length // 8), -(-heads // 8), batch)
-    tensors = (u, o, norm, floor, inverse, slope, dfloor)
-    with triton_launch.on_device_of(o):
-        triton_launch.launch(output_gradient, blocks, tensors, (length, heads, eps, *strides), constants, 4)
-    return (inverse, slope), dfloor.transpose(1, 2)

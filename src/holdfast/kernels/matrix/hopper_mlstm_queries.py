@@ -3,9 +3,12 @@
 With u the gradient of o, y_t = 1 / (max(|norm_t|, floor_t) + eps) and z_t the gradient of norm_t,
     S = exp(g_t) S + beta_t k_t v_t^T;  n = exp(g_t) n + beta_t k_t;  dq_t = scale (y_t S u_t + z_t n).
 
-hopper_sweep.py's sweep with roles exchanged, and with n as one more column of S that u has z for and v has ones. A
-block owns a (batch, head) and walks over chunks of 64 tokens, with [earlier, later]:
-    dQ^T = ((S U^T) * y + n z^T) * read + K^T (((V U^T) * y + z) * within);  S = decay S + (K^T * write) V.
+The output need not be known for z: u_t . o_t = q_t . (scale y_t S u_t), and S is at hand. hopper_sweep.py's sweep with
+roles exchanged, and with n as one more column of S that u has z for and v has ones. A block owns a (batch, head) and
+walks over chunks of 64 tokens, with [earlier, later]:
+    R = (S U^T) * read * y;  P = (V U^T) * within;  S = decay S + (K^T * write) V;
+    z = -y (sum over keys of Q^T * R + y sum over earlier of P * (K Q^T)), where |norm| is above its floor, by its sign;
+    dQ^T = R + (n z^T) * read + K^T (P * y + within * z).
 """
 
 from holdfast.kernels.common.gluon import (
@@ -27,27 +30,39 @@ from .hopper_gates import (
     STRENGTH,
     VECTORS,
     WRITE,
-    gather,
-    load_gates,
     of_head,
     of_segment,
     parts_of_columns,
-    weigh,
     within,
 )
-from .hopper_normalizer import INVERSE, SLOPE, load_columns
+from .hopper_mlstm_gates import COLUMNS, EARLIER, FLOOR, INVERSE, OF_FLOOR, OF_NORM, ROW, SLOPE, gate_queries
+from .hopper_normalizer import to_half
 
 
 @gluon.jit(
-    do_not_specialize=["T", "H", "k_group", "v_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h"],
+    do_not_specialize=[
+        "T",
+        "H",
+        "k_group",
+        "v_group",
+        "g_b",
+        "g_t",
+        "g_h",
+        "beta_b",
+        "beta_t",
+        "beta_h",
+        "floor_b",
+        "floor_t",
+        "floor_h",
+    ],
     do_not_specialize_on_alignment=[
         "g_ptr",
         "beta_ptr",
-        "inverse_ptr",
-        "slope_ptr",
+        "floor_ptr",
+        "norm_ptr",
         "start_ptr",
         "end_ptr",
-        "row_ptr",
+        "left_ptr",
     ],
 )
 def normalized_queries(
@@ -58,13 +73,13 @@ def normalized_queries(
     q_desc,
     g_ptr,
     beta_ptr,
-    inverse_ptr,
-    slope_ptr,
+    floor_ptr,
+    norm_ptr,
     start_ptr,
     end_ptr,
     saved_ptr,
     saved_n_ptr,
-    row_ptr,
+    left_ptr,
     T,
     H,
     k_group,
@@ -75,7 +90,11 @@ def normalized_queries(
     beta_b,
     beta_t,
     beta_h,
+    floor_b,
+    floor_t,
+    floor_h,
     scale,
+    eps,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     SAVE: gl.constexpr,
@@ -84,8 +103,8 @@ def normalized_queries(
     """Grid (B * H,).
 
     q, k: [B, T, H / k_group, KEYS]; v: [B, T, H / v_group, VALUES]; u, dq: [B, T, H, *], by descriptors of blocks
-    [1, 64, 1, columns]. inverse, slope: y and z [B, H, T]. start, end: S and n before and after, float32
-    [B, H, KEYS, VALUES + 1], or None. row [B, H, T]: q_t . dq_t of what comes from earlier chunks.
+    [1, 64, 1, columns]. norm: [2, B, H, T], whole and of earlier chunks. left [4, B, H, T]: INVERSE, SLOPE, FLOOR and
+    ROW. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1], or None.
     saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], rounded, and saved_n [.., KEYS]: S and n before every SAVE-th
     chunk; None if SAVE is 0.
     """
@@ -93,17 +112,18 @@ def normalized_queries(
     V: gl.constexpr = v_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    rows_of: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     u_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], u_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], v_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], q_desc.layout)
-    dq_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, K], dq_desc.layout)
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
-    columns = gl.allocate_shared_memory(gl.float32, [STAGES * 2, CHUNK], plain)
+    columns = gl.allocate_shared_memory(gl.float32, [STAGES * COLUMNS, CHUNK], plain)
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
-    parts = gl.allocate_shared_memory(
-        gl.float32, [STAGES, gl.num_warps(), CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
+    # sums that each warp leaves: of q . R over keys, of pairs in the chunk over the earlier token
+    parts = gl.allocate_shared_memory(gl.float32, [gl.num_warps(), CHUNK], rows_of)
+    pairs = gl.allocate_shared_memory(gl.float32, [4, CHUNK], rows_of)
+    slopes = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -116,9 +136,9 @@ def normalized_queries(
     g_ptr += of_head(H, g_b, g_h)
     beta_ptr += of_head(H, beta_b, beta_h)
     of_tokens = gl.program_id(0).to(gl.int64) * T
-    inverse_ptr += of_tokens
-    slope_ptr += of_tokens
-    row_ptr += of_tokens
+    floor_ptr += of_head(H, floor_b, floor_h)
+    norm_ptr += of_tokens
+    left_ptr += of_tokens
     count = gl.cdiv(T, CHUNK)
     if SAVE > 0:
         entry = gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE)
@@ -126,20 +146,22 @@ def normalized_queries(
         saved_n_ptr += entry * KEYS
     tiles = (u_tiles, v_tiles, k_tiles, q_tiles)
     sources = (u_desc, v_desc, k_desc, q_desc)
-    places = (gates, columns, decays, parts, loaded, gated, free)
+    places = (gates, columns, decays, loaded, gated, free)
     gl.warp_specialize(
         [
             (
                 _multiply,
                 (
                     tiles,
-                    dq_tile,
                     places,
+                    (parts, pairs, slopes),
                     dq_desc,
+                    left_ptr,
                     start_ptr,
                     end_ptr,
                     saved_ptr,
                     saved_n_ptr,
+                    T,
                     H,
                     count,
                     KEYS,
@@ -150,8 +172,17 @@ def normalized_queries(
             ),
             (_copy, (tiles, sources, loaded, free, H, k_group, v_group, count, STAGES)),
             (
-                _gate,
-                (places, g_ptr, beta_ptr, g_t, beta_t, inverse_ptr, slope_ptr, row_ptr, T, count, scale, STAGES),
+                gate_queries,
+                (
+                    places,
+                    (g_ptr, beta_ptr, floor_ptr, norm_ptr),
+                    (g_t, beta_t, floor_t),
+                    T,
+                    count,
+                    scale,
+                    eps,
+                    STAGES,
+                ),
             ),
         ],
         [1, 1],
@@ -183,47 +214,17 @@ def _copy(tiles, sources, loaded, free, H, k_group, v_group, count, STAGES: gl.c
 
 
 @gluon.jit
-def _gate(places, g_ptr, beta_ptr, g_t, beta_t, inverse_ptr, slope_ptr, row_ptr, T, count, scale, STAGES: gl.constexpr):
-    """Weighs each chunk when its stage is free, and adds up the row sums of the chunk that left it."""
-    gates, columns, decays, parts, _, gated, free = places
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    stage = 0
-    phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
-    inverse, slope = load_columns(inverse_ptr, slope_ptr, 0, count > 0, T)
-    # two chunks ahead: a load takes as long as a chunk
-    g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, 1, count > 1, T)
-    inverse_next, slope_next = load_columns(inverse_ptr, slope_ptr, 1, count > 1, T)
-    for i in range(count + STAGES):
-        g_later, beta_later = load_gates(g_ptr, beta_ptr, g_t, beta_t, i + 2, i + 2 < count, T)
-        inverse_later, slope_later = load_columns(inverse_ptr, slope_ptr, i + 2, i + 2 < count, T)
-        mbarrier.wait(free.index(stage), phase)
-        if i >= STAGES:
-            row = gather(parts, stage)
-            tokens = (i - STAGES) * CHUNK + gl.arange(0, CHUNK, layout)
-            gl.store(row_ptr + tokens, row, mask=tokens < T)
-        if i < count:
-            columns.index(stage * 2 + INVERSE).store(inverse)
-            columns.index(stage * 2 + SLOPE).store(slope)
-            weigh(gates, decays, gated, stage, g, beta, scale, False)
-        g, beta, inverse, slope = g_next, beta_next, inverse_next, slope_next
-        g_next, beta_next, inverse_next, slope_next = g_later, beta_later, inverse_later, slope_later
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-
-@gluon.jit
 def _multiply(
     tiles,
-    dq_tile,
     places,
+    sums,
     dq_desc,
+    left_ptr,
     start_ptr,
     end_ptr,
     saved_ptr,
     saved_n_ptr,
+    T,
     H,
     count,
     KEYS: gl.constexpr,
@@ -233,7 +234,8 @@ def _multiply(
 ):
     """The products of every chunk, and the state from the first to the last."""
     u_tiles, v_tiles, k_tiles, q_tiles = tiles
-    gates, columns, decays, parts, loaded, gated, free = places
+    gates, columns, decays, loaded, gated, free = places
+    parts, pairs, slopes = sums
     K: gl.constexpr = k_tiles.shape[4]
     V: gl.constexpr = v_tiles.shape[4]
     dtype: gl.constexpr = q_tiles.dtype
@@ -245,6 +247,9 @@ def _multiply(
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     token: gl.constexpr = gl.SliceLayout(0, q_layout)
     later: gl.constexpr = gl.SliceLayout(0, p_layout)
+    of_warps: gl.constexpr = gl.BlockedLayout([warps, 1], [1, 32], [1, warps], [1, 0])
+    of_four: gl.constexpr = gl.BlockedLayout([4, 1], [1, 32], [1, warps], [1, 0])
+    each: gl.constexpr = gl.SliceLayout(0, of_warps)
     p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
 
     batch = gl.program_id(0) // H
@@ -274,18 +279,27 @@ def _multiply(
         if SAVE > 0:  # noqa: SIM102 - known while compiling
             if i % SAVE == 0:
                 entry = i // SAVE * KEYS
-                kept = key[:, None] * VALUES + value[None, :]
-                gl.store(saved_ptr + entry * VALUES + kept, state.to(dtype), mask=inside)
+                # addresses computed again: kept from the start, they would take as many registers as the state
+                again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], gl.int32, is_pure=False, pack=1)
+                kept = again[:, None] * VALUES + value[None, :]
+                if KEYS == K and VALUES == V:
+                    live: gl.constexpr = None
+                else:
+                    live = (again < KEYS)[:, None] & (value < VALUES)[None, :]
+                gl.store(saved_ptr + entry * VALUES + kept, state.to(dtype), mask=live)
                 gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
         mbarrier.wait(loaded.index(stage), phase)
         u = u_tiles.index(stage).reshape([CHUNK, V])
         v = v_tiles.index(stage).reshape([CHUNK, V])
         k = k_tiles.index(stage).reshape([CHUNK, K])
+        q = q_tiles.index(stage).reshape([CHUNK, K])
         held = gl.convert_layout(state.to(dtype), read_layout)
         # rounded here, while no product runs: the compiler would move it past the next one and then wait for each
         held = warpgroup_mma_wait(0, deps=(held,))
         p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
         p = warpgroup_mma(v, u.permute((1, 0)), p, use_acc=False, is_async=True)
+        kq = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
+        kq = warpgroup_mma(k, q.permute((1, 0)), kq, use_acc=False, is_async=True)
         dq = gl.zeros([K, CHUNK], gl.float32, q_layout)
         dq = warpgroup_mma(held, u.permute((1, 0)), dq, use_acc=False, is_async=True)
 
@@ -296,37 +310,56 @@ def _multiply(
         weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, p_layout))[:, None]
         kt = k.permute((1, 0)).load(read_layout)
         weighted = kt.to(gl.float32) * write[None, :]
-        written = gl.convert_layout(weighted.to(dtype), write_layout)
+        written = gl.convert_layout(to_half(weighted, dtype), write_layout)
         added = gl.convert_layout(gl.sum(weighted, 1), gl.SliceLayout(1, q_layout))
-        inverse = columns.index(stage * 2 + INVERSE).load(later)[None, :]
-        slope = columns.index(stage * 2 + SLOPE).load(later)[None, :]
 
-        p = warpgroup_mma_wait(1, deps=(p,))
-        p_tile.store(((p * inverse + slope) * weight).to(dtype))
+        p, kq = warpgroup_mma_wait(1, deps=(p, kq))
+        p = p * weight
+        pairs.store(parts_of_columns(p * kq, 4))
+        state = state * decay[:, None]
+        dq, held = warpgroup_mma_wait(0, deps=(dq, held))
+        read = gates.index(stage * VECTORS + READ).load(token)
+        read *= columns.index(stage * COLUMNS + INVERSE).load(token)
+        dq = dq * read[None, :]
+        qt = q.permute((1, 0)).load(q_layout)
+        parts.store(parts_of_columns(dq * qt.to(gl.float32), warps))
+        barrier()
+        row = gl.sum(parts.load(of_warps), 0)
+        inner = gl.convert_layout(gl.sum(pairs.load(of_four), 0), each)
+        inverse = columns.index(stage * COLUMNS + INVERSE).load(each)
+        across = row + inner * inverse
+        slope = across * columns.index(stage * COLUMNS + OF_NORM).load(each)
+        slopes.store(slope)
+        barrier()
+        p = p * columns.index(stage * COLUMNS + INVERSE).load(later)[None, :]
+        p_tile.store((p + weight * slopes.load(later)[None, :]).to(dtype))
         # one barrier for three: p is there, the last output has left its tile, the last chunk's tiles are read
         fence_async_shared()
         tma_store_wait(0)
         barrier()
         mbarrier.arrive(free.index(last), count=1, pred=i > 0)
         last = stage
-        state = state * decay[:, None]
-        qt = q_tiles.index(stage).reshape([CHUNK, K]).permute((1, 0)).load(q_layout)
-        read = gates.index(stage * VECTORS + READ).load(token)
-        read_n = read * columns.index(stage * 2 + SLOPE).load(token)
-        read *= columns.index(stage * 2 + INVERSE).load(token)
-        dq, held = warpgroup_mma_wait(0, deps=(dq, held))
-        dq = dq * read[None, :] + n[:, None] * read_n[None, :]
+        read = gates.index(stage * VECTORS + READ).load(token) * slopes.load(token)
+        dq += n[:, None] * read[None, :]
         n = n * decays.index(stage).load(gl.SliceLayout(1, q_layout)) + added
-        row = dq * qt.to(gl.float32)
         dq, state, kt, written = warpgroup_mma_wait(0, deps=(dq, state, kt, written))
         dq = warpgroup_mma(kt, p_tile, dq, is_async=True)
         state = warpgroup_mma(written, v, state, is_async=True)
         dq, kt = warpgroup_mma_wait(1, deps=(dq, kt))
-        parts.index(stage).store(parts_of_columns(row, warps))
-        dq_tile.reshape([CHUNK, K]).permute((1, 0)).store(dq.to(dtype))
+        # where q was, which all have read
+        q_tile = q_tiles.index(stage)
+        q_tile.reshape([CHUNK, K]).permute((1, 0)).store(dq.to(dtype))
         fence_async_shared()
         barrier()
-        tma_store(dq_desc, [batch, i * CHUNK, head, 0], dq_tile)
+        tma_store(dq_desc, [batch, i * CHUNK, head, 0], q_tile)
+        row += slope * columns.index(stage * COLUMNS + EARLIER).load(each)
+        dfloor = across * columns.index(stage * COLUMNS + OF_FLOOR).load(each)
+        tokens = i * CHUNK + gl.arange(0, CHUNK, each)
+        rows = gl.num_programs(0).to(gl.int64) * T
+        gl.store(left_ptr + INVERSE * rows + tokens, inverse, mask=tokens < T)
+        gl.store(left_ptr + SLOPE * rows + tokens, slope, mask=tokens < T)
+        gl.store(left_ptr + FLOOR * rows + tokens, dfloor, mask=tokens < T)
+        gl.store(left_ptr + ROW * rows + tokens, row, mask=tokens < T)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         stage += 1
         if stage == STAGES:
@@ -336,7 +369,6 @@ def _multiply(
     barrier()
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
-        # addresses computed again: kept from the start, they would take as many registers as the state
         key = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], gl.int32, is_pure=False, pack=1)
         at = key[:, None] * (VALUES + 1) + value[None, :]
         gl.store(end_ptr + corner + at, state, mask=inside)

@@ -4,7 +4,7 @@
     o_t = scale S^T q_t / (max(|norm_t|, floor_t) + eps).
 
 A block owns a (batch, head) and walks over chunks of 64 tokens. The warps that multiply leave the sums of a chunk's
-scores over earlier tokens in shared memory; two others (hopper_normalizer.py) add what comes from earlier chunks, and
+scores over earlier tokens in shared memory; four others (hopper_normalizer.py) add what comes from earlier chunks, and
 have the quotient ready when the chunk's output is.
 """
 
@@ -34,7 +34,7 @@ from .hopper_gates import (
     weigh,
     within,
 )
-from .hopper_normalizer import normalize
+from .hopper_normalizer import normalize, to_half
 
 
 @gluon.jit(
@@ -88,7 +88,7 @@ def normalized_sweep(
     """Grid (B * H,).
 
     q, k: [B, T, H / qk_group, KEYS]; v, o: [B, T, H / v_group or H, VALUES], by descriptors of blocks
-    [1, 64, 1, columns]. norm: [B, H, T]. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1];
+    [1, 64, 1, columns]. norm: [2, B, H, T]. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1];
     start may be None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
@@ -102,7 +102,8 @@ def normalized_sweep(
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
     pairs = gl.allocate_shared_memory(gl.float32, [4, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    n_tile = gl.allocate_shared_memory(gl.float32, [K], plain)
+    n_tile = gl.allocate_shared_memory(dtype, [8, K], gl.NVMMASharedLayout(128, 16, 2))
+    w_tile = gl.allocate_shared_memory(dtype, [8, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
     across = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
     quotients = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -144,16 +145,12 @@ def normalized_sweep(
                     STAGES,
                 ),
             ),
-            (_copy, (tiles, sources, loaded, free, H, qk_group, v_group, count, STAGES)),
-            (
-                _gate,
-                ((gates, decays, gated, free), g_ptr, beta_ptr, g_t, beta_t, T, count, scale, STAGES),
-            ),
+            # first, since wgmma wants its four warps at a multiple of four
             (
                 normalize,
                 (
                     (q_tiles, k_tiles, gates, decays, loaded, gated),
-                    (pairs, n_tile, across, quotients, summed, divided),
+                    (pairs, n_tile, w_tile, across, quotients, summed, divided),
                     (start_ptr, end_ptr, floor_ptr, norm_ptr),
                     floor_t,
                     H,
@@ -165,9 +162,14 @@ def normalized_sweep(
                     STAGES,
                 ),
             ),
+            (_copy, (tiles, sources, loaded, free, H, qk_group, v_group, count, STAGES)),
+            (
+                _gate,
+                ((gates, decays, gated, free), g_ptr, beta_ptr, g_t, beta_t, T, count, scale, STAGES),
+            ),
         ],
-        [1, 1, 2],
-        [72, 72, 72],
+        [4, 1, 1],
+        [40, 40, 40],
     )
 
 
@@ -278,13 +280,12 @@ def _multiply(
         o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
 
         mbarrier.wait(gated.index(stage), phase)
-        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))
         write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))
         decay = decays.index(stage).load(gl.SliceLayout(1, s_layout))
         weight = within(gates, stage, p_layout, False)
         weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, p_layout))[:, None]
         vt = v.permute((1, 0)).load(read_layout)
-        written = gl.convert_layout((vt.to(gl.float32) * write[None, :]).to(dtype), write_layout)
+        written = gl.convert_layout(to_half(vt.to(gl.float32) * write[None, :], dtype), write_layout)
 
         p = warpgroup_mma_wait(1, deps=(p,))
         p = p * weight
@@ -297,6 +298,7 @@ def _multiply(
         mbarrier.arrive(summed, count=1)
         mbarrier.arrive(free.index(last), count=1, pred=i > 0)
         last = stage
+        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))
         state = state * decay[:, None]
         o, held = warpgroup_mma_wait(0, deps=(o, held))
         o = o * read[None, :]

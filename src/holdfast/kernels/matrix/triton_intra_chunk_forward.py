@@ -54,7 +54,7 @@ def activate(gate, SIGMOID: tl.constexpr):
     return slope if SIGMOID else gate * slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "chunk", "chunks", "heads"])
 def forward(
     q,
     k,

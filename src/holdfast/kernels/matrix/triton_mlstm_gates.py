@@ -1,7 +1,8 @@
-"""mLSTM's gates in one launch: the decay, write strength and floor of MatrixCall, by a max-plus scan in float64.
+"""mLSTM's gates: the decay, write strength and floor of MatrixCall, by sums and maxima over tokens in float64.
 
-m_t = max(logsigmoid(f_t) + m_{t-1}, i_t). Affine maps of the max-plus algebra compose, so that a block of tokens is one
-associative scan; its gradient is a scan of affine maps in the other direction.
+m_t = max(logsigmoid(f_t) + m_{t-1}, i_t). With a_t the sum of logsigmoid(f) up to t, m_t - a_t is the running maximum
+of i_t - a_t; its gradient is a scan of affine maps in the other direction. A head's tokens are far apart in the gates
+and side by side in what is made of them: one launch in tiles of tokens and heads turns them over, another scans.
 """
 
 from typing import Any
@@ -17,6 +18,10 @@ from .triton_sweep import span
 
 # tokens of one scan: all that most sequences have, so that nothing waits for the one before
 BLOCK = 2048
+# of a tile that is turned over
+TOKENS, HEADS = 64, 16
+# a smaller logsigmoid forgets all the same, and sums of such numbers still tell the others apart
+_LEAST = tl.constexpr(-1e6)
 # below it exp is 0 in float32
 _LOG_ZERO = tl.constexpr(-200.0)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -47,8 +52,8 @@ def exp_of(x):
 
 
 @triton.jit
-def max_plus(shift, best, next_shift, next_best):
-    return shift + next_shift, tl.maximum(best + next_shift, next_best)
+def larger(a, b):
+    return tl.maximum(a, b)
 
 
 @triton.jit
@@ -57,73 +62,98 @@ def affine(slope, value, next_slope, next_value):
 
 
 @triton.jit
+def _tile(T, H, TOKENS: tl.constexpr, HEADS: tl.constexpr):
+    """Batch, tokens [TOKENS, 1], heads [1, HEADS], where they are within, and their places in [B, H, T]."""
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    return batch, token, head, (token < T) & (head < H), (batch * H + head) * T + token
+
+
+@triton.jit
 def mlstm_gates(
-    i_ptr, f_ptr, entry_ptr, cu_seqlens, m_ptr, g_ptr, beta_ptr, floor_ptr, last_ptr, T, H, largest,
-    i_batch, i_step, i_head, f_batch, f_step, f_head, EXPONENTIAL: tl.constexpr, BLOCK: tl.constexpr,
+    i_ptr, f_ptr, g_ptr, beta_ptr, floor_ptr, T, H, i_batch, i_step, i_head, f_batch, f_step, f_head,
+    EXPONENTIAL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One sequence and head. entry, last [N, H]: m before and after; m, g, beta, floor: contiguous [B, H, T]."""
+    """Grid (blocks of T, blocks of H, B). g, beta, floor: contiguous [B, H, T]; EXPONENTIAL: logsigmoid(f) and i."""
+    batch, token, head, live, at = _tile(T, H, TOKENS, HEADS)
+    i = tl.load(i_ptr + batch * i_batch + token * i_step + head * i_head, mask=live, other=0.0).to(tl.float32)
+    f = tl.load(f_ptr + batch * f_batch + token * f_step + head * f_head, mask=live, other=0.0).to(tl.float32)
+    tl.store(g_ptr + at, log_sigmoid(f), mask=live)
+    if EXPONENTIAL:
+        tl.store(beta_ptr + at, i, mask=live)
+    else:
+        tl.store(beta_ptr + at, sigmoid(i), mask=live)
+        tl.store(floor_ptr + at, tl.full([TOKENS, HEADS], 1.0, tl.float32), mask=live)
+
+
+@triton.jit
+def mlstm_stabilizer(
+    entry_ptr, cu_seqlens, share_ptr, g_ptr, beta_ptr, floor_ptr, last_ptr, T, H, largest, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One sequence and head: logsigmoid(f) and i become g and beta where they stand, contiguous [B, H, T] all.
+
+    entry, last [N, H]: m before and after. share: what m_{t-1} has of m_t's gradient.
+    """
     head = (tl.program_id(0) % H).to(tl.int64)
     n = tl.program_id(0) // H
     batch, first, end = span(n, cu_seqlens, T, T, 1)
-    batch = batch.to(tl.int64)
-    i_ptr += batch * i_batch + head * i_head
-    f_ptr += batch * f_batch + head * f_head
+    of_head = (batch.to(tl.int64) * H + head) * T
+    # m before a block
     carry = tl.zeros([], tl.float64)
     if entry_ptr is not None:
         carry = tl.load(entry_ptr + n * H + head).to(tl.float64)
     for start in range(first, end, BLOCK):
         step = start + tl.arange(0, BLOCK)
         live = step < end
-        at = (batch * H + head) * T + step
-        i = tl.load(i_ptr + step * i_step, mask=live, other=0.0).to(tl.float32)
-        f = tl.load(f_ptr + step * f_step, mask=live, other=0.0).to(tl.float32)
-        log_f = log_sigmoid(f)
-        if EXPONENTIAL:
-            # float64: stabilised decays are differences of numbers that may be large beside them
-            log_f, i = log_f.to(tl.float64), i.to(tl.float64)
-            # past the end, m stays
-            shift, best = tl.associative_scan((tl.where(live, log_f, 0.0), tl.where(live, i, -1e300)), 0, max_plus)
-            here = tl.maximum(carry + shift, best)
-            tl.store(m_ptr + at, here, mask=live)
-            # what a neighbouring thread has just written
-            tl.debug_barrier()
-            before = tl.load(m_ptr + at - 1, mask=live & (step > start), other=0.0)
-            before = tl.where(step == start, carry, before)
-            carry = tl.max(tl.where(step == tl.minimum(start + BLOCK, end) - 1, here, float("-inf")), 0)
-            g = (log_f + before - here).to(tl.float32)
-            beta = exp_of(i - here)
-            floor = exp_of(tl.minimum(-here, largest))
-        else:
-            g = log_f
-            beta = sigmoid(i)
-            floor = tl.full([BLOCK], 1.0, tl.float32)
-        tl.store(g_ptr + at, g, mask=live)
+        at = of_head + step
+        log_f = tl.load(g_ptr + at, mask=live, other=0.0).to(tl.float64)
+        # a maximum would hide a NaN
+        log_f = tl.where(log_f < _LEAST, _LEAST, log_f)
+        i = tl.load(beta_ptr + at, mask=live, other=float("-inf")).to(tl.float64)
+        i_before = tl.load(beta_ptr + at - 1, mask=live & (step > start), other=float("-inf")).to(tl.float64)
+        total = tl.cumsum(log_f, 0)
+        # m_{t-1} and i_t, both less the sum of log decays up to where they are
+        before = tl.maximum(tl.associative_scan(i_before - (total - log_f), 0, larger), carry)
+        fresh = i - total
+        here = tl.where(fresh > before, i, before + total)
+        g = tl.where(fresh <= before, 0.0, before - fresh)
+        beta = exp_of(tl.where(fresh > before, 0.0, fresh - before))
+        share = tl.where(fresh > before, 0.0, tl.where(fresh == before, 0.5, 1.0))
+        carry = tl.sum(tl.where(step == tl.minimum(start + BLOCK, end) - 1, here, 0.0), 0)
+        # what a neighbouring thread reads has been read
+        tl.debug_barrier()
+        tl.store(g_ptr + at, g.to(tl.float32), mask=live)
         tl.store(beta_ptr + at, beta, mask=live)
-        tl.store(floor_ptr + at, floor, mask=live)
+        tl.store(floor_ptr + at, exp_of(tl.minimum(-here, largest)), mask=live)
+        tl.store(share_ptr + at, share.to(tl.float32), mask=live)
     tl.store(last_ptr + n * H + head, carry.to(tl.float32))
 
 
 @triton.jit
-def mlstm_gates_gradient(
-    i_ptr, f_ptr, entry_ptr, cu_seqlens, m_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, dlast_ptr,
-    di_ptr, df_ptr, dentry_ptr, later_ptr,
-    T, H, largest, i_batch, i_step, i_head, f_batch, f_step, f_head,
-    EXPONENTIAL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The gradient of mlstm_gates, from the last token to the first.
+def _direct(at, live, share_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, largest):
+    """share; what m_t has of the gradient beside the decay of the token after it; dg; the gradient of i_t - m_t."""
+    share = tl.load(share_ptr + at, mask=live, other=1.0).to(tl.float64)
+    floor = tl.load(floor_ptr + at, mask=live, other=0.0)
+    dfloor = tl.load(dfloor_ptr + at, mask=live, other=0.0) * tl.where(floor < exp_of(largest), floor, 0.0)
+    dbeta = tl.load(dbeta_ptr + at, mask=live, other=0.0) * tl.load(beta_ptr + at, mask=live, other=0.0)
+    dg = tl.load(dg_ptr + at, mask=live, other=0.0).to(tl.float64)
+    return share, -(dg + dbeta.to(tl.float64) + dfloor.to(tl.float64)), dg, dbeta
 
-    dg, dbeta, dfloor and later, for the use of this kernel, in float64: contiguous [B, H, T]. di, df: contiguous
-    [B, T, H]. dlast and dentry [N, H], or None.
+
+@triton.jit
+def mlstm_stabilizer_gradient(
+    cu_seqlens, share_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, dlast_ptr, di_ptr, dlog_f_ptr,
+    dentry_ptr, T, H, largest, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of mlstm_stabilizer, from the last token to the first: di and dlog_f, contiguous [B, H, T] as all.
+
+    dlast and dentry [N, H], or None.
     """
     head = (tl.program_id(0) % H).to(tl.int64)
     n = tl.program_id(0) // H
     batch, first, end = span(n, cu_seqlens, T, T, 1)
-    batch = batch.to(tl.int64)
-    entry = tl.zeros([], tl.float64)
-    if entry_ptr is not None:
-        entry = tl.load(entry_ptr + n * H + head).to(tl.float64)
-    i_ptr += batch * i_batch + head * i_head
-    f_ptr += batch * f_batch + head * f_head
+    of_head = (batch.to(tl.int64) * H + head) * T
     # the gradient of m before the tokens that come later, by their decay
     carry = tl.zeros([], tl.float64)
     if dlast_ptr is not None:
@@ -133,46 +163,43 @@ def mlstm_gates_gradient(
         start = first + (blocks - 1 - done) * BLOCK
         step = start + tl.arange(0, BLOCK)
         live = step < end
-        at = (batch * H + head) * T + step
-        i = tl.load(i_ptr + step * i_step, mask=live, other=0.0).to(tl.float32)
-        f = tl.load(f_ptr + step * f_step, mask=live, other=0.0).to(tl.float32)
-        dg = tl.load(dg_ptr + at, mask=live, other=0.0)
-        dbeta = tl.load(dbeta_ptr + at, mask=live, other=0.0)
-        if EXPONENTIAL:
-            here = tl.load(m_ptr + at, mask=live, other=0.0)
-            before = tl.load(m_ptr + at - 1, mask=live & (step > first), other=0.0)
-            before = tl.where(step == first, entry, before)
-            dfloor = tl.load(dfloor_ptr + at, mask=live, other=0.0)
-            dfloor *= tl.where(-here < largest, exp_of(tl.minimum(-here, largest)), 0.0)
-            fresh = i.to(tl.float64)
-            dbeta *= exp_of(fresh - here)
-            # the share of the maximum's gradient that m_{t-1} has; equal arguments have a half each
-            recurrent = log_sigmoid(f).to(tl.float64) + before
-            share = tl.where(recurrent > fresh, 1.0, tl.where(recurrent == fresh, 0.5, 0.0)).to(tl.float64)
-            dg, dbeta = dg.to(tl.float64), dbeta.to(tl.float64)
-            # what m_t has beside the decay of the token after it; past the end, nothing
-            direct = -(dg + dbeta + dfloor.to(tl.float64))
-            slope, value = tl.associative_scan(
-                (tl.where(live, share, 1.0), tl.where(live, share * direct + dg, 0.0)), 0, affine, reverse=True
-            )
-            dlog_f = value + slope * carry
-            tl.store(later_ptr + at, dlog_f, mask=live)
-            # what a neighbouring thread has just written
-            tl.debug_barrier()
-            after = tl.load(later_ptr + at + 1, mask=live & (step + 1 < tl.minimum(start + BLOCK, end)), other=0.0)
-            after = tl.where(step + 1 < tl.minimum(start + BLOCK, end), after, carry)
-            di = dbeta + (1.0 - share) * (after + direct)
-            carry = tl.sum(tl.where(step == start, dlog_f, 0.0), 0)
-        else:
-            open = sigmoid(i)
-            di = dbeta * open * (1.0 - open)
-            dlog_f = dg
-        df = dlog_f.to(tl.float32) * sigmoid(-f)
-        out = (batch * T + step) * H + head
-        tl.store(di_ptr + out, di.to(di_ptr.dtype.element_ty), mask=live)
-        tl.store(df_ptr + out, df.to(df_ptr.dtype.element_ty), mask=live)
+        at = of_head + step
+        share, direct, dg, dbeta = _direct(
+            at, live, share_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, largest
+        )
+        # the tokens after these, of this block
+        inner = step + 1 < tl.minimum(start + BLOCK, end)
+        next_share, next_direct, next_dg, _ = _direct(
+            at + 1, inner, share_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, largest
+        )
+        slope, value = tl.associative_scan((next_share, next_share * next_direct + next_dg), 0, affine, reverse=True)
+        of_m = direct + value + slope * carry
+        dlog_f = share * of_m + dg
+        tl.store(di_ptr + at, (dbeta + (1.0 - share) * of_m).to(tl.float32), mask=live)
+        tl.store(dlog_f_ptr + at, dlog_f.to(tl.float32), mask=live)
+        carry = tl.sum(tl.where(step == start, dlog_f, 0.0), 0)
     if dentry_ptr is not None:
         tl.store(dentry_ptr + n * H + head, carry.to(tl.float32))
+
+
+@triton.jit
+def mlstm_gates_gradient(
+    i_ptr, f_ptr, dlog_f_ptr, dbeta_ptr, di_ptr, df_ptr, T, H,
+    i_batch, i_step, i_head, f_batch, f_step, f_head,
+    EXPONENTIAL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of mlstm_gates: di and df, contiguous [B, T, H], of dlog_f and dbeta, contiguous [B, H, T]."""
+    batch, token, head, live, at = _tile(T, H, TOKENS, HEADS)
+    f = tl.load(f_ptr + batch * f_batch + token * f_step + head * f_head, mask=live, other=0.0).to(tl.float32)
+    df = tl.load(dlog_f_ptr + at, mask=live, other=0.0) * sigmoid(-f)
+    di = tl.load(dbeta_ptr + at, mask=live, other=0.0)
+    if not EXPONENTIAL:
+        i = tl.load(i_ptr + batch * i_batch + token * i_step + head * i_head, mask=live, other=0.0).to(tl.float32)
+        open = sigmoid(i)
+        di *= open * (1.0 - open)
+    out = (batch * T + token) * H + head
+    tl.store(di_ptr + out, di.to(di_ptr.dtype.element_ty), mask=live)
+    tl.store(df_ptr + out, df.to(df_ptr.dtype.element_ty), mask=live)
 
 
 # past it the quotient by exp(-m) is 0 to rounding
@@ -184,40 +211,52 @@ def _on_device(cu_seqlens: Tensor | None, device: torch.device) -> Tensor | None
     return None if cu_seqlens is None else cu_seqlens.to(device).contiguous()
 
 
-def _shape(length: int, exponential: bool) -> tuple[dict[str, Any], int]:
-    """Constants of a launch, and warps."""
+def _tiles(i: Tensor, exponential: bool) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """Grid and constants of a launch in tiles."""
+    batch, length, heads = i.shape
+    constants = {"EXPONENTIAL": exponential, "TOKENS": TOKENS, "HEADS": HEADS}
+    return (triton.cdiv(length, TOKENS), triton.cdiv(heads, HEADS), batch), constants
+
+
+def _scan(length: int) -> tuple[dict[str, Any], int]:
+    """Constants of a launch that scans, and warps."""
     block = min(BLOCK, triton.next_power_of_2(max(length, 32)))
-    return {"EXPONENTIAL": exponential, "BLOCK": block}, max(1, block // 128)
+    return {"BLOCK": block}, max(1, block // 128)
 
 
 def by_head(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uninitialised, of x's [B, T, H], a head's tokens side by side: what reads and writes one head finds them so."""
-    return torch.empty(x.shape[0], x.shape[2], x.shape[1], dtype=dtype, device=x.device).transpose(1, 2)
+    _, length, heads = x.shape
+    return torch.empty_strided(x.shape, (length * heads, 1, length), dtype=dtype, device=x.device)
 
 
-def _by_head(x: Tensor | None) -> Tensor | None:
-    """x [B, T, H] as the kernel reads it."""
-    return None if x is None else x.transpose(1, 2).contiguous()
+def _by_head(x: Tensor) -> Tensor:
+    """x [B, T, H] as the kernels read it."""
+    return x.transpose(1, 2).contiguous()
 
 
 def forward(
     i: Tensor, f: Tensor, entry: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """g, beta, floor [B, T, H] and the last m [N, H] in float32; m [B, T, H] in float64, empty unless exponential.
+    """g, beta, floor [B, T, H] and the last m [N, H] in float32; share [B, T, H] (mlstm_stabilizer), empty unless
+    exponential.
 
     entry: the first m [N, H], None for 0. Each head's tokens are side by side in memory.
     """
     sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     g, beta, floor = (by_head(i) for _ in range(3))
     last = torch.empty(sequences, i.shape[2], dtype=torch.float32, device=i.device)
-    m = by_head(i, torch.float64) if exponential else torch.empty(0, dtype=torch.float64, device=i.device)
-    if last.numel():
-        offsets = _on_device(cu_seqlens, i.device)
-        tensors = (i, f, entry, offsets, m, g, beta, floor, last)
-        constants, warps = _shape(i.shape[1], exponential)
-        numbers = (*i.shape[1:], LARGEST, *i.stride(), *f.stride())
-        launch(mlstm_gates, (last.numel(),), tensors, numbers, constants, warps)
-    return g, beta, floor, last, m
+    share = by_head(i) if exponential else torch.empty(0, dtype=torch.float32, device=i.device)
+    if i.numel():
+        grid, constants = _tiles(i, exponential)
+        launch(mlstm_gates, grid, (i, f, g, beta, floor), (*i.shape[1:], *i.stride(), *f.stride()), constants, 4)
+    if exponential and last.numel():
+        constants, warps = _scan(i.shape[1])
+        tensors = (entry, _on_device(cu_seqlens, i.device), share, g, beta, floor, last)
+        launch(mlstm_stabilizer, (last.numel(),), tensors, (*i.shape[1:], LARGEST), constants, warps)
+    elif last.numel():
+        last.zero_() if entry is None else last.copy_(entry)
+    return g, beta, floor, last, share
 
 
 def backward(
@@ -226,21 +265,33 @@ def backward(
     entry: Tensor | None,
     cu_seqlens: Tensor | None,
     exponential: bool,
-    m: Tensor,
+    kept: tuple[Tensor, Tensor, Tensor],
     dg: Tensor,
     dbeta: Tensor,
     dfloor: Tensor,
     dlast: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of i and f [B, T, H] in their dtypes, and of entry [N, H] in float32. dlast: None for 0."""
+    """Gradients of i and f [B, T, H] in their dtypes, and of entry [N, H] in float32.
+
+    kept: beta, floor and share as forward returned them. dlast: None for 0.
+    """
     di, df = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (i, f))
     sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dentry = None if entry is None else torch.empty(sequences, i.shape[2], dtype=torch.float32, device=i.device)
-    if sequences * i.shape[2]:
-        offsets, later = _on_device(cu_seqlens, i.device), torch.empty_like(m)
-        given = (*(_by_head(x) for x in (dg, dbeta, dfloor)), None if dlast is None else dlast.contiguous())
-        tensors = (i, f, entry, offsets, m, *given, di, df, dentry, later)
-        constants, warps = _shape(i.shape[1], exponential)
-        numbers = (*i.shape[1:], LARGEST, *i.stride(), *f.stride())
-        launch(mlstm_gates_gradient, (sequences * i.shape[2],), tensors, numbers, constants, warps)
+    dlog_f, dstrength = _by_head(dg), _by_head(dbeta)
+    if exponential and sequences * i.shape[2]:
+        given = (*(_by_head(x) for x in kept[:2]), dlog_f, dstrength, _by_head(dfloor))
+        dlog_f, dstrength = torch.empty_like(dlog_f), torch.empty_like(dstrength)
+        constants, warps = _scan(i.shape[1])
+        offsets = _on_device(cu_seqlens, i.device)
+        dlast = None if dlast is None else dlast.contiguous()
+        tensors = (offsets, _by_head(kept[2]), *given, dlast, dstrength, dlog_f, dentry)
+        numbers = (*i.shape[1:], LARGEST)
+        launch(mlstm_stabilizer_gradient, (sequences * i.shape[2],), tensors, numbers, constants, warps)
+    elif dentry is not None:
+        dentry.zero_() if dlast is None else dentry.copy_(dlast)
+    if i.numel():
+        grid, constants = _tiles(i, exponential)
+        numbers = (*i.shape[1:], *i.stride(), *f.stride())
+        launch(mlstm_gates_gradient, grid, (i, f, dlog_f, dstrength, di, df), numbers, constants, 4)
     return di, df, dentry

@@ -9,18 +9,23 @@ HALF, FLOAT = 2, 4
 # Registers of a thread beside weights, operands, sums and states: what ptxas took at head dimensions 16 to 128, and in
 # the warps that multiply when a head is spread.
 OVERHEAD, SPREAD_OVERHEAD = 40, 48
-# Measured on an H200 with LSTMs of B 1 to 128, H 12, D 64, T 1024. Seconds of a step with the head in one block: one
-# that costs nothing, more of it for each state but two, and what grows with its products, D^2 for each gate that R
-# feeds; each more block on an SM adds a share.
+# Measured on an H200 with LSTMs of B 1 to 256, H 12, D 64, T 1024. Seconds of a step with the head in one block of two
+# sequences: one that costs nothing; more of it for each state but two, and what grows with its products, D^2 for each
+# gate that R feeds. A block of eight takes so many times as long, longer by a share for each state but two, and where
+# gates are kept. Each more block on an SM adds a share, by the sequences of a block; a small one a part of it.
 STEP = {"forward": 0.115e-6, "backward": 0.225e-6}
 STATE = {"forward": 0.05e-6, "backward": 0.06e-6}
 SQUARE = {"forward": 5.6e-12, "backward": 9.5e-12}
-SHARE = {"forward": 0.38, "backward": 0.5}
+OF_EIGHT, OF_EIGHT_KEEPING, OF_EIGHT_STATE = 1.7, 2.1, 0.1
+SHARE = {"forward": {2: 0.42, 8: 0.58}, "backward": {2: 0.4}}
+# Threads of a block that adds a whole share.
+WHOLE = {2: 128, 8: 256}
 # Seconds with the head spread: the exchange of a step, and more of it for each block that takes part; of a tile of 8
 # sequences, sums and cell, one product, 1 KiB of weights that are read from shared memory; filling the vectors that
-# blocks exchange; backward beside forward.
-EXCHANGE, PARTNER, CELLS, PRODUCT, SHARED_KIB = 0.45e-6, 0.0043e-6, 0.3e-6, 0.006e-6, 0.004e-6
-FILL, BACKWARD = 5e-6, 1.6
+# blocks exchange. The backward pass takes longer by a constant and by what blocks read of one another, in bytes a
+# second. From LSTMs of B 1 to 128, D 768, and D 256 to 2048, B 16.
+EXCHANGE, PARTNER, CELLS, PRODUCT, SHARED_KIB = 0.7e-6, 0.0024e-6, 0.3e-6, 0.0052e-6, 0.0055e-6
+FILL, BACKWARD, EXCHANGED = 5e-6, 0.35e-6, 15e12
 # Bytes a second of weights that a block reads from the L2 cache, how much of that weights may take, and the widest head
 # that has been tried.
 STREAM, STREAMED, WIDEST = 20e9, 0.9, 2688
@@ -34,17 +39,20 @@ SLICES, OF_ONE_GATE = (16, 24, 32), (32, 24, 16)
 # Turns in the ring of what the cells need of memory; as in spread.cuh.
 SLOTS = 4
 # Cycles from a block's own vectors to the first look for the others'; looking earlier gets in the way of what all wait
-# for. LSTM B 16, T 1024: D 1024 forward 2.02, 1.96, 1.90 ms at 300, 450, 600 (D 768 by an earlier clock, 50 behind this
-# one: 1.60, 1.48, 1.52); D 768 backward 2.66, 2.49, 2.48, 2.42 at 300, 450, 600, 750.
-PAUSE = {"forward": 500, "backward": 750}
-# Sequences of a block that has a head.
-ROWS = 2
+# for. LSTM B 16, T 1024, D 768: forward 1.656, 1.492, 1.503, 1.543, 1.579 ms at 300, 500, 600, 700, 800, backward
+# 2.246, 2.284, 2.256, 2.246 at 600, 750, 900, 1050. Blocks of one gate are ready sooner: Elman 1.017, 1.075, 1.136 at
+# 300, 400, 500, and with four sequences a block 1.009, 0.975, 0.912, 0.925, 1.036 at 0, 100, 200, 300, 400.
+PAUSE = {"forward": 500, "backward": 600}
+PAUSE_OF_ONE_GATE = 300
+# Sequences that a block with a head may have. Eight pay in the forward pass alone, and where there are many: LSTM H 12,
+# D 64, T 1024, inference, B 32, 64, 128, 256: two 0.264, 0.383, 0.743, 1.444 ms, eight 0.337, 0.338, 0.536, 0.827;
+# keeping gates B 64, 128: 0.410, 0.802 and 0.449, 0.791.
+ROWS = {"forward": (2, 8), "backward": (2,)}
 
 
-def rows_of(bytes_a_row: int, element: int) -> int:
-    """Bytes from row to row in shared memory; as row_bytes in resident.cuh."""
-    offset = 32 if element == HALF else 64
-    return -(-(bytes_a_row - offset) // 128) * 128 + offset
+def padded(bytes_a_row: int, remainder: int) -> int:
+    """Bytes from row to row in shared memory, as in resident.cuh."""
+    return -(-(bytes_a_row - remainder) // 128) * 128 + remainder
 
 
 def kept(gates: int) -> int:
@@ -52,24 +60,26 @@ def kept(gates: int) -> int:
     return 1 << (gates - 1).bit_length()
 
 
-def resident_threads(width: int) -> int:
-    """Of a block that has a head: a warp for each 16 channels."""
-    return 32 * -(-width // 16)
+def resident_threads(width: int, rows: int) -> int:
+    """Of a block that has a head and so many sequences: a warp for each 16 channels, or 8."""
+    return 32 * -(-width // (8 if rows == 8 else 16))
 
 
-def resident_shared(sizes: Mapping[str, int] | Problem, width: int, stages: int, way: Direction) -> int:
+def resident_shared(sizes: Mapping[str, int] | Problem, width: int, rows: int, stages: int, way: Direction) -> int:
     """Bytes of shared memory of a block that has a head; in the backward pass as if all states were needed."""
+
+    def row(count: int, element: int) -> int:
+        return padded(count, 16 if rows == 8 else 32 if element == HALF else 64)
+
     vector = HALF * 16 * -(-width // 16)
     if way == "forward":
-        stage = rows_of(HALF * sizes["Gi"] * width, HALF)
-        vectors = rows_of(vector, FLOAT)
+        stage, vectors = row(HALF * sizes["Gi"] * width, HALF), padded(vector, 64)
     else:
         # as if gates were kept in float32
         gates = FLOAT * kept(sizes["G"])
-        stage = rows_of(gates * width, gates) + 2 * rows_of(HALF * width, HALF)
-        stage += (sizes["S"] - 1) * rows_of(FLOAT * width, FLOAT)
-        vectors = rows_of(sizes["G"] * vector, FLOAT)
-    return ROWS * (2 * vectors + stages * stage)
+        stage = row(gates * width, gates) + 2 * row(HALF * width, HALF) + (sizes["S"] - 1) * row(FLOAT * width, FLOAT)
+        vectors = padded(sizes["G"] * vector, 64)
+    return rows * (2 * vectors + stages * stage)
 
 
 def matrices(sizes: Mapping[str, int] | Problem, channels: int, direction: Direction) -> int:
@@ -98,24 +108,41 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 
 def _resident(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """A head in one block: a warp has 16 channels, a block two sequences."""
-    B, T, H, D = (problem[name] for name in "BTHD")
-    recurrent, states = problem["Gr"], problem["S"]
-    width = -(-D // 8) * 8
-    threads, steps = resident_threads(width), -(-width // 16)
+    """A head in one block, which has two or eight sequences."""
+    fitting = {rows: found for rows in ROWS[direction] if (found := _stages(problem, device, direction, rows))}
+    stages = tuple((f"stages_{rows}", count) for rows, (count, _) in fitting.items())
+    for rows, (_, grid) in fitting.items():
+        more = max(problem["S"] - 2, 0)
+        step = STEP[direction] + STATE[direction] * more
+        step += SQUARE[direction] * problem["Gr"] * (8 * -(-problem["D"] // 8)) ** 2
+        if rows == 8:
+            step *= (OF_EIGHT_KEEPING if problem.needs_grad else OF_EIGHT) + OF_EIGHT_STATE * more
+        beside = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) - 1
+        step *= 1 + SHARE[direction][rows] * beside * min(1.0, grid.threads / WHOLE[rows])
+        plan = Plan("fused", (("blocks", 1), ("rows", rows), *stages))
+        yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=problem["T"] * step)
+
+
+def _stages(problem: Problem, device: Device, direction: Direction, rows: int) -> tuple[int, Grid] | None:
+    """Of a ring that fits beside R when a block has so many sequences, and the launch; None if none does."""
+    width, recurrent = -(-problem["D"] // 8) * 8, problem["Gr"]
+    threads, steps = resident_threads(width, rows), -(-width // 16)
     if threads > (device.threads_per_block or 0):
-        return
-    registers = 4 * recurrent * steps + 2 * steps + 4 * recurrent + states + OVERHEAD
+        return None
+    matrices = -(-recurrent // 2) if rows == 8 else recurrent
+    registers = 4 * matrices * steps + 2 * steps + 4 * matrices + (2 if rows == 8 else 1) * problem["S"] + OVERHEAD
     for stages in (8, 6, 4, 3):
-        shared = resident_shared(problem, width, stages, direction)
-        grid = Grid(H * -(-B // ROWS), threads, -(-registers // 8) * 8, shared)
+        shared = resident_shared(problem, width, rows, stages, direction)
+        grid = Grid(problem["H"] * -(-problem["B"] // rows), threads, -(-registers // 8) * 8, shared)
         if grid.fits(device):
-            beside = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) - 1
-            step = STEP[direction] + STATE[direction] * max(states - 2, 0) + SQUARE[direction] * recurrent * width**2
-            step *= 1 + SHARE[direction] * beside
-            plan = Plan("fused", (("blocks", 1), ("stages", stages)))
-            yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=T * step)
-            return
+            return stages, grid
+    return None
+
+
+def variants(plan: Plan) -> list[tuple[int, int]]:
+    """Of a head in one block: numbers of sequences that a block may have, whichever the plan's, and their stages."""
+    stem = "stages_"
+    return [(int(name.removeprefix(stem)), count) for name, count in plan.values if name.startswith(stem)]
 
 
 def _slices(problem: Problem, device: Device, direction: Direction) -> list[Candidate]:
@@ -139,8 +166,11 @@ def _spread(problem: Problem, device: Device, direction: Direction, channels: in
     if slices > sms or slices == 1:
         return
     heads = min(H, sms // slices)
-    tiles = -(-eights // min(eights, sms // (slices * heads)))
-    ranges = -(-eights // tiles)
+    room = sms // (slices * heads)
+    tiles = -(-eights // min(eights, room))
+    # with one gate a step is so short that reading half as much shows: Elman B 16, D 768 0.93 ms with 4, 1.02 with 8
+    rows = -(-B // min(B, room)) if problem["Gr"] == 1 and room > eights else 8 * tiles
+    ranges = -(-B // rows)
     per_warp, count = -(-groups // WARPS), matrices(problem, channels, direction)
     moves = device.capability == (9, 0)
     limit = TAKEN if moves else EVEN
@@ -159,11 +189,13 @@ def _spread(problem: Problem, device: Device, direction: Direction, channels: in
     kib = count * in_shared * WARPS
     tile = CELLS + PRODUCT * count * per_warp * 2 * WARPS / 4 + SHARED_KIB * kib + streamed / (slices * heads) / STREAM
     rounds = -(-H // heads)
-    step = max(EXCHANGE + PARTNER * grid.blocks + tile, tiles * tile) * (BACKWARD if direction == "backward" else 1)
+    step = max(EXCHANGE + PARTNER * grid.blocks + tile, tiles * tile)
+    if direction == "backward":
+        step += BACKWARD + grid.blocks * tiles * 8 * HALF * problem["Gr"] * D / EXCHANGED
     serial = rounds * T * step + FILL
     numbers = {
         "blocks": slices,
-        "ranges": ranges,
+        "rows": rows,
         "heads": heads,
         "channels": channels,
         "warps": WARPS,
@@ -172,7 +204,7 @@ def _spread(problem: Problem, device: Device, direction: Direction, channels: in
         "taken": TAKEN if moves else 0,
         "left": LEFT if moves else 0,
         "at_once": at_once,
-        "pause": PAUSE[direction],
+        "pause": PAUSE_OF_ONE_GATE if direction == "forward" and problem["Gr"] == 1 else PAUSE[direction],
     }
     plan = Plan("fused", tuple(numbers.items()))
     yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=serial)

@@ -10,20 +10,20 @@ from . import ranked
 ROWS = 32
 # Numbers (channels, or pairs) that rows come in, so that all are copied 16 bytes at a time.
 UNIT = 16
-# (numbers a block, warps), the measured best first: a thread has two channels; of pairs forward, twice the threads
-# share the arithmetic of the gates.
+# (numbers a block, warps), the measured best first: a thread has two channels; of pairs, twice the threads share the
+# arithmetic of the gates, and backward what follows from each step's gradient.
 BLOCKS = {
     ("forward", False): ((128, 2), (64, 1)),
     ("forward", True): ((64, 4),),
     ("backward", False): ((128, 2), (64, 1)),
-    ("backward", True): ((64, 2),),
+    ("backward", True): ((64, 4), (32, 4)),
 }
 # Steps of a tile and tiles in shared memory, one of them at work.
 TILES = {
     ("forward", False): ((16, 8),),
     ("forward", True): ((ROWS, 4),),
     ("backward", False): ((ROWS, 3), (ROWS, 2)),
-    ("backward", True): ((ROWS, 2), (ROWS, 3)),
+    ("backward", True): ((ROWS, 3), (ROWS, 2)),
 }
 # Seconds of a step in a block that has its SM for itself, and before its first: B8 T4096 D2048 and B3 T512 D1536 in
 # bfloat16 on an H200.
@@ -31,8 +31,10 @@ STEP = {
     ("forward", False): 0.020e-6,
     ("forward", True): 0.028e-6,
     ("backward", False): 0.025e-6,
-    ("backward", True): 0.057e-6,
+    ("backward", True): 0.047e-6,
 }
+# Backward, half as many pairs in as many warps: less for each thread to finish, where SMs are left over for them.
+NARROW, NARROW_STEP = 32, 0.034e-6
 ENTRY = 1.5e-6
 
 
@@ -55,9 +57,10 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     for block, warps in BLOCKS[direction, pairs]:
         for steps, stages in TILES[direction, pairs]:
             grid = Grid(max(-(-numbers // block) * B, 1), 32 * warps, 192, block * (stages * steps * read + ready))
-            if not grid.fits(device):
+            narrow = block == NARROW
+            if not grid.fits(device) or (narrow and grid.blocks > (device.sms or 0)):
                 continue
-            serial = ENTRY + T * STEP[direction, pairs]
+            serial = ENTRY + T * (NARROW_STEP if narrow else STEP[direction, pairs])
             plan = Plan("hopper", (("block", block), ("steps", steps), ("stages", stages), ("warps", warps)))
             operations = B * T * numbers * (80 if pairs else 6)
             yield Candidate.of(plan, device, grid, moved, operations, False, serial)

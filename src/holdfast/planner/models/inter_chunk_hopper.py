@@ -9,12 +9,12 @@ from . import inter_chunk_scan, ranked
 RANKS = (1, 2, 4, 8, 16)
 # a state of 256 rows would spill
 KEYS = (16, 32, 64, 128)
-# Columns of a block, and of a warp.
-COLUMNS, EACH = 16, 8
+# (columns of a block, warps), the faster first: a warp has 8. Four warps keep all schedulers of an SM busy.
+BLOCKS = ((32, 4), (16, 2))
 STAGES = 4
 # Seconds from one chunk to the next in one block, by itself and for each row and rank: B4 H16 G64 64 x 64 bfloat16,
 # rank 4, on an H200; backward with the forward pass that runs again.
-STEP, READ = {"forward": 0.2e-6, "backward": 0.5e-6}, {"forward": 1.95e-9, "backward": 13.7e-9}
+STEP, READ = {"forward": 0.2e-6, "backward": 0.5e-6}, {"forward": 1.2e-9, "backward": 6e-9}
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -27,19 +27,25 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     B, G, H, K, V, rank = (problem[name] for name in "BGHKVr")
     size = inter_chunk_scan.ELEMENT[problem.dtype]
     states, factors = B * G * H * K * V, 2 * B * G * H * K * rank
-    values = {"block_k": K, "block_v": COLUMNS, "group": STAGES, "warps": COLUMNS // EACH}
-    for stages in (STAGES,) if direction == "forward" else (3, 2):
-        shared = stages * size * K * (COLUMNS + 2 * rank) + 2 * 4 * K * rank
-        registers, moved = min(255, 64 + 3 * K // 4 + 8), (2 * states + factors) * size
-        plan = Plan("hopper", tuple(values.items()))
-        if direction == "backward":
-            # float32 histories, and sums of each warp's columns
-            shared += 4 * K * (stages * COLUMNS + (2 * rank + 1) * COLUMNS // EACH)
-            # parts of the factors' gradients, written and read again
-            moved = inter_chunk_scan.backward_bytes(states, size) + factors * (size + 8 * -(-V // COLUMNS))
-            registers, plan = 255, Plan("hopper", (*values.items(), ("stages", stages)))
-        grid = Grid(max(-(-V // COLUMNS) * H * B, 1), 32 * COLUMNS // EACH, registers, shared)
-        if grid.fits(device):
-            serial = inter_chunk_scan.ENTRY + G * (STEP[direction] + READ[direction] * K * rank)
-            operations = states * (2 + 4 * rank) * (1 if direction == "forward" else 4)
-            yield Candidate.of(plan, device, grid, moved, operations, False, serial)
+    for columns, warps in BLOCKS:
+        # a block's columns are all there
+        if V % columns:
+            continue
+        values = {"block_k": K, "block_v": columns, "group": STAGES, "warps": warps}
+        for stages in (STAGES,) if direction == "forward" else (3, 2):
+            # and what decays leave of the state: of 64 chunks, or of 16 for each row
+            shared = stages * size * K * (columns + 2 * rank) + size * K * columns
+            shared += 64 * K if "decay=vector" in problem.traits else 256
+            registers, moved = min(255, 64 + K + 4 * rank), (2 * states + factors) * size
+            plan = Plan("hopper", tuple(values.items()))
+            if direction == "backward":
+                # float32 histories, and sums over the columns of each of a row's threads
+                shared += 4 * K * (stages * columns + 2 * min(rank, 4) * 4 * warps)
+                # parts of the factors' gradients, written and read again
+                moved = inter_chunk_scan.backward_bytes(states, size) + factors * (size + 8 * (V // columns))
+                registers, plan = 255, Plan("hopper", (*values.items(), ("stages", stages)))
+            grid = Grid(max(V // columns * H * B, 1), 32 * warps, registers, shared)
+            if grid.fits(device):
+                serial = inter_chunk_scan.ENTRY + G * (STEP[direction] + READ[direction] * K * rank)
+                operations = states * (2 + 4 * rank) * (1 if direction == "forward" else 4)
+                yield Candidate.of(plan, device, grid, moved, operations, False, serial)

@@ -13,16 +13,16 @@ WIDTHS = (16, 256)
 UNIT = {16: 0.42e-6, 32: 0.73e-6, 64: 1.25e-6, 128: 3.7e-6}
 # The same for other columns, of that for 64.
 WIDER = {16: 0.9, 32: 1.0, 64: 1.0, 128: 1.65, 256: 2.9}
-# Seconds before the first tile. Backward, all launches together are so many forward ones.
-ENTRY, BACKWARD = 1e-6, 9.4
+# Seconds before the first tile.
+ENTRY = 1e-6
 # Loading a tile ahead costs a block a buffer and saves waiting where there are several.
 AHEAD = {1: 1.0, 2: 0.93}
 ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """Plans: steps and values of a block, stages, warps."""
-    return ranked(every(problem, device, direction))
+def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
+    """Plans of the forward pass: steps and values of a block, stages, warps."""
+    return ranked(every(problem, device))
 
 
 def covering(size: int) -> int:
@@ -43,13 +43,16 @@ def moved_bytes(problem: Problem, direction: Direction) -> int:
     """What has to move at least, each tensor once; scores stay on chip."""
     B, T, H, Hq, K, V, C = (problem[name] for name in ("B", "T", "H", "Hq", "K", "V", "C"))
     has_gate = any(trait.startswith("gate=") for trait in problem.traits)
-    inputs = B * T * (2 * Hq * K + H * V * (1 + has_gate))
-    inputs += B * H * -(-T // C) * K * V * ("states" in problem.traits)
-    o = B * T * H * V
-    return ELEMENT[problem.dtype] * (inputs + o if direction == "forward" else 2 * inputs + o)
+    size = ELEMENT[problem.dtype]
+    inputs = size * B * T * (2 * Hq * K + H * V * (1 + has_gate))
+    inputs += size * B * H * -(-T // C) * K * V * ("states" in problem.traits)
+    # decays are taken to be float32
+    inputs += 4 * B * T * H * ("decay=scalar" in problem.traits)
+    o = size * B * T * H * V
+    return inputs + o if direction == "forward" else 2 * inputs + o
 
 
-def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+def every(problem: Problem, device: Device) -> Iterator[Candidate]:
     """All that fit, in no order."""
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     size = ELEMENT[problem.dtype]
@@ -57,54 +60,40 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     parts = 2 if size == 4 else 1
     chunks, keys, wide = -(-T // C), covering(K), covering(V)
     assert device.capability is not None
-    forward = direction == "forward"
     for block in UNIT:
         if block > covering(C):
             continue
         tiles = -(-C // block)
-        for columns in sorted(WIDER, reverse=not forward):
-            if columns > wide or (not forward and columns > 64):
+        for columns in sorted(WIDER):
+            if columns > wide:
                 continue
             for warps in (4, 8):
-                for stages in (1, 2) if forward and tiles > 2 else (1,):
-                    if forward:
-                        tile = block * (keys + columns)
-                        shared = size * ((stages - 1) * tile + parts * (tile + block * keys + keys * columns))
-                        # for a float32 state on its way to the inputs' dtype
-                        spare = size * (keys + block) * columns + 2048
-                        held = block * (columns + block) // (32 * warps)
-                    else:
-                        # what Triton 3.6 takes for keys and values, and for queries with a float32 state, at most
-                        tile = block * (keys + wide)
-                        for_keys = 16 * tile // 5 + 2 * block * block
-                        for_queries = 2 * tile + 9 * keys * columns // 2 + 3 * block * block // 2
-                        shared, spare = size * max(for_keys, for_queries), 0
-                        held = block * (keys + wide + 2 * block) // (32 * warps)
+                for stages in (1, 2) if tiles > 2 else (1,):
+                    tile = block * (keys + columns)
+                    shared = size * ((stages - 1) * tile + parts * (tile + block * keys + keys * columns))
+                    # for a float32 state on its way to the inputs' dtype
+                    spare = size * (keys + block) * columns + 2048
+                    held = block * (columns + block) // (32 * warps)
                     # float32 sums, and as much again for what is on its way
                     if 2 * held > 224:
                         continue
                     # before Hopper, tensor cores take operands from registers too
-                    if forward and device.capability < (9, 0) and block * columns > 16 * 32 * warps:
+                    if device.capability < (9, 0) and block * columns > 16 * 32 * warps:
                         continue
-                    across = -(-V // columns) if forward else 1
-                    registers = most_registers(block, columns, keys, warps) if forward else None
-                    registers = registers or min(255, 32 + 2 * held)
+                    across = -(-V // columns)
+                    registers = most_registers(block, columns, keys, warps) or min(255, 32 + 2 * held)
                     grid = Grid(max(tiles * across * chunks * B * H, 1), 32 * warps, registers, shared)
                     if not grid.fits(device) or shared + spare > (device.shared_per_block or 0):
                         continue
                     assert device.sms is not None
                     together = min(grid.per_sm(device), -(-grid.blocks // device.sms))
                     units = (tiles + 1) / 2 + ("states" in problem.traits)
-                    # of gradients, all but that of the states take whole rows
-                    columns_held = columns if forward else max(keys, wide)
-                    unit = UNIT[block] * WIDER[columns_held] * AHEAD[stages] * parts
+                    unit = UNIT[block] * WIDER[columns] * AHEAD[stages] * parts
                     # twice the warps finish no sooner: they wait for one another
                     serial = together * units * unit * (1.3 if warps > 4 and block < 128 else 1.0)
-                    serial = (serial + ENTRY / grid.waves(device)) * (1.0 if forward else BACKWARD)
+                    serial += ENTRY / grid.waves(device)
                     operations = 2 * B * H * T * (across * K + V) * (C + block) // 2 + 2 * B * H * T * K * V
-                    passes = 1 if forward else 5
                     plan = Plan(
                         "triton", (("block", block), ("columns", columns), ("stages", stages), ("warps", warps))
                     )
-                    moved = moved_bytes(problem, direction)
-                    yield Candidate.of(plan, device, grid, moved, passes * operations, True, serial)
+                    yield Candidate.of(plan, device, grid, moved_bytes(problem, "forward"), operations, True, serial)

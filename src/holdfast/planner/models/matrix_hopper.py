@@ -15,18 +15,22 @@ SAVE = 8
 OTHER_WARPS = 4
 # barriers, and what the compiler aligns
 SCRATCH = 512
+# chunks of a segment from which two are added to its state at once
+LONG_SPAN = 16
 # seconds of a chunk's dependent products, by the tiles' columns of q and k, and of v. H200, 128 blocks at once:
 # docs/lab-notes.md. Summing with 128 and 64 columns was not measured.
 SWEEP_SECONDS = {(64, 64): 1.5e-6, (128, 64): 1.5e-6, (64, 128): 1.65e-6, (128, 128): 1.65e-6}
-SUMMING_SWEEP_SECONDS = {(64, 64): 1.7e-6, (128, 64): 2.2e-6, (64, 128): 1.95e-6, (128, 128): 3.0e-6}
+SUMMING_SWEEP_SECONDS = {(64, 64): 1.5e-6, (128, 64): 2.2e-6, (64, 128): 1.95e-6, (128, 128): 2.7e-6}
 # of the adjoint sweep, by its wider side
-ADJOINT_SECONDS = {64: 2.7e-6, 128: 4.1e-6}
+ADJOINT_SECONDS = {64: 2.5e-6, 128: 3.8e-6}
 # of a block before its first and after its last chunk
 FILL_SECONDS = 5e-7
+# of one that starts from a segment's state: for this and for a launch that waits for another
+SEGMENT_SECONDS = 8e-6
 # the sweep without outputs, a chunk, and before and after them, where it writes its state; and the scan over segments
-ADVANCE_SECONDS = 1.2e-6
-ADVANCE_FILL_SECONDS = 1.1e-5
-SCAN_SECONDS = 5e-6
+ADVANCE_SECONDS = 1.0e-6
+ADVANCE_FILL_SECONDS = 7.5e-6
+SCAN_SECONDS = 4.2e-6
 
 
 def tile(width: int) -> int:
@@ -103,7 +107,8 @@ def _composition(problem: Problem, device: Device, span: int, turns: int) -> Can
         return None
     wide, narrow = tile(K), tile(V)
     warps = wide // 16 + OTHER_WARPS
-    shared = 2 * 3 * CHUNK * (wide + narrow) + 3 * 4 * CHUNK + SCRATCH
+    tokens = 2 * CHUNK if span >= LONG_SPAN and span % 2 == 0 else CHUNK
+    shared = 2 * 3 * tokens * (wide + narrow) + 3 * 4 * tokens + SCRATCH
     grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
     states = 4 * turns * pairs * segments * K * V
     moved = int(2 * turns * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
@@ -114,12 +119,17 @@ def _composition(problem: Problem, device: Device, span: int, turns: int) -> Can
     return Candidate.of(plan, device, scan, 2 * states, states // 2, False, SCAN_SECONDS).after(local)
 
 
+def _fill(segments: int) -> float:
+    return FILL_SECONDS + (SEGMENT_SECONDS if segments > 1 else 0.0)
+
+
 def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int], summing: bool) -> Candidate | None:
     """One launch of hopper_sweep.py. widths: columns of q and k, and of v. summing: row sums are taken as well."""
     keys, values = widths
     columns, stages, wide = plan["columns"], plan["stages"], tile(keys)
     warps = columns // 16 + OTHER_WARPS
-    elements = CHUNK * (stages * (2 * wide + (1 + summing) * columns) + columns + CHUNK)
+    # scores of two chunks; outputs of two, but for those that take the place of what they are summed with
+    elements = CHUNK * (stages * (2 * wide + (1 + summing) * columns) + (0 if summing else 2 * columns) + 2 * CHUNK)
     shared = 2 * elements + stages * 4 * CHUNK * (4 + summing * columns // 16) + SCRATCH
     pairs = problem["B"] * problem["H"]
     chunks, span = -(-problem["T"] // CHUNK), plan["span"]
@@ -134,7 +144,7 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     moved = int(pairs * problem["T"] * (2 * forward + 8)) + states
     operations = pairs * slices * chunks * 2 * CHUNK * (CHUNK * (wide + columns) + 2 * wide * columns)
     seconds = (SUMMING_SWEEP_SECONDS if summing else SWEEP_SECONDS)[wide, columns]
-    return Candidate.of(plan, device, grid, moved, operations, serial=FILL_SECONDS + span * seconds)
+    return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + span * seconds)
 
 
 def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
@@ -154,4 +164,4 @@ def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
     share = problem["Hq"] / problem["H"]
     moved = int(pairs * problem["T"] * (2 * (problem["K"] * (2 * share + 1) + 3 * problem["V"]) + 16))
     operations = pairs * chunks * 2 * CHUNK * (2 * CHUNK * (wide + narrow) + 3 * wide * narrow)
-    return Candidate.of(plan, device, grid, moved, operations, serial=FILL_SECONDS + span * ADJOINT_SECONDS[wide])
+    return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + span * ADJOINT_SECONDS[wide])

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import reduce
 from itertools import product
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import matrix_hopper_delta_gradients, matrix_triton_delta, ranked
 from .matrix_hopper import CHUNK, WIDEST, tile
+from .matrix_hopper_delta_gradients import in_turn
 
 # columns of v whose state four warps hold
 COLUMNS = 64
@@ -40,7 +40,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     if direction == "forward":
         return ranked(_candidates(problem, device))
     if problem["V"] <= WIDEST:
-        return ranked(matrix_hopper_delta_gradients.candidates(problem, device, prepare(problem, device)))
+        return ranked(_gradients(problem, device))
     found = matrix_triton_delta.candidates(problem, device, direction)
     return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
 
@@ -55,19 +55,41 @@ def _spans(problem: Problem, device: Device) -> Iterator[int]:
         yield -(-chunks // segments)
 
 
-def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
-    prepared = prepare(problem, device)
-    widths = (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,)
+def _columns(problem: Problem) -> tuple[int, ...]:
+    return (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,)
+
+
+def _segments(problem: Problem, span: int) -> int:
+    return -(-max(1, problem["T"]) // (span * CHUNK))
+
+
+def _entering(problem: Problem, device: Device) -> Iterator[tuple[int, int, list[Candidate]]]:
+    """Spans and state_columns, and the launches until the states that enter the segments are there."""
+    prepared, widths = prepare(problem, device), _columns(problem)
     for span in _spans(problem, device):
-        segments = -(-problem["T"] // (span * CHUNK))
-        for columns, state_columns in product(widths, widths if segments > 1 else widths[:1]):
-            values = (("columns", columns), ("state_columns", state_columns), ("stages", STAGES), ("span", span))
+        segments = _segments(problem, span)
+        for state_columns in widths if segments > 1 else widths[:1]:
             launches = [prepared]
             if segments > 1:
                 launches += [_sweep(problem, device, state_columns, span, False), _scan(problem, device, segments)]
-            launches.append(_sweep(problem, device, columns, span, True))
             if None not in launches:
-                yield replace(reduce(lambda before, after: after.after(before), launches), plan=Plan("hopper", values))
+                yield span, state_columns, launches
+
+
+def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
+    for (span, state_columns, launches), columns in product(_entering(problem, device), _columns(problem)):
+        values = (("columns", columns), ("state_columns", state_columns), ("stages", STAGES), ("span", span))
+        if found := _sweep(problem, device, columns, span, True):
+            yield replace(in_turn([*launches, found]), plan=Plan("hopper", values))
+
+
+def _gradients(problem: Problem, device: Device) -> Iterator[Candidate]:
+    for span, state_columns, launches in _entering(problem, device):
+        segments = _segments(problem, span)
+        scan = _scan(problem, device, segments) if segments > 1 else None
+        yield from matrix_hopper_delta_gradients.candidates(
+            problem, device, in_turn(launches), span, state_columns, scan
+        )
 
 
 def prepare(problem: Problem, device: Device) -> Candidate | None:

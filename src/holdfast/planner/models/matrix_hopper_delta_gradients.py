@@ -1,6 +1,6 @@
 """The delta rule's backward pass on Hopper: inverses, states, then window by window a sweep back and the gradients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -18,40 +18,53 @@ SCORE_WARPS, OTHER_WARPS = 4, 4
 SCRATCH = 1024
 # registers of a thread of the gradients' launch, by its warps: two blocks on a multiprocessor either way
 REGISTERS = {4: 255, 8: 128}
-# Seconds, H200, docs/lab-notes.md: of a chunk of the sweep that keeps states and of that back, by columns of v a block;
-# of either before its first and after its last chunk; of a wave of blocks that find gradients, by their warps. Four
-# warps were timed at K = V = 128 alone.
-STATES_SECONDS = {64: 2.1e-6, 128: 2.9e-6}
-REVERSE_SECONDS = {64: 3.0e-6, 128: 4.0e-6}
+# Seconds, H200, docs/lab-notes.md: of a chunk of the sweep that keeps states and of that back, by columns of v a block,
+# and what a block on every multiprocessor adds, of them; of either before its first and after its last chunk; of a wave
+# of blocks that find gradients, by their warps. Four warps were timed at K = V = 128 alone.
+STATES_SECONDS = {64: 1.45e-6, 128: 2.25e-6}
+REVERSE_SECONDS = {64: 1.9e-6, 128: 2.9e-6}
+CROWDED = 0.4
 FILL_SECONDS = 1.2e-5
 GRADIENT_SECONDS = {4: 1.75e-5, 8: 1.95e-5}
 # of what is kept of a part of the sequence between the sweep back and the gradients: 96 MiB at B4 T4096 H32 D128
 KEPT_BYTES = 96 << 20
 
 
-def candidates(problem: Problem, device: Device, prepared: Candidate | None) -> Iterator[Candidate]:
+def in_turn(launches: Sequence[Candidate]) -> Candidate:
+    """One launch after another."""
+    return reduce(lambda before, after: after.after(before), launches)
+
+
+def candidates(
+    problem: Problem, device: Device, entered: Candidate, span: int, state_columns: int, scan: Candidate | None
+) -> Iterator[Candidate]:
     """Plans, in no order; none where no block fits.
 
-    prepared: the launch of all chunks' inverses. values: columns of v a block, stages and reverse_stages of tiles in
-    flight of the two sweeps; windows, the parts of the sequence that the sweep back and the gradients take one after
-    another; grad_warps of the latter.
+    entered: the launches until the states that enter the segments of `span` chunks are there, found by blocks of
+    state_columns; scan: of them that over segments, or None with one segment. values: columns of v a block, stages and
+    reverse_stages of tiles in flight of the two sweeps; windows, the parts of the sequence that the sweep back and the
+    gradients take one after another; grad_warps of the latter; span and state_columns.
     """
-    windows = _windows(problem)
+    windows = min(_windows(problem), -(-_chunks(problem) // span)) if scan else _windows(problem)
     gradients = _gradients(problem, device, windows)
     for columns in (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,):
-        states = _walk(problem, device, columns, False, FILL_SECONDS)
-        reverse = _walk(problem, device, columns, True, FILL_SECONDS * windows)
-        if prepared is None or states is None or reverse is None or gradients is None:
+        launches = [entered]
+        if scan:
+            launches += [_walk(problem, device, state_columns, True, span, 1, False), scan]
+        launches.append(_walk(problem, device, columns, False, span, 1, True))
+        launches += [_walk(problem, device, columns, True, span, windows, True), gradients]
+        if None in launches:
             continue
         values = (
             ("columns", columns),
+            ("state_columns", state_columns),
             ("stages", STAGES),
             ("reverse_stages", REVERSE_STAGES),
+            ("span", span),
             ("windows", windows),
             ("grad_warps", gradients.plan["grad_warps"]),
         )
-        whole = reduce(lambda before, after: after.after(before), (prepared, states, reverse, gradients))
-        yield replace(whole, plan=Plan("hopper", values))
+        yield replace(in_turn(launches), plan=Plan("hopper", values))
 
 
 def _chunks(problem: Problem) -> int:
@@ -69,22 +82,30 @@ def _windows(problem: Problem) -> int:
     return min(_chunks(problem), max(1, -(-kept // KEPT_BYTES)))
 
 
-def _walk(problem: Problem, device: Device, columns: int, back: bool, fill: float) -> Candidate | None:
-    """The sweep that keeps states, or that back."""
+def _walk(
+    problem: Problem, device: Device, columns: int, back: bool, span: int, windows: int, keeps: bool
+) -> Candidate | None:
+    """The sweep that keeps states, or that back, over segments of `span` chunks; or what each segment adds to dS."""
     wide, pairs, chunks = tile(problem["K"]), problem["B"] * problem["H"], _chunks(problem)
+    segments = -(-chunks // span)
     stages = REVERSE_STAGES if back else STAGES
     staged = columns + CHUNK + wide + (wide + CHUNK if back else 0)
-    shared = 2 * (stages * CHUNK * staged + columns * (wide + CHUNK)) + stages * 5 * CHUNK * 4 + SCRATCH
+    shared = 2 * (stages * CHUNK * staged + keeps * columns * (wide + CHUNK)) + stages * 5 * CHUNK * 4 + SCRATCH
     warps = 4 * (columns // COLUMNS) + OTHER_WARPS + back * SCORE_WARPS
-    blocks = pairs * -(-problem["V"] // columns)
+    slices = pairs * -(-problem["V"] // columns)
+    # side by side: a window's segments
+    blocks = slices * -(-segments // windows) if keeps else slices * (segments - 1)
     grid = Grid(blocks, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
     if not grid.fits(device):
         return None
     keys = (1 + back) * problem["K"] * problem["Hq"] / problem["H"]
-    moved = int(2 * pairs * problem["T"] * (keys + 2 * problem["V"] + CHUNK)) + _states(problem)
+    moved = int(2 * pairs * problem["T"] * (keys + (1 + keeps) * problem["V"] + CHUNK)) + keeps * _states(problem)
+    moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
     products = columns * ((3 if back else 2) * wide + (2 if back else 1) * CHUNK) + back * CHUNK * wide
-    operations = blocks * chunks * 2 * CHUNK * products
-    serial = fill + chunks * (REVERSE_SECONDS if back else STATES_SECONDS)[columns]
+    operations = slices * chunks * 2 * CHUNK * products
+    crowd = 1 + CROWDED * min(1.0, blocks / (device.sms or 1))
+    seconds = (REVERSE_SECONDS if back else STATES_SECONDS)[columns] * crowd
+    serial = windows * (FILL_SECONDS + min(span, -(-chunks // windows)) * seconds)
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 
 

@@ -8,11 +8,11 @@ from . import ranked
 from .matrix_hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SAVE, SCRATCH, tile
 
 # seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once: docs/lab-notes.md; of 64 estimates
-FORWARD_SECONDS = {64: 2.7e-6, 128: 2.9e-6}
-QUERIES_SECONDS = {64: 2.0e-6, 128: 3.0e-6}
-ADJOINT_SECONDS = {64: 3.2e-6, 128: 4.65e-6}
-# of the pass over the output and its gradient, tokens and heads a program
-ROWS = 64
+FORWARD_SECONDS = {64: 2.1e-6, 128: 2.3e-6}
+QUERIES_SECONDS = {64: 2.3e-6, 128: 3.5e-6}
+ADJOINT_SECONDS = {64: 3.1e-6, 128: 4.5e-6}
+# of the forward sweep, which has four for the normaliser
+NORMALIZER_WARPS = 4
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -33,10 +33,14 @@ def _launch(
     units: tuple[float, int],
     products: int,
     seconds: float,
+    others: int = OTHER_WARPS,
 ) -> Candidate | None:
-    """elements, floats: in shared memory. units: tensors of K and of V columns that pass through memory."""
+    """elements, floats: in shared memory. units: tensors of K and of V columns that pass through memory.
+
+    others: warps beside those that multiply.
+    """
     wide = tile(max(problem["K"], problem["V"]))
-    warps = wide // 16 + OTHER_WARPS
+    warps = wide // 16 + others
     pairs, chunks = problem["B"] * problem["H"], -(-problem["T"] // CHUNK)
     shared = 2 * elements + 4 * floats + SCRATCH
     grid = Grid(pairs, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
@@ -53,11 +57,12 @@ def _forward(problem: Problem, device: Device) -> Iterator[Candidate]:
     share = problem["Hq"] / problem["H"]
     for stages in (3, 2):
         plan = Plan("hopper", (("stages", stages),))
-        elements = CHUNK * (stages * (2 * key + value) + value + CHUNK)
-        floats = CHUNK * (4 * stages + 6) + key
+        elements = CHUNK * (stages * (2 * key + value) + value + CHUNK) + 8 * (key + CHUNK)
+        floats = CHUNK * (4 * stages + 6)
         products = CHUNK * (key + value) + 2 * key * value
         seconds = FORWARD_SECONDS[max(key, value)]
-        found = _launch(problem, device, plan, elements, floats, (2 * share, 2), products, seconds)
+        others = OTHER_WARPS + NORMALIZER_WARPS
+        found = _launch(problem, device, plan, elements, floats, (2 * share, 2), products, seconds, others)
         if found is not None:
             yield found
             return
@@ -70,23 +75,16 @@ def _backward(problem: Problem, device: Device) -> Iterator[Candidate]:
     share = problem["Hq"] / problem["H"]
     for stages in (3, 2):
         plan = Plan("hopper", (("stages", stages), ("adjoint_stages", 2), ("save", SAVE)))
-        elements = CHUNK * (stages * 2 * (key + value) + key + CHUNK)
-        floats = stages * CHUNK * (6 + key // 16)
-        products = CHUNK * (key + value) + 2 * key * value
+        elements = CHUNK * (stages * 2 * (key + value) + CHUNK)
+        floats = CHUNK * (8 * stages + key // 16 + 5)
+        products = CHUNK * (2 * key + value) + 2 * key * value
         units = 1 + 2 * share, 2
         queries = _launch(problem, device, plan, elements, floats, units, products, QUERIES_SECONDS[key])
         elements = CHUNK * (5 * (key + value) + 2 * CHUNK) + key * value
-        floats = 2 * (CHUNK * (6 + 8 + key // 16 + key // 64) + key)
+        floats = 2 * (CHUNK * (7 + 8 + key // 16 + key // 64) + key)
         products = 2 * CHUNK * (key + value) + 3 * key * value
         units = 1 + 2 * share, 3
         adjoint = _launch(problem, device, plan, elements, floats, units, products, ADJOINT_SECONDS[key])
         if queries is not None and adjoint is not None:
-            yield adjoint.after(queries).after(_output(problem, device, plan))
+            yield adjoint.after(queries)
             return
-
-
-def _output(problem: Problem, device: Device, plan: Plan) -> Candidate:
-    """The launch over the output and its gradient (triton_normalizer.output_gradient)."""
-    rows = problem["B"] * problem["T"] * problem["H"]
-    grid = Grid(-(-rows // ROWS), 128, 64)
-    return Candidate.of(plan, device, grid, rows * (4 * problem["V"] + 20), 2 * rows * problem["V"], False)

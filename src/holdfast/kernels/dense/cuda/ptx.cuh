@@ -51,6 +51,13 @@ HF_DEVICE void write_vector(void* to, const uint4& v, bool wanted) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.global.v4.u32 [%0], {%1,%2,%3,%4}; }" ::"l"(to), "r"(v.x),
                  "r"(v.y), "r"(v.z), "r"(v.w), "r"((u32)wanted));
 }
+// to an address that was computed before: the compiler would find where shared memory begins anew in every turn
+HF_DEVICE void write_shared(u32 to, const float (&v)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+}
+HF_DEVICE void write_shared(u32 to, const float (&v)[1]) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v[0]) : "memory");
+}
 HF_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
 template <int PENDING> HF_DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
@@ -69,6 +76,14 @@ HF_DEVICE const half_t* anew(const half_t* p) {
     asm volatile("" : "+l"(p));
     return p;
 }
+
+// the same number, but kept in registers: what ptxas can compute again from others, it does in every turn of a loop
+HF_DEVICE int pinned(int x) { return __shfl_sync(0xffffffffu, x, threadIdx.x & 31); }
+HF_DEVICE long long pinned(long long x) {
+    const u32 low = pinned((int)(x & 0xffffffff)), high = pinned((int)(x >> 32));
+    return (long long)((u64)high << 32 | low);
+}
+template <typename T> HF_DEVICE T* pinned(T* p) { return (T*)pinned((long long)p); }
 
 template <int THREADS> HF_DEVICE void barrier_sync(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");

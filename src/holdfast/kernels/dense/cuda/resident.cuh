@@ -1,22 +1,29 @@
 // One head's recurrence in one block: R stays in registers, its vectors pass through shared memory.
-// A warp holds 16 channels of the result, a block two sequences; lane r * 4 + q has channel r + 8 * (q / 2) of sequence
-// q % 2.
+// Before this file: constexpr int WIDTH (a multiple of 8), ROWS, STAGES; constexpr bool RESETS.
 //
-// A product of 16 x 16 x 8 serves 16 channels and two sequences: every other column of b holds the same sequence, so that
-// each lane finds its own cell among its four results, and all lanes have one.
-// Before this file: constexpr int WIDTH (a multiple of 8), STAGES; constexpr bool RESETS.
+// A product of 16 x 16 x 8 serves eight columns. With two sequences a block, every other column is of the same sequence: the
+// 16 rows of a matrix are channels of one gate, each lane finds its own cell among its four results, and all lanes have one.
+// With eight, each column is a sequence, and a matrix's rows are eight channels of two gates, so that a lane has all gates of
+// its two cells. A step is shortest with two; with eight it takes the fewest instructions a cell.
 
-constexpr int WARPS = (WIDTH + 15) / 16, THREADS = 32 * WARPS, ROWS = 2;
-constexpr int STEPS = WARPS;               // products over a vector
+constexpr bool EIGHT = ROWS == 8;
+static_assert(ROWS == 2 || ROWS == 8, "columns of a product");
+constexpr int CHANNELS = EIGHT ? 8 : 16;   // of a warp
+constexpr int CELLS = EIGHT ? 2 : 1;       // of a lane
+constexpr int MATRICES = EIGHT ? (RECURRENTS + 1) / 2 : RECURRENTS;
+constexpr int WARPS = (WIDTH + CHANNELS - 1) / CHANNELS, THREADS = 32 * WARPS;
+constexpr int STEPS = (WIDTH + 15) / 16;   // products over a vector
 constexpr int VECTOR_BYTES = 32 * STEPS;   // one vector of one sequence, zeros past WIDTH
 constexpr int PAIRS = STEPS / 2;           // products whose operands come 16 bytes at a time
 
-// bytes from row to row in shared memory, so that two rows side by side are read without bank conflicts
-__device__ constexpr int row_bytes(int bytes, int element) {
-    const int offset = element == 2 ? 32 : 64;
-    return (bytes + 127 - offset) / 128 * 128 + offset;
-}
+// bytes from row to row in shared memory: as many, rounded up to remainder past a multiple of 128
+__device__ constexpr int padded(int bytes, int remainder) { return (bytes + 127 - remainder) / 128 * 128 + remainder; }
+// so that the lanes of a warp read their cells' elements without bank conflicts
+__device__ constexpr int row_bytes(int bytes, int element) { return padded(bytes, EIGHT ? 16 : element == 2 ? 32 : 64); }
+// so that they read operands without bank conflicts
+__device__ constexpr int vector_bytes(int bytes) { return padded(bytes, 64); }
 
+// of a lane's cells: channel, the sequence of cell 0
 struct Place {
     int lane, warp, r, q, channel, row, inside;  // inside: the channel, or the last one for a lane past WIDTH
     HF_DEVICE Place() {
@@ -24,8 +31,8 @@ struct Place {
         warp = threadIdx.x >> 5;
         r = lane >> 2;
         q = lane & 3;
-        channel = 16 * warp + r + 8 * (q >> 1);
-        row = q & 1;
+        channel = CHANNELS * warp + r + (EIGHT ? 0 : 8 * (q >> 1));
+        row = EIGHT ? 2 * q : q & 1;
         inside = min(channel, WIDTH - 1);
     }
 };
@@ -35,24 +42,25 @@ HF_DEVICE int k_of(int i, int q, int j, int e) {
     return i < 2 * PAIRS ? 32 * (i / 2) + 8 * q + 4 * (i % 2) + 2 * j + e : 16 * i + 4 * q + 2 * j + e;
 }
 
-// R's part of a gate: weight(row, k) is the weight of channel row of the warp's for input channel k
-template <typename Weight> HF_DEVICE void load_weights(u32 (&a)[STEPS][4], const Place& at, Weight weight) {
+// weight(m, half, k): of this lane's row of matrix m's upper or lower half for input channel k, which is inside the head
+template <typename Weight> HF_DEVICE void load_weights(u32 (&a)[MATRICES][STEPS][4], const Place& at, Weight weight) {
 #pragma unroll
-    for (int i = 0; i < STEPS; i++)
+    for (int m = 0; m < MATRICES; m++)
 #pragma unroll
-        for (int j = 0; j < 2; j++)
+        for (int i = 0; i < STEPS; i++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int channel = 16 * at.warp + at.r + 8 * half, k = k_of(i, at.q, j, 0);
-                const bool inside = channel < WIDTH && k < WIDTH;
-                const u32 low = inside ? weight(channel, k) : 0, high = inside ? weight(channel, k + 1) : 0;
-                a[i][2 * j + half] = low | high << 16;
-            }
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int k = k_of(i, at.q, j, 0);
+                    const u32 low = k < WIDTH ? weight(m, half, k) : 0, high = k < WIDTH ? weight(m, half, k + 1) : 0;
+                    a[m][i][2 * j + half] = low | high << 16;
+                }
 }
 
-// the operands of two vectors: from is where the first begins, stride the bytes to the second
+// the operands of the vectors: from is where the first begins, stride the bytes to the next
 HF_DEVICE void load_vectors(u32 (&b)[STEPS][2], const char* from, int stride, const Place& at) {
-    const char* mine = from + (at.r & 1) * stride;
+    const char* mine = from + at.r % ROWS * stride;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint4 v = *(const uint4*)(mine + 64 * i + 16 * at.q);
@@ -68,9 +76,11 @@ HF_DEVICE void load_vectors(u32 (&b)[STEPS][2], const char* from, int stride, co
     }
 }
 
-// this lane's cell among a product's results
-HF_DEVICE float own(const float (&sum)[4], const Place& at) {
-    const float upper = at.row ? sum[1] : sum[0], lower = at.row ? sum[3] : sum[2];
+// gate g of this lane's cell j among the products' results
+HF_DEVICE float own(const float (&sum)[MATRICES][4], const Place& at, int g, int j) {
+    if (EIGHT) return sum[EIGHT ? g / 2 : 0][2 * (g % 2) + j];
+    const float(&mine)[4] = sum[EIGHT ? 0 : g];
+    const float upper = at.row ? mine[1] : mine[0], lower = at.row ? mine[3] : mine[2];
     return at.q >> 1 ? lower : upper;
 }
 

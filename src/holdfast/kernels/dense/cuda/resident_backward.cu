@@ -18,7 +18,8 @@ constexpr int OLD = old_states();
 constexpr int OLD_AT = ROWS * GATE_BYTES, GRAD_AT = OLD_AT + OLD * ROWS * STATE_BYTES;
 constexpr int H_AT = GRAD_AT + ROWS * HALF_ROW_BYTES;
 constexpr int STAGE = H_AT + NEEDS[0] * ROWS * HALF_ROW_BYTES;
-constexpr int G_BYTES = row_bytes(GATES * VECTOR_BYTES, 4);  // the gates' gradients of one sequence
+constexpr int G_BYTES = vector_bytes(GATES * VECTOR_BYTES);
+static_assert(!EIGHT, "two sequences a block");  // the gates' gradients of one sequence
 constexpr int G_TOTAL = 2 * ROWS * G_BYTES;
 static_assert(G_TOTAL + STAGES * STAGE <= SHARED_BYTES, "shared memory as planned");
 
@@ -42,11 +43,11 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
     const bool exists = at.channel < WIDTH, alive = exists && at.row < live, padding = at.channel >= width;
 
     u32 weights[RECURRENTS][STEPS][4];
-#pragma unroll
-    for (int g = 0; g < RECURRENTS; g++) {
-        const half_t* matrix = R + ((long long)g * heads + head) * WIDTH * WIDTH;
-        load_weights(weights[g], at, [&](int row, int k) { return (u32)matrix[k * WIDTH + row]; });
-    }
+    load_weights(weights, at, [&](int g, int half, int k) {
+        const int channel = CHANNELS * at.warp + at.r + 8 * half;
+        const long long row = ((long long)g * heads + head) * WIDTH + k;
+        return channel < WIDTH ? (u32)R[row * WIDTH + channel] : 0u;
+    });
     for (int i = threadIdx.x; i < SHARED_BYTES / 16; i += THREADS) ((uint4*)shared)[i] = uint4{0, 0, 0, 0};
     __syncthreads();
 
@@ -171,14 +172,11 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
         if (EXTRAS > 0) extra_drain.write(out_extra, step > 0);
         fetch(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        float total[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            total[j] = sum[0][j];
+        for (int j = 0; j < 4; j++)
 #pragma unroll
-            for (int k = 1; k < RECURRENTS; k++) total[j] += sum[k][j];
-        }
-        float through = hf_min(hf_max(own(total, at), -clip), clip);
+            for (int k = 1; k < RECURRENTS; k++) sum[0][j] += sum[k][j];
+        float through = hf_min(hf_max(own(sum, at, 0, 0), -clip), clip);
         if (RESETS && at.row < live && step > 0 && bit(resets, words, first + at.row, t + 1)) through = 0.0f;
         carry[0] += through;
         if (t >= 0) {

@@ -7,7 +7,7 @@
 
 constexpr int X_BYTES = row_bytes(2 * INPUTS * WIDTH, 2);
 constexpr int X_STAGE = ROWS * X_BYTES;
-constexpr int H_BYTES = row_bytes(VECTOR_BYTES, 4);
+constexpr int H_BYTES = vector_bytes(VECTOR_BYTES);
 constexpr int H_TOTAL = 2 * ROWS * H_BYTES;
 constexpr int COLUMNS = WIDTH / 8;  // 16-byte pieces of a vector
 static_assert(H_TOTAL + STAGES * X_STAGE <= SHARED_BYTES, "shared memory as planned");
@@ -20,14 +20,17 @@ resident_forward(const half_t* x, const half_t* R, const half_t* bias, const flo
     const int head = blockIdx.y, first = blockIdx.x * ROWS, live = min(ROWS, batch - first);
     const int words = (length + 31) / 32;
     const long long token = (long long)heads * WIDTH;  // elements of one vector for all heads
-    const bool exists = at.channel < WIDTH, alive = exists && at.row < live, padding = at.channel >= width;
-
-    u32 weights[RECURRENTS][STEPS][4];
+    const bool exists = at.channel < WIDTH, padding = at.channel >= width;
+    bool alive[CELLS];
 #pragma unroll
-    for (int g = 0; g < RECURRENTS; g++) {
-        const half_t* matrix = R + ((long long)g * heads + head) * WIDTH * WIDTH;
-        load_weights(weights[g], at, [&](int row, int k) { return (u32)matrix[row * WIDTH + k]; });
-    }
+    for (int j = 0; j < CELLS; j++) alive[j] = exists && at.row + j < live;
+
+    u32 weights[MATRICES][STEPS][4];
+    load_weights(weights, at, [&](int m, int half, int k) {
+        const int gate = EIGHT ? 2 * m + half : m, channel = CHANNELS * at.warp + at.r + (EIGHT ? 0 : 8 * half);
+        const long long row = ((long long)gate * heads + head) * WIDTH + channel;
+        return gate < RECURRENTS && channel < WIDTH ? (u32)R[row * WIDTH + k] : 0u;
+    });
     float offset[GATES];
 #pragma unroll
     for (int g = 0; g < GATES; g++)
@@ -58,13 +61,19 @@ resident_forward(const half_t* x, const half_t* R, const half_t* bias, const flo
         copy_commit();
     }
 
-    float s[STATES];
-    long long place = (long long)(first + at.row) * length * token + head * WIDTH + at.channel;  // this lane's element of h
-#pragma unroll
-    for (int i = 0; i < STATES; i++)
-        s[i] = initial && alive ? initial[((long long)i * batch + first + at.row) * token + head * WIDTH + at.channel] : 0.0f;
+    float s[CELLS][STATES];
+    const long long sequence = (long long)length * token;  // from this lane's cell to its next one
+    long long place = (long long)(first + at.row) * sequence + head * WIDTH + at.channel;  // the first one's element of h
     const int cell_at = at.row * H_BYTES + 2 * at.channel;
-    *(half_t*)(vectors + cell_at) = padding ? (half_t)0 : narrow(s[0]);
+#pragma unroll
+    for (int j = 0; j < CELLS; j++) {
+#pragma unroll
+        for (int i = 0; i < STATES; i++) {
+            const long long from = ((long long)i * batch + first + at.row + j) * token + head * WIDTH + at.channel;
+            s[j][i] = initial && alive[j] ? initial[from] : 0.0f;
+        }
+        *(half_t*)(vectors + cell_at + j * H_BYTES) = padding ? (half_t)0 : narrow(s[j][0]);
+    }
     const long long plane = (long long)batch * length * token;
 
     copy_wait<STAGES - 2>();
@@ -75,48 +84,63 @@ resident_forward(const half_t* x, const half_t* R, const half_t* bias, const flo
     for (int t = 0; t < length; t++) {
         u32 operand[STEPS][2];
         load_vectors(operand, now, H_BYTES, at);
-        half_t mine[INPUTS];
+        half_t mine[CELLS][INPUTS];
 #pragma unroll
-        for (int i = 0; i < INPUTS; i++)
-            mine[i] = *(const half_t*)(stages + stage * X_STAGE + at.row * X_BYTES + 2 * (i * WIDTH + at.inside));
+        for (int j = 0; j < CELLS; j++)
+#pragma unroll
+            for (int i = 0; i < INPUTS; i++)
+                mine[j][i] = *(const half_t*)(stages + stage * X_STAGE + (at.row + j) * X_BYTES + 2 * (i * WIDTH + at.inside));
         uint4 out_h[drain.MINE];
         drain.take(out_h, now);
         if (RESETS) {
-            const int row = at.r & 1;
-            const bool zero = row < live && bit(resets, words, first + row, t);
+            const int column = at.r % ROWS;
+            const bool zero = column < live && bit(resets, words, first + column, t);
 #pragma unroll
             for (int i = 0; i < STEPS; i++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) operand[i][j] = zero ? 0 : operand[i][j];
-            if (at.row < live && bit(resets, words, first + at.row, t))
 #pragma unroll
-                for (int i = 0; i < STATES; i++) s[i] = 0.0f;
+            for (int j = 0; j < CELLS; j++)
+                if (at.row + j < live && bit(resets, words, first + at.row + j, t))
+#pragma unroll
+                    for (int i = 0; i < STATES; i++) s[j][i] = 0.0f;
         }
-        float sum[RECURRENTS][4] = {};
-        // gates inside: neighbouring products do not wait for one another
+        float sum[MATRICES][4] = {};
+        // matrices inside: neighbouring products do not wait for one another
 #pragma unroll
         for (int i = 0; i < STEPS; i++)
 #pragma unroll
-            for (int g = 0; g < RECURRENTS; g++) multiply(sum[g], weights[g][i], operand[i][0], operand[i][1]);
+            for (int m = 0; m < MATRICES; m++) multiply(sum[m], weights[m][i], operand[i][0], operand[i][1]);
         // under the products' latency
         drain.write(out_h, t > 0);
         stream.copy(stages_at + (stage == 0 ? STAGES - 1 : stage - 1) * X_STAGE, t + STAGES - 1 < length);
         copy_commit();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        float g[GATES], out[STATES];
+        float g[CELLS][GATES], out[CELLS][STATES];
 #pragma unroll
-        for (int i = 0; i < GATES; i++) g[i] = INPUT_OF[i] >= 0 ? offset[i] + widen(mine[INPUT_OF[i]]) : offset[i];
+        for (int j = 0; j < CELLS; j++) {
 #pragma unroll
-        for (int i = 0; i < GATES; i++)
-            if (RECURRENT_OF[i] >= 0) g[i] += own(sum[RECURRENT_OF[i]], at);
-        cell_forward(s, g, out);
-        *(half_t*)(next + cell_at) = padding ? (half_t)0 : narrow(out[0]);
+            for (int i = 0; i < GATES; i++)
+                g[j][i] = INPUT_OF[i] >= 0 ? offset[i] + widen(mine[j][INPUT_OF[i]]) : offset[i];
 #pragma unroll
-        for (int i = 0; i < STATES; i++) s[i] = out[i];
-        if (KEEPS && alive) {
-            keep_gates(gates + place * (GATES_KEPT * GATE_SIZE), g);
+            for (int i = 0; i < GATES; i++)
+                if (RECURRENT_OF[i] >= 0) g[j][i] += own(sum, at, RECURRENT_OF[i], j);
+        }
 #pragma unroll
-            for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[i];
+        for (int j = 0; j < CELLS; j++) {
+            cell_forward(s[j], g[j], out[j]);
+            *(half_t*)(next + cell_at + j * H_BYTES) = padding ? (half_t)0 : narrow(out[j][0]);
+        }
+#pragma unroll
+        for (int j = 0; j < CELLS; j++) {
+#pragma unroll
+            for (int i = 0; i < STATES; i++) s[j][i] = out[j][i];
+            if (KEEPS && alive[j]) {
+                const long long here = place + j * sequence;
+                keep_gates(gates + here * (GATES_KEPT * GATE_SIZE), g[j]);
+#pragma unroll
+                for (int i = 1; i < STATES; i++) states[(i - 1) * plane + here] = out[j][i];
+            }
         }
         place += token;
         copy_wait<STAGES - 2>();
@@ -128,8 +152,10 @@ resident_forward(const half_t* x, const half_t* R, const half_t* bias, const flo
     uint4 out_h[drain.MINE];
     drain.take(out_h, now);
     drain.write(out_h, true);
-    if (alive)
 #pragma unroll
-        for (int i = 0; i < STATES; i++)
-            final[((long long)i * batch + first + at.row) * token + head * WIDTH + at.channel] = s[i];
+    for (int j = 0; j < CELLS; j++)
+        if (alive[j])
+#pragma unroll
+            for (int i = 0; i < STATES; i++)
+                final[((long long)i * batch + first + at.row + j) * token + head * WIDTH + at.channel] = s[j][i];
 }

@@ -92,34 +92,64 @@ template <int MATRICES> struct Weights {
     }
 };
 
-HF_DEVICE bool absent(const uint4& v) { return v.x == SENTINEL | v.y == SENTINEL | v.z == SENTINEL | v.w == SENTINEL; }
+HF_DEVICE u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+// whether a word is SENTINEL, the largest of all
+HF_DEVICE u32 largest(const uint4& v) { return larger(larger(v.x, v.y), larger(v.z, v.w)); }
+
+// the pieces of a warp's share that lie within the head; all where they do for every warp, known when this is compiled
+HF_DEVICE u32 pieces_inside(int first) {
+    if (WIDTH % 32 == 0 && GROUPS == WARPS * PER_WARP) return ~0u;
+    u32 inside = 0;
+#pragma unroll
+    for (int i = 0; i < PER_WARP; i++) inside |= (u32)(first + 32 * i < WIDTH) << i;
+    return inside;
+}
 
 // COUNT pieces of eight channels that other blocks write: asked for early, waited for late.
-// wanted: bit i for piece i, the others are zeros. where(i): its place, the same in both calls.
+// where(i): the place of piece i, the same in both calls. What is never asked for stays zeros; a sequence that is past the
+// batch keeps what its lane had before, of which nothing comes.
 template <int COUNT> struct Mail {
     uint4 v[COUNT];
-    u32 pending;
 
-    template <typename Where> HF_DEVICE void ask(u32 wanted, Where where) {
-        pending = wanted;
+    HF_DEVICE void clear() {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            v[i] = uint4{0, 0, 0, 0};
-            read_relaxed(v[i], where(i), wanted >> i & 1);
-        }
+        for (int i = 0; i < COUNT; i++) v[i] = uint4{0, 0, 0, 0};
+    }
+    // wanted(i): whether piece i is
+    template <typename Where, typename Wanted> HF_DEVICE void ask(Where where, Wanted wanted) {
+        // a sequence that begins anew multiplies zeros
+        if (RESETS) clear();
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) read_relaxed(v[i], where(i), wanted(i));
     }
     // false after too many attempts
     template <typename Where> HF_DEVICE bool wait(Where where) {
+#pragma unroll 1
         for (int attempt = 0; attempt < PATIENCE; attempt++) {
-            u32 missing = 0;
+            u32 most = 0;
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) missing |= (u32)absent(v[i]) << i;
-            pending &= missing;
-            if (!__any_sync(0xffffffffu, pending)) return true;
+            for (int i = 0; i < COUNT; i++) most = larger(most, largest(v[i]));
+            if (!__any_sync(0xffffffffu, most == SENTINEL)) return true;
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) read_relaxed(v[i], where(i), pending >> i & 1);
+            for (int i = 0; i < COUNT; i++) read_relaxed(v[i], where(i), largest(v[i]) == SENTINEL);
         }
         return false;
+    }
+};
+
+// Turns in order: all tiles of a step, then the next step's. at: where in memory the turn's first sequence begins, in
+// elements of arrays of one vector a token; WAY: from step to step, 1 or -1.
+template <int WAY> struct Walk {
+    long long at, from_tile, from_step;  // and to the next one
+    int t, tile, tiles;
+    HF_DEVICE Walk(int first, int count, long long token, int length)
+        : at(first * token), from_tile(pinned(TILE * token * length)),
+          from_step(pinned(WAY * token - (count - 1) * from_tile)), t(first), tile(0), tiles(count) {}
+    HF_DEVICE void next() {
+        const bool wraps = tile + 1 == tiles;
+        at += wraps ? from_step : from_tile;
+        tile = wraps ? 0 : tile + 1;
+        t += wraps ? WAY : 0;
     }
 };
 
@@ -127,41 +157,46 @@ template <int COUNT> struct Mail {
 // would be waited for in the turn that asked for it, and memory is further away than a turn is long.
 constexpr int SLOTS = 4, AHEAD = SLOTS - 1;
 
-// The 16-byte pieces of a turn, COUNT in all; a lane of the cells moves MINE of them. WAY: from step to step, 1 or -1.
+// The 16-byte pieces of a turn, COUNT in all; a lane of the cells moves MINE of them.
 template <int COUNT, int WAY> struct Ring {
     static constexpr int MINE = (COUNT + LANES - 1) / LANES, BYTES = 16 * COUNT;
     const char* from[MINE];  // at step 0 of the first tile
-    long long stride[MINE];  // bytes from step to step; from row to row it is length times that
+    int scale[MINE];         // bytes of an element
     int row[MINE];           // within a tile
     bool before[MINE];       // belongs to the step before: the first step has none
-    int t, tile, slot, length, live, tiles, lane;
+    Walk<WAY> turn;
+    int length, live;
     const char* slots;
+    int slot;  // the next to be filled, in bytes from the first
+    u32 mine;  // this lane's first piece in the first slot
 
-    // place(piece, row, from, stride, before): where a piece of a row lies at step 0 of sequence 0; false if nowhere
+    // place(piece, row, from, scale, before): where a piece of a row lies at step 0 of sequence 0, which is scale bytes an
+    // element; false if nowhere
     template <typename Place>
-    HF_DEVICE void start(const char* shared, int cell, int first, int sequences, int steps, int count, Place place) {
-        t = first, tile = slot = 0, length = steps, live = sequences, tiles = count, lane = cell, slots = shared;
+    HF_DEVICE Ring(const char* shared, int lane, int first, int sequences, int steps, int tiles, long long token, Place place)
+        : turn(first, tiles, token, steps), length(steps), live(sequences), slots(shared), slot(0),
+          mine(shared_address(shared) + 16 * lane) {
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
-            row[i] = live, from[i] = nullptr, stride[i] = 0, before[i] = false;
+            row[i] = live, from[i] = nullptr, scale[i] = 0, before[i] = false;
             int within = 0;
-            if (lane + i * LANES < COUNT && place(lane + i * LANES, within, from[i], stride[i], before[i])) row[i] = within;
-            from[i] += (long long)within * length * stride[i];
+            if (lane + i * LANES < COUNT && place(lane + i * LANES, within, from[i], scale[i], before[i])) row[i] = within;
+            from[i] = pinned(from[i] + (long long)within * length * token * scale[i]);
         }
     }
     // asks for the next turn's pieces that nobody asked for yet; called in every turn, also when there are no more
     HF_DEVICE void copy() {
-        const long long steps = t + (long long)tile * TILE * length;
 #pragma unroll
         for (int i = 0; i < MINE; i++)
-            copy_async(shared_address(slots + slot * BYTES) + 16 * (lane + i * LANES), from[i] + steps * stride[i],
-                       t >= before[i] && t < length && TILE * tile + row[i] < live);
+            copy_async(mine + slot + 16 * i * LANES, from[i] + turn.at * scale[i],
+                       turn.t >= before[i] && turn.t < length && TILE * turn.tile + row[i] < live);
         copy_commit();
-        slot = slot + 1 == SLOTS ? 0 : slot + 1;
-        if (++tile == tiles) tile = 0, t += WAY;
+        slot = after(slot);
+        turn.next();
     }
     // what the next turn needs, once all cells have passed a barrier after copy_wait<AHEAD - 1>
-    HF_DEVICE const char* next() const { return slots + (slot + 1) % SLOTS * BYTES; }
+    HF_DEVICE const char* next() const { return slots + after(slot); }
+    HF_DEVICE static int after(int slot) { return slot == (SLOTS - 1) * BYTES ? 0 : slot + BYTES; }
 };
 
 // When a block publishes, by its own clock, for turns of either parity. With one or two tiles a turn's vectors were published

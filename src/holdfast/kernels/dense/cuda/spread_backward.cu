@@ -33,7 +33,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     // one turn a tile more than there are steps: the last takes R^T dg to the initial state
     const int words = (length + 31) / 32, turns = (length + 1) * own.tiles;
-    const long long token = (long long)heads * WIDTH, tile_step = TILE * token * length;
+    const long long token = (long long)heads * WIDTH;
     float* parts = (float*)(shared + Held::BYTES);  // [2][warp][slot]
     char* slots = shared + Held::BYTES + 2 * PART_BYTES;
     const Clock pace{(u32*)(slots + SLOTS * Kept::BYTES), pause};
@@ -48,30 +48,29 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
             const int row = TURNED ? channel : k, column = TURNED ? k : channel;
             return place < SLICE && channel < WIDTH ? (u32)R[(matrix * WIDTH + row) * WIDTH + column] : 0u;
         });
-        u32 inside = 0;
-#pragma unroll
-        for (int i = 0; i < PER_WARP; i++) inside |= (u32)(k0 + 32 * i < WIDTH) << i;
-        const long long column = (long long)(own.first + r) * length * token;
-        const long long within = own.head * WIDTH + k0;
+        const u32 inside = pieces_inside(k0);
+        const long long column = (long long)(own.first + r) * length * token, within = own.head * WIDTH + k0;
+        const half_t *inputs = pinned(dx + column * INPUTS + within), *others = extra + column * EXTRAS + within;
         Mail<AT_ONCE * PER_WARP> mail;
-        const half_t *input = dx, *other = extra;  // this lane's dg of the asked step
-        int base = 0;                              // the first gate asked for
+        mail.clear();
+        const half_t *input = inputs, *other = others;  // this lane's dg of the asked step
+        int base = 0;                                   // the first gate asked for
+        bool reads = false;
         auto where = [&](int i) {
             const int gate = GATE_OF[min(base + i / PER_WARP, RECURRENTS - 1)];
             return (EXTRAS == 0 || INPUT_OF[gate] >= 0 ? input + INPUT_OF[gate] * token : other + EXTRA_OF[gate] * token) +
                    32 * (i % PER_WARP);
         };
-        auto ask = [&](int t, int tile) {
-            const int row = TILE * tile + r;
-            const long long source = column + tile * tile_step + t * token;
-            input = dx + source * INPUTS + within;
-            other = extra + source * EXTRAS + within;
-            const bool reads = row < own.live && !bit(resets, words, own.first + min(row, own.live - 1), t);
-            u32 wanted = 0;
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (base + j < RECURRENTS) wanted |= inside << (j * PER_WARP);
-            mail.ask(reads ? wanted : 0, where);
+        auto wanted = [&](int i) { return reads && base + i / PER_WARP < RECURRENTS && (inside >> (i % PER_WARP) & 1); };
+        Walk<-1> asked(length - 1, own.tiles, token, length);
+        // the first gates of the next turn that has any
+        auto ask = [&]() ALWAYS_INLINE {
+            const int row = TILE * asked.tile + r;
+            input = inputs + asked.at * INPUTS;
+            other = others + asked.at * EXTRAS;
+            reads = row < own.live && !bit(resets, words, own.first + min(row, own.live - 1), asked.t);
+            mail.ask(where, wanted);
+            asked.next();
         };
         bool patient = true;
         int turn = 0;
@@ -87,7 +86,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
 #pragma unroll
                     for (int k = 0; k < RECURRENTS; k += AT_ONCE) {
                         base = k;
-                        if (k > 0) ask(t + 1, tile);
+                        if (k > 0) mail.ask(where, wanted);
                         if (patient && !mail.wait(where)) {
                             patient = false;
                             *(volatile int*)failed = 1;
@@ -133,7 +132,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                 }
                 // the step whose dg the next turn multiplies, if there is one
                 const int next = t + 1 - wraps;
-                if (!own.keeps_pace() && !ends && next < length) ask(next, wraps ? 0 : tile + 1);
+                if (!own.keeps_pace() && !ends && next < length) ask();
                 if (turn > 1) meet(EMPTY + (turn & 1));
                 float* part = parts + ((turn & 1) * WARPS + warp) * PART_FLOATS;
 #pragma unroll
@@ -148,7 +147,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                 arrive(FULL + (turn & 1));
                 if (own.keeps_pace() && !ends && next < length) {
                     pace.wait(turn + 1 - own.tiles);
-                    ask(next, wraps ? 0 : tile + 1);
+                    ask();
                 }
             }
     } else {
@@ -157,7 +156,8 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
         const int channel = own.channel + my.d;
         const bool even = my.d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
-        const long long base = (long long)(own.first + my.n) * length * token;
+        const long long base = pinned((long long)(own.first + my.n) * length * token);  // of this lane's first row
+        const long long beside = pinned((long long)BESIDE * length * token);            // to its next one
         float* carried = (float*)(slots + SLOTS * Kept::BYTES + CLOCK_BYTES) + my.at;  // [tile][state][cell]
         auto place_of = [&](int tile, int i, int c) { return (tile * STATES + i) * CELLS + c * BESIDE * SLICE; };
         for (int tile = 0; tile < own.tiles; tile++)
@@ -173,19 +173,18 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                 }
         // element 0 of the slice in sequence 0, as a token of one vector
         const long long origin = (long long)own.first * length * token + own.head * WIDTH + own.channel;
-        Kept ring;
-        ring.start(slots, my.lane, length - 1, own.live, length, own.tiles,
-                   [&](int piece, int& within, const char*& from, long long& stride, bool& before) {
+        Kept ring(slots, my.lane, length - 1, own.live, length, own.tiles, token,
+                   [&](int piece, int& within, const char*& from, int& scale, bool& before) {
                        int column;  // in bytes, of a row's
                        if (piece < STATES_AT) {
                            constexpr int ROW = GATE_PIECES / TILE;
-                           within = piece / ROW, column = 16 * (piece % ROW), stride = CELL_BYTES;
+                           within = piece / ROW, column = 16 * (piece % ROW), scale = CELL_BYTES;
                            from = gates + origin * CELL_BYTES;
                        } else if (piece < GRAD_AT) {
                            const int which = (piece - STATES_AT) / STATE_PIECES;
                            constexpr int ROW = STATE_PIECES / TILE;
                            within = (piece - STATES_AT) / ROW % TILE, column = 16 * ((piece - STATES_AT) % ROW);
-                           stride = 4, before = true;
+                           scale = 4, before = true;
                            int state = 0;
 #pragma unroll
                            for (int i = 1, k = 0; i < STATES; i++)
@@ -194,14 +193,12 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                        } else {
                            before = piece >= H_AT;
                            constexpr int ROW = HALF_PIECES / TILE;
-                           within = (piece - GRAD_AT) / ROW % TILE, column = 16 * ((piece - GRAD_AT) % ROW), stride = 2;
+                           within = (piece - GRAD_AT) / ROW % TILE, column = 16 * ((piece - GRAD_AT) % ROW), scale = 2;
                            from = (const char*)((before ? h : grad_h) + origin);
                            if (!before && !grad_h) return false;
                        }
-                       const bool inside = own.channel + column / (int)stride < WIDTH;
-                       stride *= token;
-                       from += column - (before ? stride : 0);
-                       return inside;
+                       from += column - (before ? scale * token : 0);
+                       return own.channel + column / scale < WIDTH;
                    });
         gate_words kept[EACH] = {};
         float before[EACH][STATES], bias[GATES];
@@ -232,67 +229,67 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
         copy_wait<AHEAD - 1>();
         barrier_sync<LANES>(SUMMED);
         take(slots, length - 1, 0);
-        int turn = 0;
-        for (int t = length - 1; t >= -1; t--)
-            for (int tile = 0; tile < own.tiles; tile++, turn++) {
-                const bool wraps = tile + 1 == own.tiles;
-                bool zero[EACH];
-                float g[EACH][GATES], given[EACH], old[EACH][STATES], after[EACH][STATES];
+        Walk<-1> walk(length - 1, own.tiles, token, length);
+        for (int turn = 0; turn < turns; turn++, walk.next()) {
+            const int t = walk.t, tile = walk.tile;
+            const bool wraps = tile + 1 == own.tiles;
+            bool zero[EACH];
+            float g[EACH][GATES], given[EACH], old[EACH][STATES], after[EACH][STATES];
 #pragma unroll
-                for (int c = 0; c < EACH; c++) {
-                    const int row = TILE * tile + my.n + c * BESIDE;
-                    zero[c] = my.exists && row < own.live && t >= 0 && bit(resets, words, own.first + row, t);
-                    unpack_gates(g[c], kept[c]);
-                    given[c] = widen(grad[c]);
+            for (int c = 0; c < EACH; c++) {
+                const int row = TILE * tile + my.n + c * BESIDE;
+                zero[c] = my.exists && row < own.live && t >= 0 && bit(resets, words, own.first + row, t);
+                unpack_gates(g[c], kept[c]);
+                given[c] = widen(grad[c]);
 #pragma unroll
-                    for (int i = 0; i < STATES; i++) {
-                        old[c][i] = zero[c] ? 0.0f : before[c][i];
-                        after[c][i] = carried[place_of(tile, i, c)];
-                    }
+                for (int i = 0; i < STATES; i++) {
+                    old[c][i] = zero[c] ? 0.0f : before[c][i];
+                    after[c][i] = carried[place_of(tile, i, c)];
                 }
-                ring.copy();
-                copy_wait<AHEAD - 1>();
-
-                meet(FULL + (turn & 1));
-                const float* part = parts + (turn & 1) * WARPS * PART_FLOATS + my.n * PITCH + my.d;
-                float through[EACH] = {};
-#pragma unroll
-                for (int w = 0; w < WARPS; w++)
-#pragma unroll
-                    for (int c = 0; c < EACH; c++) through[c] += part[w * PART_FLOATS + c * BESIDE * PITCH];
-                if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
-#pragma unroll
-                for (int c = 0; c < EACH; c++) {
-                    const int row = TILE * tile + my.n + c * BESIDE;
-                    const bool alive = my.exists && row < own.live;
-                    after[c][0] += hf_min(hf_max(through[c], -clip), clip);
-                    if (t >= 0) {
-                        float carry[STATES], dg[GATES];
-                        after[c][0] += given[c];
-                        cell_backward(old[c], g[c], after[c], carry, dg);
-                        const long long place = base + tile * tile_step + (t + (long long)c * BESIDE * length) * token;
-#pragma unroll
-                        for (int i = 0; i < GATES; i++) {
-                            const float value = alive && channel < width ? dg[i] : 0.0f;
-                            const u32 pair = pack(value, __shfl_down_sync(0xffffffffu, value, 1));
-                            bias[i] += value;
-                            if (INPUT_OF[i] >= 0)
-                                write_relaxed(dx + place * INPUTS + INPUT_OF[i] * token + at, pair, alive && even);
-                            if (EXTRA_OF[i] >= 0)
-                                write_relaxed(extra + place * EXTRAS + EXTRA_OF[i] * token + at, pair, alive && even);
-                        }
-#pragma unroll
-                        for (int i = 0; i < STATES; i++)
-                            if (my.exists) carried[place_of(tile, i, c)] = zero[c] ? 0.0f : carry[i];
-                    } else if (alive) {
-#pragma unroll
-                        for (int i = 0; i < STATES; i++)
-                            grad_initial[((long long)i * batch + own.first + row) * token + at] = after[c][i];
-                    }
-                }
-                if (own.keeps_pace() && t >= 0) pace.publish(turn);
-                take(ring.next(), t - wraps, wraps ? 0 : tile + 1);
             }
+            ring.copy();
+            copy_wait<AHEAD - 1>();
+
+            meet(FULL + (turn & 1));
+            const float* part = parts + (turn & 1) * WARPS * PART_FLOATS + my.n * PITCH + my.d;
+            float through[EACH] = {};
+#pragma unroll
+            for (int w = 0; w < WARPS; w++)
+#pragma unroll
+                for (int c = 0; c < EACH; c++) through[c] += part[w * PART_FLOATS + c * BESIDE * PITCH];
+            if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
+#pragma unroll
+            for (int c = 0; c < EACH; c++) {
+                const int row = TILE * tile + my.n + c * BESIDE;
+                const bool alive = my.exists && row < own.live;
+                after[c][0] += hf_min(hf_max(through[c], -clip), clip);
+                if (t >= 0) {
+                    float carry[STATES], dg[GATES];
+                    after[c][0] += given[c];
+                    cell_backward(old[c], g[c], after[c], carry, dg);
+                    const long long place = base + walk.at + c * beside;
+#pragma unroll
+                    for (int i = 0; i < GATES; i++) {
+                        const float value = alive && channel < width ? dg[i] : 0.0f;
+                        const u32 pair = pack(value, __shfl_down_sync(0xffffffffu, value, 1));
+                        bias[i] += value;
+                        if (INPUT_OF[i] >= 0)
+                            write_relaxed(dx + place * INPUTS + INPUT_OF[i] * token + at, pair, alive && even);
+                        if (EXTRA_OF[i] >= 0)
+                            write_relaxed(extra + place * EXTRAS + EXTRA_OF[i] * token + at, pair, alive && even);
+                    }
+#pragma unroll
+                    for (int i = 0; i < STATES; i++)
+                        if (my.exists) carried[place_of(tile, i, c)] = zero[c] ? 0.0f : carry[i];
+                } else if (alive) {
+#pragma unroll
+                    for (int i = 0; i < STATES; i++)
+                        grad_initial[((long long)i * batch + own.first + row) * token + at] = after[c][i];
+                }
+            }
+            if (own.keeps_pace() && t >= 0) pace.publish(turn);
+            take(ring.next(), t - wraps, wraps ? 0 : tile + 1);
+        }
         // this block's share of db, added in one order
         float* sums = (float*)(slots + SLOTS * Kept::BYTES + CLOCK_BYTES) + my.at;
 #pragma unroll

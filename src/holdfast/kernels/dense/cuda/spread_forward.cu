@@ -26,7 +26,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
     const Share own(batch, rows, first_head);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int words = (length + 31) / 32, turns = length * own.tiles;
-    const long long token = (long long)heads * WIDTH, tile_step = TILE * token * length;
+    const long long token = (long long)heads * WIDTH;
     Sums* parts = (Sums*)(shared + Held::BYTES);  // [2][warp][plane][place]
     char* slots = shared + Held::BYTES + 2 * PART_BYTES;
     const Clock pace{(u32*)(slots + SLOTS * Inputs::BYTES), pause};
@@ -40,33 +40,34 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
             const long long row = ((long long)(n % RECURRENTS) * heads + own.head) * WIDTH + channel;
             return n < HALVES && channel < WIDTH ? (u32)R[row * WIDTH + k] : 0u;
         });
-        u32 inside = 0;
-#pragma unroll
-        for (int i = 0; i < PER_WARP; i++) inside |= (u32)(k0 + 32 * i < WIDTH) << i;
+        const u32 inside = pieces_inside(k0);
         const half_t* entering = entry + (own.first + r) * token + own.head * WIDTH + k0;
-        const half_t* column = h + (long long)(own.first + r) * length * token + own.head * WIDTH + k0;
+        // of the step before
+        const half_t* column = pinned(h + ((long long)(own.first + r) * length - 1) * token + own.head * WIDTH + k0);
         Mail<PER_WARP> mails[AT_ONCE];
         const half_t* sources[AT_ONCE];
-        int asked_t = 0, asked_tile = 0;
+#pragma unroll
+        for (int m = 0; m < AT_ONCE; m++) mails[m].clear(), sources[m] = nullptr;
+        Walk<1> asked(0, own.tiles, token, length);
         // The next turn's vectors, if there is one. Inlined, as take is: m has to be a constant for mails to be in registers.
         auto ask = [&](int m) ALWAYS_INLINE {
-            const int t = asked_t, tile = asked_tile, row = TILE * tile + r;
-            if (t == length) return;
-            sources[m] = t == 0 ? entering + TILE * tile * token : column + tile * tile_step + (t - 1) * token;
-            const bool reads = row < own.live && !bit(resets, words, own.first + min(row, own.live - 1), t);
-            const half_t* source = sources[m];
-            mails[m].ask(reads ? inside : 0, [&](int i) { return source + 32 * i; });
-            // what is there from the start may have any bits, SENTINEL's too
-            if (t == 0) mails[m].pending = 0;
-            if (++asked_tile == own.tiles) asked_tile = 0, asked_t++;
+            if (asked.t == length) return;
+            const half_t* source = asked.t == 0 ? entering + TILE * asked.tile * token : column + asked.at;
+            const int row = TILE * asked.tile + r;
+            const bool reads = row < own.live && !bit(resets, words, own.first + min(row, own.live - 1), asked.t);
+            mails[m].ask([&](int i) { return source + 32 * i; }, [&](int i) { return reads && (inside >> i & 1); });
+            sources[m] = source;
+            asked.next();
         };
+        const u32 parts_at = (u32)pinned((int)(shared_address(parts + warp * PLANES * PLACES + 2 * q * PITCH + r)));
         bool patient = true;
         // two turns ahead where the vectors of both have been published for long
         const int ahead = AT_ONCE == 2 && own.tiles > 3 ? 2 : 1;
         auto take = [&](int turn, int m) ALWAYS_INLINE {
             Mail<PER_WARP>& mail = mails[m];
             const half_t* source = sources[m];
-            if (patient && !mail.wait([&](int i) { return source + 32 * i; })) {
+            // what is there from the start may have any bits, SENTINEL's too
+            if (patient && turn >= own.tiles && !mail.wait([&](int i) { return source + 32 * i; })) {
                 patient = false;
                 *(volatile int*)failed = 1;
             }
@@ -105,7 +106,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
             else if (!own.keeps_pace())
                 ask(AT_ONCE - 1 - m);
             if (turn > 1) meet(EMPTY + (turn & 1));
-            Sums* part = parts + ((turn & 1) * WARPS + warp) * PLANES * PLACES;
+            const u32 part = parts_at + (turn & 1) * PART_BYTES;
 #pragma unroll
             for (int p = 0; p < PLANES; p++)
 #pragma unroll
@@ -118,7 +119,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                             const int gate = TOGETHER * p + k, half = e * RECURRENTS + (gate < RECURRENTS ? gate : 0);
                             f.gate[k] = sum[half / 2][2 * (half % 2) + j];
                         }
-                        part[p * PLACES + (2 * q + j) * PITCH + 8 * e + r] = f;
+                        write_shared(part + (u32)sizeof(Sums) * (p * PLACES + j * PITCH + 8 * e), f.gate);
                     }
             arrive(FULL + (turn & 1));
             if (own.keeps_pace() && turn + 1 < turns) {
@@ -138,7 +139,8 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
         const int channel = own.channel + my.d;
         const bool even = my.d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
-        const long long base = (long long)(own.first + my.n) * length * token;  // this lane's row of a tile's first step
+        const long long base = pinned((long long)(own.first + my.n) * length * token + at);  // of this lane's first cell
+        const long long beside = pinned((long long)BESIDE * length * token);                 // to its next one
         float* carried = (float*)(slots + SLOTS * Inputs::BYTES + CLOCK_BYTES) + my.at;  // [tile][state][cell]
         float offset[GATES];
 #pragma unroll
@@ -155,15 +157,14 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                         carried[place_of(tile, i, c)] =
                             given ? initial[((long long)i * batch + own.first + row) * token + at] : 0.0f;
                 }
-        Inputs ring;
-        ring.start(slots, my.lane, 0, own.live, length, own.tiles,
-                   [&](int piece, int& within, const char*& from, long long& stride, bool&) {
-                       const int gate = piece / (EIGHTS * TILE), start = own.channel + 8 * (piece % EIGHTS);
-                       within = piece / EIGHTS % TILE;
-                       stride = 2 * INPUTS * token;
-                       from = (const char*)(x + ((long long)own.first * length * INPUTS + gate) * token + own.head * WIDTH + start);
-                       return start < WIDTH;
-                   });
+        Inputs ring(slots, my.lane, 0, own.live, length, own.tiles, token,
+                    [&](int piece, int& within, const char*& from, int& scale, bool&) {
+                        const int gate = piece / (EIGHTS * TILE), start = own.channel + 8 * (piece % EIGHTS);
+                        within = piece / EIGHTS % TILE;
+                        scale = 2 * INPUTS;
+                        from = (const char*)(x + ((long long)own.first * length * INPUTS + gate) * token + own.head * WIDTH + start);
+                        return start < WIDTH;
+                    });
         half_t input[EACH][INPUTS];
         auto take = [&](const char* slot) {
 #pragma unroll
@@ -176,65 +177,71 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
         copy_wait<AHEAD - 1>();
         barrier_sync<LANES>(SUMMED);
         take(slots);
-        int turn = 0;
-        for (int t = 0; t < length; t++)
-            for (int tile = 0; tile < own.tiles; tile++, turn++) {
-                float g[EACH][GATES], s[EACH][STATES];
+        Walk<1> walk(0, own.tiles, token, length);
+        for (int turn = 0; turn < turns; turn++, walk.next()) {
+            const int tile = walk.tile;
+            float g[EACH][GATES], s[EACH][STATES];
 #pragma unroll
-                for (int c = 0; c < EACH; c++) {
-                    const int row = TILE * tile + my.n + c * BESIDE;
-                    const bool zero = my.exists && row < own.live && bit(resets, words, own.first + row, t);
+            for (int c = 0; c < EACH; c++) {
+                const int row = TILE * tile + my.n + c * BESIDE;
+                const bool zero = my.exists && row < own.live && bit(resets, words, own.first + row, walk.t);
 #pragma unroll
-                    for (int i = 0; i < GATES; i++)
-                        g[c][i] = INPUT_OF[i] >= 0 ? offset[i] + widen(input[c][INPUT_OF[i]]) : offset[i];
+                for (int i = 0; i < GATES; i++)
+                    g[c][i] = INPUT_OF[i] >= 0 ? offset[i] + widen(input[c][INPUT_OF[i]]) : offset[i];
 #pragma unroll
-                    for (int i = 0; i < STATES; i++) s[c][i] = zero ? 0.0f : carried[place_of(tile, i, c)];
-                }
-                ring.copy();
-                copy_wait<AHEAD - 1>();
+                for (int i = 0; i < STATES; i++) s[c][i] = zero ? 0.0f : carried[place_of(tile, i, c)];
+            }
+            ring.copy();
+            copy_wait<AHEAD - 1>();
 
-                meet(FULL + (turn & 1));
-                const Sums* part = parts + (turn & 1) * WARPS * PLANES * PLACES + my.n * PITCH + my.d;
-                float total[EACH][TOGETHER * PLANES] = {};
+            meet(FULL + (turn & 1));
+            const Sums* part = parts + (turn & 1) * WARPS * PLANES * PLACES + my.n * PITCH + my.d;
+            float total[EACH][TOGETHER * PLANES];
 #pragma unroll
-                for (int w = 0; w < WARPS; w++)
+            for (int c = 0; c < EACH; c++)
 #pragma unroll
-                    for (int p = 0; p < PLANES; p++)
+                for (int p = 0; p < PLANES; p++) {
+                    // all on their way before the first is added
+                    Sums f[WARPS];
 #pragma unroll
-                        for (int c = 0; c < EACH; c++) {
-                            const Sums f = part[(w * PLANES + p) * PLACES + c * BESIDE * PITCH];
+                    for (int w = 0; w < WARPS; w++) f[w] = part[(w * PLANES + p) * PLACES + c * BESIDE * PITCH];
 #pragma unroll
-                            for (int k = 0; k < TOGETHER; k++) total[c][TOGETHER * p + k] += f.gate[k];
-                        }
-                if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
-                float out[EACH][STATES];
+                    for (int k = 0; k < TOGETHER; k++) {
+                        float sum = f[0].gate[k];
 #pragma unroll
-                for (int c = 0; c < EACH; c++) {
-                    const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
-                    const long long place = base + tile * tile_step + (t + (long long)c * BESIDE * length) * token + at;
-#pragma unroll
-                    for (int i = 0; i < GATES; i++)
-                        if (RECURRENT_OF[i] >= 0) g[c][i] += total[c][RECURRENT_OF[i]];
-                    cell_forward(s[c], g[c], out[c]);
-                    const float here = channel < width ? out[c][0] : 0.0f;
-                    write_relaxed(h + place, pack(here, __shfl_down_sync(0xffffffffu, here, 1)), alive && even);
-                }
-                if (own.keeps_pace() && turn + own.tiles < turns) pace.publish(turn);
-#pragma unroll
-                for (int c = 0; c < EACH; c++) {
-                    const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
-                    const long long place = base + tile * tile_step + (t + (long long)c * BESIDE * length) * token + at;
-#pragma unroll
-                    for (int i = 0; i < STATES; i++)
-                        if (my.exists) carried[place_of(tile, i, c)] = out[c][i];
-                    if (gates && alive) {
-                        keep_gates(gates + place * (GATES_KEPT * GATE_SIZE), g[c]);
-#pragma unroll
-                        for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[c][i];
+                        for (int w = 1; w < WARPS; w++) sum += f[w].gate[k];
+                        total[c][TOGETHER * p + k] = sum;
                     }
                 }
-                take(ring.next());
+            if (turn + 2 < turns) arrive(EMPTY + (turn & 1));
+            float out[EACH][STATES];
+#pragma unroll
+            for (int c = 0; c < EACH; c++) {
+                const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
+                const long long place = base + walk.at + c * beside;
+#pragma unroll
+                for (int i = 0; i < GATES; i++)
+                    if (RECURRENT_OF[i] >= 0) g[c][i] += total[c][RECURRENT_OF[i]];
+                cell_forward(s[c], g[c], out[c]);
+                const float here = channel < width ? out[c][0] : 0.0f;
+                write_relaxed(h + place, pack(here, __shfl_down_sync(0xffffffffu, here, 1)), alive && even);
             }
+            if (own.keeps_pace() && turn + own.tiles < turns) pace.publish(turn);
+#pragma unroll
+            for (int c = 0; c < EACH; c++) {
+                const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
+                const long long place = base + walk.at + c * beside;
+#pragma unroll
+                for (int i = 0; i < STATES; i++)
+                    if (my.exists) carried[place_of(tile, i, c)] = out[c][i];
+                if (gates && alive) {
+                    keep_gates(gates + place * (GATES_KEPT * GATE_SIZE), g[c]);
+#pragma unroll
+                    for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[c][i];
+                }
+            }
+            take(ring.next());
+        }
         for (int tile = 0; tile < own.tiles; tile++)
 #pragma unroll
             for (int c = 0; c < EACH; c++) {

@@ -1,0 +1,156 @@
+"""Kernels of a call compiled side by side, which the call alone would compile one after another as it launches them.
+
+Where a launch finds no compiled kernel, its op is rehearsed: the op runs, and after it its backward pass if a gradient
+is recorded, with launches that launch nothing but have a thread compile what is missing. Triton keeps Python's lock for
+less than half of that. Then the op runs, and waits where it launches what is not ready; the backward pass's kernels go
+on compiling behind it. What fails to compile is raised where it is launched.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from copy import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ATTEMPT, _REHEARSAL = 1, 2
+# each takes some hundred MiB while it compiles; an op's passes have up to six kernels
+_THREADS = 8
+
+
+class _Missing(Exception):
+    """A launch of an attempt found no compiled kernel."""
+
+
+class _Here(threading.local):
+    """What this thread is about: nothing, an attempt that a missing kernel ends, or a rehearsal."""
+
+    stage = 0
+
+
+_HERE = _Here()
+# kernels that a thread compiles, by what they are looked up by
+_BEGUN: dict[Hashable, Future[Any]] = {}
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    # Python joins its threads when it exits
+    return ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "holdfast-compile")
+
+
+def _after_fork() -> None:
+    """A child has none of the threads that were to compile what was begun."""
+    _BEGUN.clear()
+    _pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_rehearsal() -> bool:
+    """Whether this thread rehearses: launches do nothing, and what they were to write holds anything."""
+    return _HERE.stage == _REHEARSAL
+
+
+def side_by_side(
+    run: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+    then: Callable[[tuple[Any, ...], Any], Any] | None = None,
+) -> Any:
+    """run(*arguments, **named); where kernels are missing, after a rehearsal of it and of then(arguments, its outputs).
+
+    run and then may be run several times, so they write to nothing but what they make.
+    """
+    # a dispatch mode is to see each operation once
+    if _HERE.stage or torch._C._len_torch_dispatch_stack():
+        return run(*arguments, **named)
+    _HERE.stage = _ATTEMPT
+    try:
+        return run(*arguments, **named)
+    except _Missing:
+        pass
+    finally:
+        _HERE.stage = 0
+    _HERE.stage = _REHEARSAL
+    try:
+        # what fails here fails again where it is needed
+        with suppress(Exception):
+            _rehearse(run, arguments, named, then)
+    finally:
+        _HERE.stage = 0
+    return run(*arguments, **named)
+
+
+def _rehearse(run: Any, arguments: tuple[Any, ...], named: dict[str, Any], then: Any) -> None:
+    outputs = run(*arguments, **named)
+    if then is not None:
+        then(arguments, outputs)
+
+
+def compiled(
+    key: Hashable,
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: Sequence[Any],
+    named: dict[str, Any],
+    device: Any,
+    is_recorded: bool,
+) -> Any:
+    """The kernel compiled for these arguments, by this thread or one that began to. None in a rehearsal: one begins to.
+
+    key: what it is looked up by. named: constants and options. device: that of the launch. is_recorded: whether a
+    recording would see what is run twice. Raises what Triton raises.
+    """
+
+    begun = _BEGUN.get(key)
+    if begun is None and _HERE.stage == _ATTEMPT and not (is_recorded or _is_capturing()):
+        raise _Missing
+    if _HERE.stage == _REHEARSAL:
+        if begun is None:
+            # memory is not to wait for a compiler
+            _BEGUN[key] = _pool().submit(_compile, kernel, grid, [without_memory(x) for x in arguments], named, device)
+        return None
+    if begun is None:
+        return kernel.warmup(*arguments, **named, grid=grid)
+    try:
+        return begun.result()
+    finally:
+        _BEGUN.pop(key, None)
+
+
+def _compile(kernel: Any, grid: tuple[int, ...], likes: Sequence[Any], named: dict[str, Any], device: Any) -> Any:
+    # of a thread of the pool another device may be the current one
+    with torch.cuda.device(device):
+        return kernel.warmup(*likes, **named, grid=grid)
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class _Like:
+    """What Triton compiles for of a tensor: its dtype, and an address that has its alignment to 16 bytes."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.dtype, self.address = x.dtype, x.data_ptr() % 16
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def without_memory(x: Any) -> Any:
+    """x without its memory: a tensor, a descriptor of one, or a number."""
+    if isinstance(x, Tensor):
+        return _Like(x)
+    if not hasattr(x, "base"):
+        return x
+    descriptor = copy(x)
+    descriptor.base = _Like(x.base)
+    return descriptor

@@ -1,0 +1,22 @@
+"""torch.compiler.disable without the import of Dynamo, which takes longer than the kernels of a first call."""
+
+import sys
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import torch
+
+
+def untraced(run: Callable[..., Any]) -> Callable[..., Any]:
+    """run, which Dynamo is not to trace. Before anything has imported Dynamo, nothing can."""
+
+    @cache
+    def disabled() -> Callable[..., Any]:
+        return torch.compiler.disable(run)
+
+    @wraps(run, updated=())
+    def call(*arguments: Any) -> Any:
+        return disabled()(*arguments) if "torch._dynamo" in sys.modules else run(*arguments)
+
+    return call

@@ -1,0 +1,275 @@
+"""The warps of hopper_sweep.py that multiply.
+
+Products are transposed, so that the state S^T is a wgmma accumulator that is rounded in registers to be the next
+product's operand:
+    P^T = K Q^T;  O^T = (S^T Q^T) * read + V^T (P^T * within);  S^T = decay S^T + (V^T * write) K.
+A chunk's scores P and weighed V do not need the state: they are made ready while the chunk before it is multiplied.
+"""
+
+from holdfast.kernels.common.gluon import (
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from .hopper_gates import (
+    CHUNK,
+    READ,
+    STRENGTH,
+    VECTORS,
+    WRITE,
+    clear_rows,
+    eight_columns,
+    of_segment,
+    parts_of_columns,
+    rounded,
+    store_rows,
+    wait_for_launch,
+    with_eight_columns,
+    within,
+)
+
+
+@gluon.jit
+def multiply(
+    tiles,
+    o_tiles,
+    places,
+    of_x,
+    o_desc,
+    start_ptr,
+    end_ptr,
+    saved_ptr,
+    against_ptr,
+    last_ptr,
+    o_ptr,
+    place,
+    H,
+    chunk0,
+    count,
+    scale,
+    WEIGHTED: gl.constexpr,
+    KEYS: gl.constexpr,
+    VALUES: gl.constexpr,
+    TURNED: gl.constexpr,
+    SAVE: gl.constexpr,
+    SAVE_TURNED: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The products of every chunk, and the state from the first to the last."""
+    q_tiles, k_tiles, v_tiles, x_tiles = tiles
+    gates, decays, parts, loaded, gated, free = places
+    K: gl.constexpr = k_tiles.shape[4]
+    V: gl.constexpr = v_tiles.shape[4]
+    dtype: gl.constexpr = q_tiles.dtype
+    warps: gl.constexpr = gl.num_warps()
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, CHUNK, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, K, 16])
+    p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, CHUNK // (warps // 4), 16])
+    read_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    p_tiles = gl.allocate_shared_memory(dtype, [2, CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
+    x_loaded, x_free = of_x
+
+    batch, first, length = place
+    slice_ = gl.program_id(1)
+    head = gl.program_id(0) % H
+    rows = gl.arange(0, V, gl.SliceLayout(1, s_layout))
+    columns = gl.arange(0, K, gl.SliceLayout(0, s_layout))
+    if KEYS == K and VALUES % V == 0:
+        inside: gl.constexpr = None
+        outside: gl.constexpr = None
+    else:
+        inside = (slice_ * V + rows < VALUES)[:, None] & (columns < KEYS)[None, :]
+        outside: gl.constexpr = 0.0
+    # this block's part of the states before and after the segment
+    corner = of_segment(H, 2) * (KEYS * VALUES)
+    if TURNED:
+        corner += slice_ * (V * KEYS)
+        at = rows[:, None] * KEYS + columns[None, :]
+    else:
+        corner += slice_ * V
+        at = columns[None, :] * VALUES + rows[:, None]
+    stage = 0
+    phase = 0
+    last = 0
+    left = length - chunk0 * CHUNK
+    # of the first chunk what does not need the state, as in the loop
+    mbarrier.wait(loaded.index(0), 0, pred=count > 0)
+    if o_ptr is not None:  # noqa: SIM102 - known while compiling
+        if left < CHUNK:
+            _clear(k_tiles, v_tiles, 0, left)
+    p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
+    p = warpgroup_mma(
+        k_tiles.index(0).reshape([CHUNK, K]),
+        q_tiles.index(0).reshape([CHUNK, K]).permute((1, 0)),
+        p,
+        use_acc=False,
+        is_async=True,
+    )
+    p = warpgroup_mma_wait(0, deps=(p,))
+    mbarrier.wait(gated.index(0), 0, pred=count > 0)
+    weight = _weight(gates, 0, p_layout, scale, WEIGHTED)
+    written = _written(v_tiles, gates, 0, read_layout, write_layout)
+    p_tiles.index(0).store((p * weight).to(dtype))
+    wait_for_launch()
+    if start_ptr is None:
+        state = gl.zeros([V, K], gl.float32, s_layout)
+    else:
+        state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
+    fence_async_shared()
+    barrier()
+    for i in range(count):
+        chunk = chunk0 + i
+        if SAVE > 0:  # noqa: SIM102 - known while compiling
+            if i % SAVE == 0:
+                entry = ((chunk - chunk0) // SAVE).to(gl.int64) * (KEYS * VALUES)
+                _save(saved_ptr + entry, state.to(dtype), slice_ * V, KEYS, VALUES, SAVE_TURNED, s_layout)
+        onward = stage + 1
+        turned = phase
+        if onward == STAGES:
+            onward = 0
+            turned = phase ^ 1
+        more = i + 1 < count
+        # what is waited for before the next chunk's work: after the last chunk that one again, which is there. While
+        # products run there must be no branch, or the compiler gives away the registers that they read
+        there = gl.where(more, onward, stage)
+        then = gl.where(more, turned, phase)
+        if o_ptr is not None:  # noqa: SIM102 - known while compiling
+            if (left > CHUNK) & (left < 2 * CHUNK):
+                mbarrier.wait(loaded.index(onward), turned)
+                _clear(k_tiles, v_tiles, onward, left - CHUNK)
+        q = q_tiles.index(stage).reshape([CHUNK, K])
+        k = k_tiles.index(stage).reshape([CHUNK, K])
+        v = v_tiles.index(stage).reshape([CHUNK, V])
+        held = gl.convert_layout(state.to(dtype), read_layout)
+        state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
+        # rounded here, while no product runs: the compiler would move it past the next one and then wait for each
+        held, state, written = warpgroup_mma_wait(0, deps=(held, state, written))
+        state = warpgroup_mma(written, k, state, is_async=True)
+        o = gl.zeros([V, CHUNK], gl.float32, o_layout)
+        o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
+        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))
+        if parts is not None:
+            mbarrier.wait(x_loaded.index(stage), phase)
+            x = x_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(o_layout).to(gl.float32) * read[None, :]
+            if not SAVE_TURNED:
+                # rounded as the adjoint sweep adds it to its state, so that <S, dS> changes by exactly this
+                x = rounded(x, dtype)
+        state, written, o, held = warpgroup_mma_wait(0, deps=(state, written, o, held))
+        if parts is not None:
+            row = o * x
+        o = o * read[None, :]
+        o = warpgroup_mma(v.permute((1, 0)), p_tiles.index(i & 1), o, is_async=True)
+        # of the next chunk what does not need the state; after the last, of tiles that nobody needs
+        mbarrier.wait(loaded.index(there), then)
+        p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
+        p = warpgroup_mma(
+            k_tiles.index(onward).reshape([CHUNK, K]),
+            q_tiles.index(onward).reshape([CHUNK, K]).permute((1, 0)),
+            p,
+            use_acc=False,
+            is_async=True,
+        )
+        if parts is not None:
+            parts.index(stage).store(parts_of_columns(row, warps))
+        mbarrier.wait(gated.index(there), then)
+        following = _written(v_tiles, gates, onward, read_layout, write_layout)
+        weight = _weight(gates, onward, p_layout, scale, WEIGHTED)
+        o, p = warpgroup_mma_wait(0, deps=(o, p))
+        p_tiles.index((i + 1) & 1).store((p * weight).to(dtype))
+        o, state, written = warpgroup_mma_wait(0, deps=(o, state, following))
+        slot = i & 1 if x_tiles is None else stage
+        o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
+        # one barrier: the next scores are there, this chunk's tiles are read, its output is there, the last has left
+        fence_async_shared()
+        tma_store_wait(0)
+        barrier()
+        mbarrier.arrive(free.index(stage), count=1)
+        if x_tiles is not None:
+            mbarrier.arrive(x_free.index(last), count=1, pred=i > 0)
+        if o_ptr is None:
+            tma_store(o_desc, [batch, chunk * CHUNK, head, slice_ * V], o_tiles.index(slot))
+        else:
+            if left < CHUNK:
+                # the tile's other rows are the next sequence's
+                corner_of_o = o_ptr + (chunk * CHUNK).to(gl.int64) * (H * VALUES) + slice_ * V
+                store_rows(o_tiles.index(slot), corner_of_o, H * VALUES, left, VALUES - slice_ * V)
+            else:
+                tma_store(o_desc, [batch, first + chunk * CHUNK, head, slice_ * V], o_tiles.index(slot))
+        left -= CHUNK
+        last = stage
+        stage = onward
+        phase = turned
+
+    if last_ptr is not None:
+        against = gl.load(against_ptr + corner + at, mask=inside, other=outside)
+        last_ptr += gl.program_id(1) * (gl.num_programs(0) * gl.num_programs(2)) + of_segment(H, 2)
+        gl.store(last_ptr, gl.sum(gl.sum(state * rounded(against, dtype), 1), 0))
+    if end_ptr is not None:
+        # addresses computed again: kept from the start, they would take as many registers as the state
+        rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+        if TURNED:
+            at = rows[:, None] * KEYS + columns[None, :]
+        else:
+            at = columns[None, :] * VALUES + rows[:, None]
+        corner = gl.program_id(0).to(gl.int64) * (KEYS * VALUES) + slice_ * (V * KEYS if TURNED else V)
+        if gl.program_id(2) == gl.num_programs(2) - 1:
+            gl.store(end_ptr + corner + at, state, mask=inside)
+    tma_store_wait(0)
+
+
+@gluon.jit
+def _save(ptr, state, row, KEYS: gl.constexpr, VALUES: gl.constexpr, TURNED: gl.constexpr, LAYOUT: gl.constexpr):
+    """Writes a rounded state [V, K] whose rows begin at `row`, as [VALUES, KEYS], or turned."""
+    V: gl.constexpr = state.shape[0]
+    K: gl.constexpr = state.shape[1]
+    layout: gl.constexpr = LAYOUT if TURNED else with_eight_columns(V, K)
+    rows = row + gl.arange(0, V, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, K, gl.SliceLayout(0, layout))
+    if KEYS == K and VALUES % V == 0:
+        inside: gl.constexpr = None
+    else:
+        inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
+    if TURNED:
+        at = columns[None, :] * VALUES + rows[:, None]
+    else:
+        at = rows[:, None] * KEYS + columns[None, :]
+        # 16 bytes a thread, not 4
+        state = eight_columns(state)
+    gl.store(ptr + at, state, mask=inside)
+
+
+@gluon.jit
+def _clear(k_tiles, v_tiles, stage, rows):
+    """Makes 0 of a chunk's tokens from a row on, which are another sequence's."""
+    clear_rows(k_tiles.index(stage), rows)
+    clear_rows(v_tiles.index(stage), rows)
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
+def _weight(gates, stage, layout: gl.constexpr, scale, WEIGHTED: gl.constexpr):
+    """What scores of a chunk are multiplied with, [earlier, later]."""
+    weight = within(gates, stage, layout, False)
+    if WEIGHTED:
+        weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, layout))[:, None]
+    else:
+        weight *= scale
+    return weight
+
+
+@gluon.jit
+def _written(v_tiles, gates, stage, read_layout: gl.constexpr, write_layout: gl.constexpr):
+    """A chunk's V^T * write, rounded."""
+    V: gl.constexpr = v_tiles.shape[4]
+    vt = v_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(read_layout)
+    write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))
+    return gl.convert_layout((vt.to(gl.float32) * write[None, :]).to(v_tiles.dtype), write_layout)
