@@ -92,3 +92,14 @@ def compile_launch(launch: Recorded) -> Compiled:
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
     return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"])
+
+
+def places_of_stores(ptx: str) -> list[int]:
+    """Where in a block's shared memory each of a kernel's TMA stores begins, in its order."""
+    sums = {made: (of, int(by)) for made, of, by in re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (\d+);", ptx)}
+
+    def place(register: str) -> int:
+        return sum_[1] + place(sum_[0]) if (sum_ := sums.get(register)) else 0
+
+    stores = re.findall(r"cp\.async\.bulk\.tensor\S*global\.shared\S* \[.*?\}\], \[(%r\d+)\];", ptx)
+    return [place(register) for register in stores]

@@ -180,6 +180,9 @@ class Shared:
     def store(self, value: Value) -> None:
         self.data.copy_(value.data.expand(self.data.shape))
 
+    def _keep_alive(self) -> None:
+        """Memory here has no other use."""
+
 
 class _Barrier:
     """What an mbarrier is waited for: copies that announce their bytes to it, phase after phase."""

@@ -11,7 +11,7 @@ from holdfast.planner.models import intra_chunk_hopper
 
 pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
 
-from gluon_compile import compile_launch, recorded
+from gluon_compile import compile_launch, places_of_stores, recorded
 from gluon_emulator import Emulated
 from holdfast.kernels.common import gluon_launch
 from kernels.matrix import intra_chunk_parity
@@ -128,6 +128,18 @@ def test_the_best_plan_compiles_as_planned(chunk, keys, values, direction, monke
     assert registers <= candidate.registers
     # what the planner lays out in shared memory is what the compiler takes, but for how it aligns
     assert made.shared <= candidate.shared <= made.shared + 2048
+
+
+@pytest.mark.parametrize("given", ["", "states", "gate", ALL])
+@pytest.mark.parametrize(("keys", "values"), [(64, 64), (64, 128), (128, 64)])
+def test_gradients_on_their_way_out_keep_their_places(given, keys, values, monkeypatch):
+    """The compiler gives a tile's memory away after its last use, and does not see that a copy still reads it."""
+    backward = intra_chunk_parity.hopper_backward(intra_chunk_hopper.WHOLE[keys + values][1])
+    call = drawn(torch.float16, given=given, length=64, chunk=64, keys=keys, values=values, heads=1)
+    made, _ = compiled(lambda: HopperIntraChunk().backward(backward, call, call.v), monkeypatch)
+    places = places_of_stores(made.ptx)
+    assert len(places) == 3 + ("states" in given) + ("gate" in given)
+    assert len(set(places)) == len(places), places
 
 
 def problem(dtype="float16", **sizes):

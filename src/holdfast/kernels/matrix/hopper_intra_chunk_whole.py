@@ -214,3 +214,7 @@ def whole(
     if states_desc is not None:
         tma_store(grad_states_desc, [entered, 0, 0], state_tile)
     tma_store_wait(0)
+    # else the compiler takes these tiles for what is stored after them, while they are still on their way out
+    v_tile._keep_alive()
+    if gate_desc is not None:
+        given_tile._keep_alive()
