@@ -89,8 +89,10 @@ def check_arguments(
     arguments: Mapping[str, Any],
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """`prepare` for an op that has no recurrence behind it. expected_arguments: name -> accepted shapes and dtype.
+    """`prepare` for an op that has no recurrence behind it.
 
+    expected_arguments: name -> accepted shapes, such as "B T H D", and dtype. cu_seqlens: int32 or int64 [N + 1], or
+    None. arguments: name -> tensor, tuple of tensors or None. sizes: axes whose sizes the caller has fixed.
     Returns and raises as `prepare` does. Metadata that has passed is not checked again.
     """
     metadata = _metadata(expected_arguments, cu_seqlens, arguments, sizes)

@@ -133,7 +133,11 @@ def _device(name: str) -> Device:
 def named_problem(
     op: str, sizes: Mapping[str, int], dtype: torch.dtype, grad: bool, varlen: bool
 ) -> tuple[tuple[Backend, ...], Problem]:
-    """The backends of an op, and the problem that an example call of these sizes poses. Raises as `explain` does."""
+    """The backends of an op, and the problem that an example call of these sizes poses.
+
+    op, sizes: as of `explain`. dtype: of the inputs. grad: whether a backward pass may follow. varlen: whether
+    sequences are packed. Raises ValueError for an axis that the op does not have or a size below its least.
+    """
     known = AXES[RECURRENCES[op].family] if op in RECURRENCES else tuple(HALVES[op].sizes)
     for name, size in sizes.items():
         if name not in known:

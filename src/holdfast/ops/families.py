@@ -17,7 +17,7 @@ _FAMILIES: dict[str, ModuleType] = {"dense": dense, "diagonal": diagonal, "matri
 
 
 def op_of(recurrence: Recurrence) -> Callable[..., tuple[Tensor, Any]]:
-    """The public function."""
+    """The public function: of tensors of the shapes and dtypes that recurrence.arguments names, which it checks."""
     return getattr(ops, recurrence.name)
 
 
@@ -27,6 +27,10 @@ def backends_of(recurrence: Recurrence) -> tuple[Backend, ...]:
 
 
 def problem_of(recurrence: Recurrence, arguments: dict[str, Any], cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """The problem that a call with these arguments poses."""
+    """The problem that a call with these arguments poses.
+
+    arguments: checked ones, of the shapes and dtypes that recurrence.arguments names; on the meta device too, since no
+    values are read. cu_seqlens: int32 or int64 [N + 1], or None. grad: whether a backward pass may follow.
+    """
     call, _ = recurrence.map(**arguments)
     return _FAMILIES[recurrence.family].problem(recurrence.name, call, cu_seqlens, grad)

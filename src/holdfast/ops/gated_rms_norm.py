@@ -68,7 +68,10 @@ def gated_rms_norm(
 
 
 def problem(call: GatedNormCall, grad: bool) -> Problem:
-    """What planning needs to know of a call; size G is of heads with a weight of their own."""
+    """What planning needs to know of a call: sizes B, T, H, D of o [B, T, H, D], G rows of weight [G, D], o's dtype.
+
+    grad: whether a backward pass may follow. Reads no values and raises nothing for a call that was checked.
+    """
     batch, length, heads, width = call.o.shape
     weights = 1 if call.weight is None else call.weight.shape[0]
     sizes = {"B": batch, "T": length, "H": heads, "D": width, "G": weights}

@@ -74,7 +74,11 @@ def inter_chunk_scan(
 
 
 def problem(call: InterChunkCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """What planning needs to know of a call."""
+    """What planning needs to know of a call: sizes B, G, H, K, V of states [B, G, H, K, V], r of W and Y [.., K, r].
+
+    And states' dtype and traits. cu_seqlens: int32 or int64 [N + 1] in chunks, or None. grad: whether a backward pass
+    may follow. Reads no values and raises nothing for a call that was checked.
+    """
     sizes = dict(zip("BGHKV", call.states.shape, strict=True))
     if call.W is not None:
         sizes["r"] = call.W.shape[4]

@@ -84,7 +84,11 @@ def intra_chunk(
 
 
 def problem(call: IntraChunkCall, grad: bool) -> Problem:
-    """What planning needs to know of a call; size C is the chunk's."""
+    """What planning needs to know of a call: sizes B, T, H, Hq, K, V of q, k [B, T, Hq, K] and v [B, T, H, V].
+
+    And the chunk's, C, v's dtype and traits. grad: whether a backward pass may follow. Reads no values and raises
+    nothing for a call that was checked.
+    """
     batch, length, heads, width = call.v.shape
     sizes = {"B": batch, "T": length, "H": heads, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": width}
     sizes["C"] = call.chunk_size

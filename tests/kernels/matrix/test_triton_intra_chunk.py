@@ -87,7 +87,7 @@ def test_the_backward_kernels_compile_and_spill_little(chunk, capability):
     device = "a100" if capability == 80 else "h200"
     given, warps = arguments(chunk, 64, "backward", device)
     made = compile_for(backward_kernel(chunk, 64, device), capability, given, num_warps=warps)
-    assert made.stack <= 64
+    assert made.stack <= (32 if (capability, chunk) == (90, 128) else 0)
 
 
 def test_the_sums_of_decays_compile():
