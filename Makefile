@@ -13,6 +13,7 @@ ARGS ?=
 IS_NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 KEPT_TORCH := import torch; v = torch.__version__; \
 	print(v if tuple(map(int, v.split(".")[:2])) >= (2, 11) else "")
+FINDS_NVRTC := from cuda.bindings import nvrtc; nvrtc.nvrtcVersion()
 OWN_PACKAGES := import sys, sysconfig; sys.prefix != sys.base_prefix and print(sysconfig.get_path("purelib"))
 
 .PHONY: help demo test newest-triton lint format clean FORCE
@@ -70,6 +71,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$$python" -m venv $$clear --system-site-packages $(VENV); \
 	  "$$python" -c '$(OWN_PACKAGES)' > "$$($(BIN)/python -c '$(OWN_PACKAGES)')/kept.pth"; \
 	  $(BIN)/python -m pip install --quiet -e '.[dev]'; \
+	  $(BIN)/python -c '$(FINDS_NVRTC)' 2>/dev/null \
+	    || $(BIN)/python -m pip install --quiet --ignore-installed --no-deps nvidia-cuda-nvrtc; \
 	else \
 	  echo "Setting up $(VENV) on $$python; fetching torch takes some minutes the first time."; \
 	  "$$python" -m venv $$clear $(VENV); \

@@ -125,6 +125,12 @@ def test_few_heads_fill_the_device_all_the_same(name, shape):
     assert forward.chosen.seconds < 5 * forward.floor_seconds
 
 
+@pytest.mark.parametrize(("name", "kept"), [("h200", "save"), ("a100", "keep")])
+def test_ssd_keeps_states_more_often_for_the_gradient_of_its_rate(name, kept):
+    chosen = {op: explained(op, MATRIX[0], name).passes[1].chosen.plan[kept] for op in ("ssd", "simple_gla")}
+    assert chosen["ssd"] < chosen["simple_gla"]
+
+
 @pytest.mark.parametrize("name", ["h200", "a100"])
 def test_a_scan_of_one_long_sequence_is_cut_into_pieces(name):
     told = explained("rglru", {"B": 1, "T": 65536, "D": 256}, name)

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
+from .decay_sum import chunks_between_states
 
 CHUNK = 64
 # tiles are this wide or half of it; a wider state would leave no registers
 WIDEST = 128
-# chunks between the states that the sum for the log decay's gradient starts anew from: its error against their bytes
-SAVE = 8
 # beside the warps that multiply: one that copies, one for the gates, two that fill up the group of four
 OTHER_WARPS = 4
 # barriers, and what the compiler aligns
@@ -88,7 +87,8 @@ def _forward(problem: Problem, device: Device, columns: int, span: int, stages: 
 def _backward(problem: Problem, device: Device, columns: int, span: int, stages: int, gated: bool) -> Candidate | None:
     def both(adjoint_stages: int) -> Candidate | None:
         values = (("columns", columns), ("stages", stages), ("span", span))
-        plan = Plan("hopper", (*values, ("adjoint_stages", adjoint_stages), ("save", SAVE)))
+        save = chunks_between_states(problem)
+        plan = Plan("hopper", (*values, ("adjoint_stages", adjoint_stages), ("save", save)))
         sweep = _sweep(problem, device, plan, (problem["V"], problem["K"]), gated)
         adjoint = _adjoint(problem, device, plan)
         return None if sweep is None or adjoint is None else adjoint.after(sweep)
@@ -155,7 +155,7 @@ def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
     elements = CHUNK * (2 * stages + 1) * (wide + narrow) + 2 * CHUNK * CHUNK + wide * narrow
     pairs = problem["B"] * problem["H"]
     sums = 4 + 8 + wide // 16 + wide // 64
-    shared = 2 * elements + stages * 4 * (CHUNK * sums + 2 * wide) + 12 * (SAVE - 1) * CHUNK + SCRATCH
+    shared = 2 * elements + stages * 4 * (CHUNK * sums + 2 * wide) + 12 * (plan["save"] - 1) * CHUNK + SCRATCH
     chunks, span = -(-problem["T"] // CHUNK), plan["span"]
     segments = max(1, -(-chunks // span))
     grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
-from .matrix_hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SAVE, SCRATCH, tile
+from .decay_sum import chunks_between_states
+from .matrix_hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SCRATCH, tile
 
 # seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once: docs/lab-notes.md; of 64 estimates
 FORWARD_SECONDS = {64: 2.1e-6, 128: 2.3e-6}
@@ -74,7 +75,7 @@ def _backward(problem: Problem, device: Device) -> Iterator[Candidate]:
         return
     share = problem["Hq"] / problem["H"]
     for stages in (3, 2):
-        plan = Plan("hopper", (("stages", stages), ("adjoint_stages", 2), ("save", SAVE)))
+        plan = Plan("hopper", (("stages", stages), ("adjoint_stages", 2), ("save", chunks_between_states(problem))))
         elements = CHUNK * (stages * 2 * (key + value) + CHUNK)
         floats = CHUNK * (8 * stages + key // 16 + 5)
         products = CHUNK * (2 * key + value) + 2 * key * value

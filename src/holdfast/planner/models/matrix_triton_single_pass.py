@@ -6,6 +6,7 @@ from functools import cache, partial
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
+from .decay_sum import chunks_between_states
 
 # wider states leave no registers for anything else
 WIDEST = 256
@@ -27,8 +28,6 @@ ALONE_FACTOR = 1.15
 ADVANCE_COLUMNS = 64
 # of that launch beside its chunks: with segments B1 T4096 H8 D128 took 0.0427 ms forward, 0.030 without this
 ADVANCE_FILL_SECONDS = 1.1e-5
-# chunks between the states that the backward pass takes up the log decay's gradient at
-KEEP = 8
 
 
 def padded(width: int) -> int:
@@ -100,7 +99,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 found = _sweep(problem, device, plan, "o", (K, V, value_block), shared)
             else:
                 blocks = (("key_columns", key_block), ("value_columns", value_block))
-                plan = Plan("triton", (("chunk", chunk), *blocks, *common, ("keep", KEEP)))
+                plan = Plan("triton", (("chunk", chunk), *blocks, *common, ("keep", chunks_between_states(problem))))
                 by_key, by_value = (V, K, key_block), (K, V, value_block)
                 found = _sweep(problem, device, plan, "dv", by_value, shared)
                 for name in ("dk", "dq"):
