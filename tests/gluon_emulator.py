@@ -357,6 +357,7 @@ def _pair(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 
 _INSTRUCTIONS = {
     "neg.f32": torch.neg,
+    "rcp.approx.ftz.f32": torch.reciprocal,
     "cos.approx.ftz.f32": torch.cos,
     "sin.approx.ftz.f32": torch.sin,
     "cvt.rn.bf16x2.f32": _pair(torch.bfloat16),
@@ -375,7 +376,7 @@ class Emulated:
         self.kernel, self.early = kernel, early
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, num_warps: int = 4, **constants: Any) -> None:
+        def launch(*arguments: Any, num_warps: int = 4, maxnreg: int | None = None, **constants: Any) -> None:
             given = [_argument(x) for x in arguments]
             constants = {name: _typed(x) for name, x in constants.items()}
             for program in builtins.range(grid[0]):

@@ -128,6 +128,7 @@ class _Hopper:
             ),
             "barrier": lambda: None,
             "reinterpret": Shared.reinterpret,
+            "square": _square,
             "fence_async_shared": lambda: None,
             "tma_load": self.tma_load,
             "tma_store": self.tma_store,
@@ -212,6 +213,12 @@ class _Hopper:
 
 def _mma(a: Value, b: Value, sum_: Value) -> Value:
     return Value((a.data.double() @ b.data.double() + sum_.data.double()).float())
+
+
+def _square(matrix: Shared, row: int, column: int, layout: Any) -> Shared:
+    """The same memory by other strides: here a matrix is not in panels."""
+    part = matrix.data[64 * row : 64 * (row + 1), 64 * column : 64 * (column + 1)]
+    return Shared(part[None, :, None, :])
 
 
 def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:

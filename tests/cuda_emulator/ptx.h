@@ -66,9 +66,14 @@ template <int PENDING> inline void copy_wait() {
 inline void read_relaxed(uint4& v, const half_t* p, bool wanted) {
     if (wanted) std::memcpy(&v, p, 16);
 }
-inline void write_relaxed(half_t* p, u32 v, bool wanted) {
-    if (wanted) std::memcpy(p, &v, 4);
+inline void write_relaxed(half_t* p, half_t v, bool wanted) {
+    if (wanted) *p = v;
 }
+inline u32 larger(u32 a, u32 b) {
+    const u32 high = std::max(a >> 16, b >> 16), low = std::max(a & 0xffffu, b & 0xffffu);
+    return high << 16 | low;
+}
+inline void fence() {}
 inline const half_t* anew(const half_t* p) { return p; }
 template <typename T> inline T pinned(T x) { return x; }
 template <int THREADS> inline void barrier_sync(int b) { emulator::wait(emulator::current->block->barriers[b], THREADS); }

@@ -3,12 +3,13 @@
 import ctypes
 import multiprocessing
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from holdfast.kernels.common import nvrtc
+from holdfast.kernels.common import compiling, nvrtc
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.missing() is not None, reason=f"{nvrtc.missing()}")
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'
@@ -140,7 +141,7 @@ def test_a_thread_without_a_context_gets_pytorchs_and_launches_again(monkeypatch
         cuCtxSetCurrent=lambda made: (context.append(made) or 0,),
     )
     monkeypatch.setattr(nvrtc, "_bindings", lambda: (driver, SimpleNamespace(nvrtcResult=str)))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(nvrtc, "_stream", lambda: 7)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     kernel = nvrtc.Kernel("step", "it", None)
     for _ in range(2):
@@ -165,7 +166,7 @@ def test_a_launch_hands_over_pointers_and_numbers_and_is_noted(monkeypatch, coop
 
     driver = driver_with(start, cuLaunchCooperativeKernel=start)
     monkeypatch.setattr(nvrtc, "_bindings", lambda: (driver, SimpleNamespace(nvrtcResult=str)))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(nvrtc, "_stream", lambda: 7)
     monkeypatch.setattr(nvrtc, "note_launch", lambda *given: noted.append(given))
     x = torch.zeros(3)
     arguments = [x, None, ctypes.c_float(-0.5), ctypes.c_int(-3)]
@@ -193,7 +194,7 @@ def test_a_repeated_launch_hands_over_each_calls_own_arguments(monkeypatch):
 
     driver = driver_with(launch)
     monkeypatch.setattr(nvrtc, "_bindings", lambda: (driver, SimpleNamespace(nvrtcResult=str)))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(nvrtc, "_stream", lambda: 7)
     run = nvrtc.Kernel("step", "it", None).repeated(256, 2, 2)
     x, y = torch.zeros(3), torch.zeros(4)
     run(5, [x, y], 2**40, 3)
@@ -204,3 +205,30 @@ def test_a_repeated_launch_hands_over_each_calls_own_arguments(monkeypatch):
     ]
     with pytest.raises(RuntimeError, match="launching step: no"):
         run(5, [x, y], 1, 1)
+
+
+def test_all_machine_code_of_a_first_call_is_made_at_one_time(monkeypatch):
+    both, made = threading.Barrier(2), []
+
+    def compile_source(source, arch, options, store):
+        both.wait(20)
+        made.append((source, arch, threading.get_ident()))
+        return nvrtc.Cubin(b"", "")
+
+    monkeypatch.setattr(nvrtc, "compile_source", compile_source)
+    monkeypatch.setattr(nvrtc, "_CUBINS", {})
+    monkeypatch.setattr(compiling.os, "cpu_count", lambda: 8)
+    compiling._pool.cache_clear()
+    asked = []
+
+    def call(x):
+        asked.append([nvrtc.is_made(source, "sm_90a") for source in ("forward", "backward")])
+        return asked[-1]
+
+    assert compiling.side_by_side(call, (torch.zeros(1),), {}) == [True, True]
+    # an attempt ends at the first of them; a rehearsal runs neither
+    assert asked == [[False, False], [True, True]]
+    assert sorted(given[:2] for given in made) == [("backward", "sm_90a"), ("forward", "sm_90a")]
+    assert threading.get_ident() not in [thread for *_, thread in made]
+    assert call(None) == [True, True]
+    compiling._pool.cache_clear()

@@ -284,8 +284,10 @@ def test_opcheck_of_the_scan(kind, dtype, packed):
     a = scan_arguments(kind, dtype, batch=batch, chunks=3, sequences=3 if packed else None)
     tensors = [a.get(key) for key in ("states", "decay", "W", "Y", "initial_state")]
     leaf = [None if x is None else x.clone().requires_grad_() for x in tensors]
-    torch.library.opcheck(torch.ops.holdfast.inter_chunk_forward.default, (*leaf, cu_seqlens, True, ""))
-    h, final = torch.ops.holdfast.inter_chunk_forward(*tensors, cu_seqlens, True, "")
+    for keep_final in (True, False):
+        forward = torch.ops.holdfast.inter_chunk_forward.default
+        torch.library.opcheck(forward, (*leaf, cu_seqlens, True, "", keep_final))
+    h, final = torch.ops.holdfast.inter_chunk_forward(*tensors, cu_seqlens, True, "", True)
     history = h if dtype == torch.float32 else None
     grads = (torch.ones_like(h), torch.ones_like(final), history)
     torch.library.opcheck(torch.ops.holdfast.inter_chunk_backward.default, (*grads, *tensors, cu_seqlens, ""))

@@ -182,6 +182,25 @@ def test_the_error_does_not_grow_over_a_thousand_steps(D):
     assert max(errors) <= 1.5 * min(errors)
 
 
+@pytest.mark.parametrize("B", [2, 20, 200])
+def test_what_memory_held_before_is_never_taken_for_what_blocks_exchange(B):
+    """Steps past the first are marked by the kernels themselves; a length over which every mark comes from them."""
+    arguments = example("lstm", B=B, T=300, H=1, D=256)
+    for x in leaves(arguments):
+        x.requires_grad_()
+
+    def results():
+        h, final = run("lstm", arguments)
+        return [h, final, *torch.autograd.grad(h.float().square().sum() + final.sum(), leaves(arguments))]
+
+    first = results()
+    for value in (0.5, -3.0):
+        # of the sizes of h and dx: what the next call is given
+        old = [torch.full((B, 300, gates, 256), value, device="cuda", dtype=torch.bfloat16) for gates in (1, 4, 1, 4)]
+        del old
+        assert all(torch.equal(x, y) for x, y in zip(results(), first, strict=True))
+
+
 @cell(states=("h", "c"), gates=("a", "b", "k"), input=("a", "k"), recurrent=("b", "a"))
 def own(s, g):
     c = torch.sigmoid(g.a) * s.c + torch.tanh(g.k + s.h) * torch.sigmoid(g.b)

@@ -127,6 +127,26 @@ def test_it_is_chosen():
         assert torch.equal(chosen, named), name
 
 
+@pytest.mark.parametrize("backend", ["hopper", "triton", ""])
+def test_opcheck(backend):
+    if backend == "hopper" and not is_hopper():
+        pytest.skip("it needs a GPU of compute capability 9.0")
+    call, _ = RECURRENCES["gla"].map(**with_grad(arguments()))
+    torch.library.opcheck(torch.ops.holdfast.matrix_forward.default, (*call, None, "gla", True, backend))
+
+
+def test_states_that_a_forward_pass_keeps_are_those_that_it_would_find_again():
+    if not is_hopper():
+        pytest.skip("it needs a GPU of compute capability 9.0")
+    call, _ = RECURRENCES["gla"].map(**arguments(T=1000, K=128, V=128))
+    o, state, kept = torch.ops.holdfast.matrix_forward(*call, None, "gla", True, "hopper")
+    assert kept.numel() == 2 * 16 * 4 * 128 * 128
+    given = (torch.ones_like(o), torch.ones_like(state), *call, None, "gla", "hopper")
+    first, second, alone = (torch.ops.holdfast.matrix_backward(*given, *with_) for with_ in ((o, kept), (o, kept), ()))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(first, alone, strict=True))
+
+
 def test_permuted_inputs(backend):
     a, same = arguments(), partial(run, backend)
     apart = {name: x.movedim(1, 2).contiguous().movedim(2, 1) if x.dim() == 4 else x for name, x in a.items()}

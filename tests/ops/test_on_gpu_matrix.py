@@ -247,3 +247,4 @@ def test_mlstm_gates(dtype):
     mlstm_gates_parity.check(B=2, T=3000, H=5, dtype=dtype, device="cuda")
     mlstm_gates_parity.check(B=1, T=1300, H=5, packed=(0, 0, 5, 700, 1300), dtype=dtype, device="cuda")
     mlstm_gates_parity.check(B=2, T=700, H=5, dtype=dtype, exponential=False, device="cuda")
+    mlstm_gates_parity.nan_shows("cuda")

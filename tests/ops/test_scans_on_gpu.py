@@ -143,23 +143,24 @@ def test_the_backward_pass_computes_the_forward_states_again_bit_for_bit(name, s
 
 
 @every_op
-@pytest.mark.parametrize(("dtype", "packed"), [("bfloat16", None), ("float16", [0, 0, 3, 90, 140, 140])])
-@pytest.mark.parametrize("warps", [1, 2])
-def test_the_hopper_scan_matches_the_oracle(name, dtype, packed, warps):
-    """A thread has two channels with one warp, and one with two; of pairs, one, or half the steps' gates too."""
-    block = 32 if packed else 64
-    plan = scan_parity.hopper(block, 32, 3, 2 * warps) if name == "rotlru" else scan_parity.hopper(64, 16, 3, warps)
-    scan_parity.check(name, dtype, 140, plan, packed, channels=224, device="cuda")
+@pytest.mark.parametrize(("dtype", "packed"), [("bfloat16", None), ("float16", [0, 0, 3, 90, 300, 300])])
+@pytest.mark.parametrize(("groups", "warps"), [(1, 1), (1, 2), (4, 4)])
+def test_the_hopper_scan_matches_the_oracle(name, dtype, packed, groups, warps):
+    """Tiles of one group of warps and of four; a thread has two channels or pairs, or one."""
+    block = 32 if name == "rotlru" and groups > 1 else 64
+    plan = scan_parity.hopper(block, 32, 2, warps, groups)
+    scan_parity.check(name, dtype, 300, plan, packed, channels=224, device="cuda")
 
 
-@pytest.mark.parametrize("length", [33, 64, 200])
-def test_the_hopper_backward_pass_computes_the_forward_states_again_bit_for_bit(length):
-    hopper_parity.check_recomputation("rglru", length, device="cuda")
+@pytest.mark.parametrize(("length", "groups"), [(33, 1), (64, 1), (200, 1), (64, 4), (200, 4), (330, 4)])
+def test_the_hopper_backward_pass_computes_the_forward_states_again_bit_for_bit(length, groups):
+    hopper_parity.check_recomputation("rglru", length, groups, device="cuda")
 
 
 @every_op
-def test_the_hopper_scan_takes_strided_inputs(name):
-    hopper_parity.check_strides(name, 70, device="cuda")
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_hopper_scan_takes_strided_inputs(name, groups):
+    hopper_parity.check_strides(name, 70, groups=groups, device="cuda")
 
 
 @every_op
@@ -475,7 +476,7 @@ def test_opcheck_of_the_scan(name, dtype, backend, monkeypatch):
 def test_opcheck_of_the_halves():
     given = states_parity.call(torch.float32, rank=2, keys=16, values=16, device="cuda")
     leaf = [x.clone().requires_grad_() for x in given]
-    torch.library.opcheck(torch.ops.holdfast.inter_chunk_forward.default, (*leaf, None, True, "triton"))
+    torch.library.opcheck(torch.ops.holdfast.inter_chunk_forward.default, (*leaf, None, True, "triton", True))
     inside: IntraChunkCall = intra_chunk_parity.call(torch.float32, "g states gate", 40, 16, device="cuda")
     leaf = [x.clone().requires_grad_() for x in inside[:6]]
     torch.library.opcheck(torch.ops.holdfast.intra_chunk_forward.default, (*leaf, 0.5, 16, "silu", True, "triton"))

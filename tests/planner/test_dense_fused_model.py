@@ -23,7 +23,7 @@ def best(name, B, H, D, direction="forward", device=H200):
 # without the product that forms dR
 MEASURED = [
     ("lstm", 1, 12, 64, 0.199, 0.347),
-    ("lstm", 16, 12, 64, 0.211, 0.349),
+    ("lstm", 16, 12, 64, 0.210, 0.334),
     ("lstm", 32, 12, 64, 0.292, 0.500),
     ("lstm", 64, 12, 64, 0.410, 0.600),
     ("lstm", 128, 12, 64, 0.791, 1.187),
@@ -33,7 +33,7 @@ MEASURED = [
     ("lstm", 16, 1, 512, 1.299, 1.754),
     ("lstm", 1, 1, 768, 1.279, 1.619),
     ("lstm", 8, 1, 768, 1.400, 1.946),
-    ("lstm", 16, 1, 768, 1.492, 2.356),
+    ("lstm", 16, 1, 768, 1.347, 2.248),
     ("lstm", 32, 1, 768, 1.678, 2.783),
     ("lstm", 64, 1, 768, 2.550, 3.922),
     ("lstm", 128, 1, 768, 4.485, 6.853),
@@ -44,32 +44,22 @@ MEASURED = [
     ("elman", 16, 1, 768, 0.945, 1.371),
     ("elman", 64, 1, 768, 1.516, 2.172),
 ]
-# inference, ms with two and with eight sequences a block
+# inference, H 12, D 64: ms with so many blocks of four sequences a head, the rest in blocks of two
 EITHER = [
-    ("lstm", 16, 12, 64, 0.204, 0.336),
-    ("lstm", 32, 12, 64, 0.264, 0.337),
-    ("lstm", 48, 12, 64, 0.381, 0.338),
-    ("lstm", 64, 12, 64, 0.383, 0.338),
-    ("lstm", 96, 12, 64, 0.619, 0.534),
-    ("lstm", 128, 12, 64, 0.743, 0.536),
-    ("lstm", 256, 12, 64, 1.444, 0.827),
-    ("slstm", 16, 12, 64, 0.299, 0.549),
-    ("slstm", 64, 12, 64, 0.514, 0.551),
-    ("gru", 16, 12, 64, 0.190, 0.316),
-    ("gru", 64, 12, 64, 0.309, 0.318),
-    ("elman", 16, 12, 64, 0.135, 0.172),
-    ("elman", 64, 12, 64, 0.183, 0.175),
-    ("lstm", 16, 48, 16, 0.139, 0.194),
-    ("lstm", 64, 48, 16, 0.238, 0.259),
+    ("lstm", 16, {0: 0.174, 4: 0.232}),
+    ("lstm", 32, {0: 0.228, 8: 0.226}),
+    ("lstm", 64, {0: 0.348, 10: 0.311, 11: 0.282, 16: 0.310}),
+    ("lstm", 128, {0: 0.651, 11: 0.679, 22: 0.537, 31: 0.440, 32: 0.453}),
+    ("lstm", 256, {62: 0.836, 64: 0.856}),
 ]
 
 
-@pytest.mark.parametrize(("name", "B", "H", "D", "two", "eight"), EITHER)
-def test_the_faster_number_of_sequences_a_block_is_chosen(name, B, H, D, two, eight):
-    what = problem(name, B, H, D, grad=False)
-    rows = dense_fused.candidates(what, H200, "forward")[0].plan["rows"]
-    # where they are within 5% of one another, either
-    assert {2: two, 8: eight}[rows] <= 1.05 * min(two, eight)
+@pytest.mark.parametrize(("name", "B", "measured"), EITHER)
+def test_the_fastest_blocks_are_chosen(name, B, measured):
+    what = problem(name, B, 12, 64, grad=False)
+    fours = dense_fused.candidates(what, H200, "forward")[0].plan["fours"]
+    # where they are within 5% of one another, any
+    assert measured[fours] <= 1.05 * min(measured.values())
 
 
 @pytest.mark.parametrize(("name", "B", "H", "D", "forward", "backward"), MEASURED)
@@ -105,9 +95,9 @@ def test_blocks_that_wait_for_one_another_fit_all_at_once(B, H, device):
 
 
 def test_machine_code_is_the_same_for_every_batch():
-    """Of a head in one block it is that of all numbers of sequences that a block may have."""
-    spread, stages = ("warps", "in_registers", "at_once"), ("stages_2", "stages_8")
-    for D, keys in ((64, {"forward": stages, "backward": stages[:1]}), (768, {"forward": spread, "backward": spread})):
+    """Of a head in one block it is that of blocks of two and of four sequences."""
+    spread, stages = ("warps", "in_registers", "at_once"), ("turns", "stages_2", "stages_4")
+    for D, keys in ((64, {"forward": stages, "backward": stages[:2]}), (768, {"forward": spread, "backward": spread})):
         for direction, names in keys.items():
             plans = [best("lstm", B, 12 if D == 64 else 1, D, direction).plan for B in (1, 8, 16, 64, 128)]
             assert len({tuple(plan[name] for name in names) for plan in plans}) == 1

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -247,3 +249,37 @@ def test_a_cell_pickles_and_copies_by_its_name():
     assert pickle.loads(pickle.dumps(lstm)) is lstm
     assert copy.deepcopy({"cell": gru})["cell"] is gru
     assert isinstance(lstm, Cell)
+
+
+def test_an_operation_of_several_results_is_refused():
+    @cell(states=("h",), gates=("a",))
+    def parts(s, g):
+        mantissa, _ = torch.frexp(s.h)
+        return {"h": mantissa + g.a}
+
+    with pytest.raises(ValueError, match=r"cell 'parts': expected operations with one result; aten\.frexp"):
+        parts.forward_graph(torch.float32)
+
+
+def test_a_cell_may_change_what_it_has_made_and_what_it_is_given():
+    @cell(states=("h",), gates=("a",))
+    def inside(s, g):
+        g.a.mul_(2.0)
+        return {"h": (s.h * g.a).add_(g.a)}
+
+    h, a, d = torch.tensor([0.5]), torch.tensor([0.25]), torch.tensor([1.0])
+    assert run(inside.forward_graph(torch.float32), h, a)[0].item() == pytest.approx(0.75)
+    assert [x.item() for x in run(inside.backward_graph(torch.float32), h, a, d)] == pytest.approx([0.5, 3.0])
+
+
+def test_a_traced_cell_has_not_imported_dynamo():
+    """Its import takes longer than all else in a first call."""
+    code = """
+import sys, torch
+from holdfast.recurrences.lstm import lstm
+lstm.backward_graph(torch.float32)
+assert not {"torch._dynamo", "torch._inductor"} & set(sys.modules)
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -69,7 +69,7 @@ def inter_chunk_scan(
     if (W is None) != (Y is None):
         missing, other = ("W", "Y") if W is None else ("Y", "W")
         raise ValueError(f"{missing}: expected a tensor [B, G, H, K, r] beside {other}; got None")
-    h, final_state = inter_chunk_forward(*call, cu_seqlens, needs_grad(*call), backend or "")
+    h, final_state = inter_chunk_forward(*call, cu_seqlens, needs_grad(*call), backend or "", output_final_state)
     return h, final_state if output_final_state else None
 
 
@@ -108,15 +108,22 @@ def _forward(
     cu_seqlens: Tensor | None,
     grad: bool,
     backend: str,
+    keep_final: bool,
 ) -> tuple[Tensor, Tensor]:
-    """InterChunkCall -> (h [B, G, H, K, V] in states' dtype, final state [N, H, K, V] in float32 or wider)."""
+    """InterChunkCall -> (h [B, G, H, K, V] in states' dtype, final state [N, H, K, V] in float32 or wider).
+
+    keep_final: whether the final state is written; it is an empty tensor otherwise.
+    """
     call = InterChunkCall(states, decay, W, Y, initial_state)
     chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
     with torch.autocast(states.device.type, enabled=False):
-        return chosen.forward(plan, call, cu_seqlens)
+        h, final = chosen.forward(plan, call, cu_seqlens, keep_final)
+    return h, h.new_empty(0) if final is None else final
 
 
-def _forward_fake(states, decay, W, Y, initial_state, cu_seqlens, grad, backend):
+def _forward_fake(states, decay, W, Y, initial_state, cu_seqlens, grad, backend, keep_final):
+    if not keep_final:
+        return torch.empty_like(states, memory_format=torch.contiguous_format), states.new_empty(0)
     sequences = states.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     final = states.new_empty(sequences, *states.shape[2:], dtype=torch.promote_types(states.dtype, torch.float32))
     return torch.empty_like(states, memory_format=torch.contiguous_format), final
@@ -158,16 +165,17 @@ inter_chunk_backward = define("inter_chunk_backward", _gradients, _gradients_fak
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> None:
-    *tensors, cu_seqlens, _, backend = inputs
+    *tensors, cu_seqlens, _, backend, keep_final = inputs
     history = outputs[0] if torch.finfo(tensors[0].dtype).bits >= 32 else None
     ctx.save_for_backward(history, *tensors, cu_seqlens)
-    ctx.backend = backend
+    ctx.backend, ctx.keep_final = backend, keep_final
 
 
 def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tuple[Any, ...]:
     history, *tensors, cu_seqlens = ctx.saved_tensors
+    grad_final = grad_final if ctx.keep_final else None
     grads = inter_chunk_backward(grad_o, grad_final, history, *tensors, cu_seqlens, ctx.backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 3
+    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 4
 
 
 _op = define("inter_chunk_forward", _forward, _forward_fake)

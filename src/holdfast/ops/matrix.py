@@ -1,6 +1,7 @@
 """The matrix family's custom ops: plan, kernel, autograd and fake tensors, once for all of its recurrences."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.matrix.chunked import Chunked
 from holdfast.kernels.matrix.hopper_backend import Hopper
 from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
-from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA
+from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA, kept_shape
 from holdfast.kernels.matrix.hopper_mlstm_backend import HopperMLSTM
 from holdfast.kernels.matrix.one_name import OneName
 from holdfast.kernels.matrix.reference import Reference
@@ -27,8 +28,9 @@ from holdfast.recurrences.oracle_matrix import compute_dtype
 from .check import needs_grad
 from .registration import define, differentiable
 
+HOPPER = OneName(Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())
 BACKENDS = (
-    OneName(Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM()),
+    HOPPER,
     TritonDecode(),
     OneName(TritonSinglePass(), TritonDelta(), TritonGLA()),
     Chunked(),
@@ -120,32 +122,42 @@ def _forward(
     grad: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider, norm).
+    """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider, kept).
 
-    norm [2, B, H, T]: scale n . q in float32, whole and of earlier chunks, for the gradient, where the call has a
-    normaliser and the backend reads it there; 0 for another backend; empty without a normaliser.
+    kept: what the backend's backward pass reads of this one, as `_kept`; 0 where another backend runs.
     """
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     with _without_autocast(v):
-        o, final, *norm = chosen.forward(plan, call, cu_seqlens)
-    if not norm:
-        norm = [_norm(v, norm_floor)]
-        if norm_floor is not None:
-            norm[0].zero_()
-    return o, final, *norm
+        o, final, *kept = chosen.forward(plan, call, cu_seqlens)
+    return o, final, *(kept or [_kept(call, cu_seqlens, grad, backend).zero_()])
 
 
-def _norm(v: Tensor, norm_floor: Tensor | None) -> Tensor:
-    batch, length, heads, _ = v.shape
-    return v.new_empty(0 if norm_floor is None else (2, batch, heads, length), dtype=torch.float32)
+def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> Tensor:
+    """Room for what a forward pass keeps for the backward pass; [0] if nothing.
+
+    A graph knows its shape before a backend is chosen: it is that of the one backend that keeps something, if that
+    one may serve such a call, whatever B and T.
+    """
+    batch, length, heads, _ = call.v.shape
+    if call.norm_floor is not None:
+        # scale n . q, whole and of earlier chunks
+        return call.v.new_empty(2, batch, heads, length, dtype=torch.float32)
+    if grad and backend in ("", HOPPER.name) and call.g is not None and call.g.dim() == 4:
+        sizes = {"B": 1, "T": 1, "H": 1, "Hq": 1, "K": int(call.k.shape[3]), "V": int(call.v.shape[3])}
+        one = replace(problem("gla", call, cu_seqlens, grad), sizes=tuple(sizes.items()))
+        if HOPPER.reject(one, describe(call.v.device)) is None:
+            return call.v.new_empty(kept_shape(call.g, call.v.shape[3]))
+    return call.v.new_empty(0)
 
 
 def _forward_fake(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     columns = v.shape[3] + int(norm_floor is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
-    return torch.empty_like(v, memory_format=torch.contiguous_format), state, _norm(v, norm_floor)
+    call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
+    kept = _kept(call, cu_seqlens, grad, backend)
+    return torch.empty_like(v, memory_format=torch.contiguous_format), state, kept
 
 
 def _gradients(
@@ -165,17 +177,18 @@ def _gradients(
     op: str,
     backend: str,
     o: Tensor | None = None,
-    norm: Tensor | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g, beta, norm_floor and initial_state; an empty tensor for one that was not given.
 
-    o, norm: what the forward pass of a normalised call returned; where they are needed and not given, it runs again.
+    o, kept: what the forward pass returned; where they are needed and not given, it runs again.
     """
     call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
-    kept = (o, norm) if o is not None and norm is not None and getattr(chosen, "reads_output", False) else ()
+    given = o is not None and kept is not None and kept.dim() > 1
+    found = (o, kept) if given and getattr(chosen, "reads_output", False) else ()
     with _without_autocast(v):
-        grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final, *kept)
+        grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final, *found)
     grads = [*grads, None if initial_state is None else grad_state]
     return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(grads, call[:7], strict=True))
 
@@ -193,7 +206,7 @@ def _is_by_head(x: Tensor) -> bool:
 
 def _gradients_fake(
     grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, backend,
-    o=None, norm=None,
+    o=None, kept=None,
 ):  # fmt: skip
     inputs = (q, k, v, g, beta, norm_floor, initial_state)
     empty = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
@@ -201,17 +214,16 @@ def _gradients_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
-    o, _, norm = outputs
-    ctx.mark_non_differentiable(norm)
-    kept = (None, None) if inputs[5] is None else (o, norm)
-    ctx.save_for_backward(*inputs[:7], inputs[10], *kept)
+    o, _, kept = outputs
+    ctx.mark_non_differentiable(kept)
+    ctx.save_for_backward(*inputs[:7], inputs[10], *((o, kept) if kept.dim() > 1 else (None, None)))
     ctx.rest = inputs[7:10], inputs[11], inputs[13]
 
 
 def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Any, ...]:
-    *tensors, cu_seqlens, o, norm = ctx.saved_tensors
+    *tensors, cu_seqlens, o, kept = ctx.saved_tensors
     scalars, op, backend = ctx.rest
-    grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend, o, norm)
+    grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend, o, kept)
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 7
 
 

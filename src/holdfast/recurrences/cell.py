@@ -166,11 +166,16 @@ def _backward_graph(cell: Cell, dtype: torch.dtype) -> fx.Graph:
     inputs = [f"s_{name}" for name in cell.states] + [f"g_{name}" for name in cell.gates]
 
     def run(*values: Tensor) -> tuple[Tensor, ...]:
-        def step(*primals: Tensor) -> tuple[Tensor, ...]:
-            return cell.step(primals[: len(cell.states)], primals[len(cell.states) :])
-
-        _, pullback = torch.func.vjp(step, *values[: len(inputs)])
-        return pullback(values[len(inputs) :])
+        # torch.func.vjp would import Dynamo
+        leaves = [x.detach().requires_grad_() for x in values[: len(inputs)]]
+        with torch.enable_grad():
+            copies = [x.clone() for x in leaves]
+            new = cell.step(copies[: len(cell.states)], copies[len(cell.states) :])
+        pairs = [pair for pair in zip(new, values[len(inputs) :], strict=True) if pair[0].requires_grad]
+        if not pairs:
+            return tuple(torch.zeros_like(x) for x in leaves)
+        outputs, grads = zip(*pairs, strict=True)
+        return torch.autograd.grad(outputs, leaves, grads, allow_unused=True, materialize_grads=True)
 
     _forward_graph(cell, dtype)  # its errors speak of the cell's own states
     names = inputs + [f"d_{name}" for name in cell.states]

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions, get_decompositions
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _aten = torch.ops.aten
 # copies and aliases mean nothing between values; an empty tensor only lends its shape
-_SAME = {op.default for op in (_aten.detach, _aten.alias, _aten.clone, _aten.lift_fresh_copy, _aten.empty_like)}
+_SAME = {
+    op.default
+    for op in (_aten.detach, _aten.alias, _aten.clone, _aten.lift_fresh, _aten.lift_fresh_copy, _aten.empty_like)
+}
 # no pointwise tag, but nothing to do with neighbouring elements
 _CREATE = {_aten.full_like.default, _aten.scalar_tensor.default, _aten._to_copy.default}
 # one operation each in every backend, and several when decomposed
@@ -54,8 +58,7 @@ def pointwise_graph(
     # A graph must not depend on the modes that its first caller happens to be under, such as torch.compile's fake
     # tensors or a dispatcher without autograd. All of them belong to a thread.
     with ThreadPoolExecutor(1) as clean:
-        traced = clean.submit(_trace, owner, function, names, outputs, dtype).result()
-    return _tidy(owner, traced, names)
+        return clean.submit(_trace, owner, function, names, outputs, dtype).result()
 
 
 def _trace(
@@ -64,64 +67,87 @@ def _trace(
     names: Sequence[str],
     outputs: Sequence[str],
     dtype: torch.dtype,
-) -> fx.GraphModule:
+) -> fx.Graph:
     examples = [torch.full((), 0.5, dtype=dtype, device="cpu") for _ in names]
     for name, value in zip(outputs, function(*examples), strict=True):
         if value.dtype != dtype:
             raise TypeError(f"{owner}: expected {name} in {dtype} for inputs in {dtype}; got {value.dtype}")
         if value.shape:
             raise ValueError(f"{owner}: expected {name} of its inputs' shape; got an axis of its own")
-    try:
-        return make_fx(function, decomposition_table=_rules())(*examples)
-    except RuntimeError as error:
-        if "_local_scalar_dense" not in str(error):
-            raise
-        raise ValueError(f"{owner}: expected no branch on a tensor's value; use torch.where") from error
+    tracer = _Tracer(owner, names, examples)
+    with tracer:
+        results = function(*examples)
+    tracer.graph.output(tuple(tracer.node(x) for x in results))
+    tracer.graph.eliminate_dead_code()
+    for node in tracer.graph.nodes:
+        if node.op == "call_function":
+            _check_pointwise(owner, node.target)
+    tracer.graph.lint()
+    return tracer.graph
 
 
-def _tidy(owner: str, traced: fx.GraphModule, names: Sequence[str]) -> fx.Graph:
-    traced.graph.eliminate_dead_code()
-    graph = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    seen: dict[Any, fx.Node] = {}
-    placeholders = iter(names)
+class _Tracer(TorchDispatchMode):
+    """Writes down what is done to scalars, each expression once. make_fx would do, but imports Dynamo and Inductor,
+    which takes longer than a first call's compilation."""
 
-    def emit(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    def __init__(self, owner: str, names: Sequence[str], examples: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.owner, self.rules, self.graph = owner, _rules(), fx.Graph()
+        self.nodes = {id(x): self.graph.placeholder(name) for name, x in zip(names, examples, strict=True)}
+        # so that an id stays one tensor's
+        self.held = list(examples)
+        self.seen: dict[Any, fx.Node] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # PyTorch would import Dynamo to skip it
+        return False
+
+    def node(self, x: Tensor) -> fx.Node:
+        """Of a tensor that is traced, or of a scalar from outside."""
+        if id(x) in self.nodes:
+            return self.nodes[id(x)]
+        if x.requires_grad:
+            raise ValueError(f"{self.owner}: expected no trainable tensor from outside; use a gate and its bias")
+        if x.shape:
+            raise ValueError(f"{self.owner}: expected only scalars from outside; got shape {list(x.shape)}")
+        return self._emit(_aten.scalar_tensor.default, (x.item(),), {"dtype": x.dtype})
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if op in self.rules:
+            with self:
+                return self.rules[op](*args, **kwargs)
+        if op == _aten._local_scalar_dense.default and id(args[0]) in self.nodes:
+            raise ValueError(f"{self.owner}: expected no branch on a tensor's value; use torch.where")
+        with self:
+            out = op.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+        out = op(*args, **kwargs)
+        if isinstance(out, Tensor):
+            self.held.append(out)
+            self.nodes[id(out)] = self._found(op, args, kwargs)
+        elif any(isinstance(x, Tensor) for x in tree_leaves(out)):
+            raise ValueError(f"{self.owner}: expected operations with one result; {op} has several")
+        return out
+
+    def _found(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        target = _out_of_place(op)
+        if target in _SAME:
+            return self.node(args[0])
+        if target == _aten.copy.default and args[0].dtype == args[1].dtype:
+            return self.node(args[1])
+        kwargs = {k: v for k, v in kwargs.items() if k not in _IDLE_OPTIONS}
+        if target == _aten.full.default and not args[0]:
+            target, args = _aten.scalar_tensor.default, args[1:]
+        return self._emit(target, *tree_map_only(Tensor, self.node, (args, kwargs)))
+
+    def _emit(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         key = (target, _key(args), _key(tuple(sorted(kwargs.items()))))
-        if key not in seen:
-            seen[key] = graph.call_function(target, args, kwargs)
-        return seen[key]
-
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = graph.placeholder(next(placeholders))
-        elif node.op == "get_attr":
-            constant = getattr(traced, node.target)
-            if constant.requires_grad:
-                raise ValueError(f"{owner}: expected no trainable tensor from outside; use a gate and its bias")
-            if constant.shape:
-                raise ValueError(f"{owner}: expected only scalars from outside; got shape {list(constant.shape)}")
-            values[node] = emit(_aten.scalar_tensor.default, (constant.item(),), {"dtype": constant.dtype})
-        elif node.op == "output":
-            graph.output(fx.map_arg(node.args[0], values.__getitem__))
-        else:
-            args = fx.map_arg(node.args, values.__getitem__)
-            if node.target in _SAME:
-                values[node] = args[0]
-                continue
-            kwargs = fx.map_arg(node.kwargs, values.__getitem__)
-            kwargs = {k: v for k, v in kwargs.items() if k not in _IDLE_OPTIONS}
-            target = _out_of_place(node.target)
-            if target == _aten.copy.default and node.meta["val"].dtype == node.args[1].meta["val"].dtype:
-                values[node] = args[1]
-                continue
-            if target == _aten.full.default and not args[0]:
-                target, args = _aten.scalar_tensor.default, args[1:]
-            _check_pointwise(owner, target)
-            values[node] = emit(target, args, kwargs)
-    graph.eliminate_dead_code()
-    graph.lint()
-    return graph
+        if key not in self.seen:
+            self.seen[key] = self.graph.call_function(target, args, kwargs)
+        return self.seen[key]
 
 
 def _out_of_place(target: Any) -> Any:

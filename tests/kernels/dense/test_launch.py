@@ -15,7 +15,7 @@ from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.gru import gru
 from holdfast.recurrences.lstm import lstm
 
-ONE_BLOCK = Plan("fused", (("blocks", 1), ("rows", 2), ("stages_2", 4), ("stages_8", 3)))
+ONE_BLOCK = Plan("fused", (("blocks", 1), ("rows", 2), ("fours", 1), ("turns", 1), ("stages_2", 4), ("stages_4", 3)))
 SPREAD = Plan(
     "fused",
     (
@@ -54,15 +54,16 @@ def launched(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
-    def no_product(dg, h, initial, reset, dtype):
-        return torch.zeros(dg.shape[2], *dg.shape[3:], dg.shape[4])
+    def no_product(dg, h, initial, reset):
+        return torch.zeros(1, dg.shape[2], *dg.shape[3:], dg.shape[4])
 
-    monkeypatch.setattr(weights_grad, "weights_grad", no_product)
-    monkeypatch.setattr(fused, "add_parts", lambda parts, dtype: parts.sum(0))
-    for cached in (launch._prepare, launch._look):
+    monkeypatch.setattr(weights_grad, "parts_of", no_product)
+    monkeypatch.setattr(weights_grad, "add_parts", lambda parts, dtype: [x.sum(0) for x in parts])
+    monkeypatch.setattr(launch.nvrtc, "is_made", lambda source, arch: True)
+    for cached in (launch._architecture, launch._look):
         cached.cache_clear()
     yield record
-    for cached in (launch._prepare, launch._look):
+    for cached in (launch._architecture, launch._look):
         cached.cache_clear()
 
 
@@ -106,9 +107,7 @@ def test_arguments_match_the_signatures(launched, which, plan, D):
     assert [tuple(x.shape) for x in (states, gates)] == [*kept.shapes(which, B, T, H, D)]
     given = assert_matches(launched[-1])
     spread = plan is SPREAD
-    assert launched[-1][1:4] == (
-        ("spread_forward", (4, 1, 1), 256) if spread else ("resident_forward_2", (2, 2, 1), 64)
-    )
+    assert launched[-1][1:4] == (("spread_forward", (4, 1, 1), 256) if spread else ("resident_forward", (2, 1, 1), 64))
     assert launched[-1][-1] == spread
     assert [given[name].value for name in ("batch", "length", "heads", "width")] == [B, T, H, D]
     assert given["x"].shape == (B, T, len(which.input), H, 32)
@@ -199,12 +198,12 @@ def test_every_launch_of_the_backward_pass_is_on_the_inputs_device(launched, mon
         yield
         devices.pop()
 
-    def product(dg, h, initial, reset, dtype):
+    def product(dg, h, initial, reset):
         inside.append(list(devices))
-        return torch.zeros(dg.shape[2], *dg.shape[3:], dg.shape[4])
+        return torch.zeros(1, dg.shape[2], *dg.shape[3:], dg.shape[4])
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(weights_grad, "weights_grad", product)
+    monkeypatch.setattr(weights_grad, "parts_of", product)
     arguments = RECURRENCES[which.name].example(Draw(0, torch.bfloat16), Sizes(B=2, T=5, H=1, D=32))
     call = DenseCall(which, **arguments)
     h, _, states, gates = fused.Fused().forward(ONE_BLOCK, call, None, True)

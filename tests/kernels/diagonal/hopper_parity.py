@@ -7,17 +7,21 @@ from holdfast.recurrences import RECURRENCES
 from kernels.diagonal import scan_parity
 
 
-def plans(pairs):
+def plans(pairs, groups=1):
     """(forward, backward)."""
+    if groups > 1:
+        plan = scan_parity.hopper(32 if pairs else 64, 32, 2, groups, groups)
+        return plan, plan
     if pairs:
-        return scan_parity.hopper(64, 32, 4, 4), scan_parity.hopper(64, 32, 3, 4)
+        return scan_parity.hopper(32, 16, 4, 1), scan_parity.hopper(32, 32, 3, 1)
     return scan_parity.hopper(128, 16, 8, 2), scan_parity.hopper(128, 32, 3, 2)
 
 
-def check_recomputation(name, length, channels=160, device="cpu"):
+def check_recomputation(name, length, groups=1, channels=160, device="cpu"):
     """The gradient of the last gate is the state before it where that of the final state is 1: it must have the bits
-    that a forward pass ends with which stops there. Such a pass has other tiles, and masks."""
-    forward, backward = plans(False)
+    that a forward pass ends with which stops there. Such a pass has other tiles, and masks. With several groups, the
+    first step of each goes on from a state that is put together, with other roundings: length is to end elsewhere."""
+    forward, backward = plans(False, groups)
     arguments = scan_parity.example(name, torch.float16, length, channels=channels, device=device)
     arguments["a"] = arguments["a"].float()
     call, _ = RECURRENCES[name].map(**arguments)
@@ -29,9 +33,9 @@ def check_recomputation(name, length, channels=160, device="cpu"):
     assert torch.equal(grad_a[:, -1], before)
 
 
-def check_strides(name, length, channels=96, device="cpu"):
+def check_strides(name, length, channels=96, groups=1, device="cpu"):
     """Inputs that are views of wider tensors, at multiples of 16 bytes and not, give the bits of their copies."""
-    forward, backward = plans(name == "rotlru")
+    forward, backward = plans(name == "rotlru", groups)
     call, _ = RECURRENCES[name].map(
         **scan_parity.example(name, torch.float16, length, channels=channels, device=device)
     )

@@ -16,7 +16,7 @@ def plan(block=16, segments=4, steps=2, stages=1, warps=1, piece=0):
     return Plan("triton", tuple(locals().items()))
 
 
-def hopper(block, steps, stages, warps):
+def hopper(block, steps, stages, warps, groups=1, registers=255):
     return Plan("hopper", tuple(locals().items()))
 
 

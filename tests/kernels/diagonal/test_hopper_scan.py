@@ -35,65 +35,91 @@ def emulated(request, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("packed", [None, [0, 0, 3, 40, 75, 75]])
 def test_the_kernels_are_right_on_the_emulator(name, dtype, packed, emulated):
-    stages = 2 if packed else 3
-    block = 32 if packed else 64
-    plan = scan_parity.hopper(block, 32, stages, 4) if name == "rotlru" else scan_parity.hopper(64, 16, stages, 1)
+    plan = scan_parity.hopper(32 if packed else 64, 16, 2 if packed else 3, 1)
     scan_parity.check(name, dtype, 75, plan, packed, channels=96)
 
 
-@pytest.mark.parametrize("length", [1, 32, 33, 70])
-def test_recomputed_states_are_those_of_the_forward_pass_on_the_emulator(length, emulated):
-    hopper_parity.check_recomputation("rglru", length)
+@pytest.mark.parametrize("name", ["rglru", "hgrn", "rotlru"])
+@pytest.mark.parametrize("packed", [None, [0, 0, 3, 40, 75, 75, 205]])
+@pytest.mark.parametrize(("groups", "steps"), [(4, 32), (8, 16)])
+def test_groups_that_share_a_tile_are_right_on_the_emulator(name, packed, groups, steps, emulated):
+    plan = scan_parity.hopper(64, steps, 3, groups, groups)
+    scan_parity.check(name, "float16", 205, plan, packed, channels=96)
 
 
-def test_strided_inputs_and_missing_gradients_on_the_emulator(emulated):
-    hopper_parity.check_strides("hgrn", 35, 64)
-    hopper_parity.check_strides("rotlru", 35, 64)
+@pytest.mark.parametrize(("length", "groups"), [(1, 1), (32, 1), (33, 1), (70, 1), (32, 4), (70, 4), (200, 4)])
+def test_recomputed_states_are_those_of_the_forward_pass_on_the_emulator(length, groups, emulated):
+    hopper_parity.check_recomputation("rglru", length, groups)
 
 
-def compiled(direction, pairs, gate=torch.bfloat16):
-    """The kernel of a launch at B8 T4096 D2048."""
+@pytest.mark.parametrize("groups", [1, 4])
+def test_strided_inputs_and_missing_gradients_on_the_emulator(groups, emulated):
+    hopper_parity.check_strides("hgrn", 35, 64, groups)
+    hopper_parity.check_strides("rotlru", 35, 64, groups)
+
+
+FEW, MANY = (3, 512, 1536), (B, T, D)
+
+
+def compiled(direction, pairs, sizes, gate):
+    """The kernel of a launch."""
     import triton.language as tl
 
     from holdfast.kernels.diagonal import hopper_channels, hopper_pairs
 
-    traits, numbers = (["complex"], D // 2) if pairs else ([], D)
-    plan = diagonal_hopper.candidates(problem("bfloat16", *traits), Device.named("h200"), direction)[0].plan
+    _, length, channels = sizes
+    traits, numbers = (["complex"], channels // 2) if pairs else ([], channels)
+    if gate == torch.float32:
+        traits.append("wide_gate")
+    what = problem("bfloat16", *traits, sizes=sizes)
+    plan = diagonal_hopper.candidates(what, Device.named("h200"), direction)[0].plan
     x = torch.int32 if pairs else torch.bfloat16
     given = dict.fromkeys(("a", "theta", "grad_a", "grad_theta"), gate) | dict.fromkeys(
         ("x", "o", "grad_o", "grad_x"), x
     )
     given |= dict.fromkeys(("final", "grad_final", "grad_initial", "entries"), torch.float32)
-    given |= {"bounds": None, "initial": None, "length": T, "channels": numbers, "pairs": numbers, "LOG": False}
+    given |= {"bounds": None, "initial": None, "length": length, "channels": numbers, "pairs": numbers, "LOG": False}
     for name in ("a", "theta", "x", "grad"):
-        given |= {f"{name}_row": T * numbers, f"{name}_step": numbers}
-    given |= {"ELEMENT": tl.bfloat16, "BLOCK": plan["block"], "STEPS": plan["steps"], "STAGES": plan["stages"]}
+        given |= {f"{name}_row": length * numbers, f"{name}_step": numbers}
+    given |= {"ELEMENT": tl.bfloat16, "BLOCK": plan["block"], "GROUPS": plan["groups"]}
+    given |= {"STEPS": plan["steps"], "STAGES": plan["stages"]}
     kernel = getattr(hopper_pairs if pairs else hopper_channels, direction)
-    return compile_for(kernel, 90, given, num_warps=plan["warps"])
+    return compile_for(kernel, 90, given, num_warps=plan["warps"], maxnreg=plan["registers"])
 
 
 @pytest.mark.parametrize(
-    ("direction", "pairs", "gate"),
+    ("direction", "pairs", "sizes", "gate"),
     [
-        ("forward", False, torch.bfloat16),
-        ("backward", False, torch.float32),
-        ("forward", True, torch.bfloat16),
-        pytest.param("backward", True, torch.float32, marks=pytest.mark.slow),
+        ("forward", False, MANY, torch.bfloat16),
+        ("forward", False, FEW, torch.float32),
+        ("backward", False, MANY, torch.float32),
+        ("backward", False, FEW, torch.bfloat16),
+        ("forward", True, MANY, torch.bfloat16),
+        pytest.param("forward", True, FEW, torch.float32, marks=pytest.mark.slow),
+        pytest.param("backward", True, MANY, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("backward", True, FEW, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("backward", True, FEW, torch.float32, marks=pytest.mark.slow),
     ],
 )
-def test_the_scan_compiles_without_spilling(direction, pairs, gate):
-    made = compiled(direction, pairs, gate)
+def test_the_scan_compiles_without_spilling(direction, pairs, sizes, gate):
+    made = compiled(direction, pairs, sizes, gate)
     assert made.stack == 0
     # every copy into shared memory has 16 bytes
     assert "cp.async.cg.shared.global" in made.ptx
     assert "cp.async.ca.shared.global" not in made.ptx
 
 
-def test_few_pairs_are_cut_into_narrow_blocks_backward():
-    h200 = Device.named("h200")
-    for sizes, block in (((3, 512, 1536), 32), ((B, T, D), 64)):
-        found = diagonal_hopper.candidates(problem("bfloat16", "complex", sizes=sizes), h200, "backward")
-        assert found[0].plan["block"] == block
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("traits", [[], ["wide_gate"], ["complex"], ["complex", "wide_gate"]])
+def test_few_channels_are_shared_by_more_groups_of_warps(direction, traits):
+    """And by blocks of fewer, that more SMs have one; where they are many, rows are as wide as shared memory allows."""
+    few, many = (
+        diagonal_hopper.candidates(problem("bfloat16", *traits, sizes=sizes), Device.named("h200"), direction)[0].plan
+        for sizes in (FEW, MANY)
+    )
+    assert few["groups"] >= 4
+    assert few["block"] <= many["block"]
+    assert few["groups"] >= many["groups"]
 
 
 def test_states_are_kept_as_often_as_the_op_has_room_for():

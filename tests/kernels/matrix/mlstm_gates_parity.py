@@ -36,6 +36,20 @@ def interpreted():
     check()
     check(exponential=False)
     check(B=1, packed=(0, 0, 5, 37, 37))
+    check(B=1, packed=(0, 0, 5, 37, 37), exponential=False)
     check(strength=20.0)
     check(T=1)
     check(T=0)
+    check(T=0, exponential=False)
+    nan_shows()
+
+
+def nan_shows(device="cpu"):
+    """A NaN of f is in all that follows, one of i in its own token's strength, and so in all states that follow."""
+    i, f = (torch.zeros(1, 37, 2, device=device) for _ in range(2))
+    i[0, 20, 0] = f[0, 3, 1] = torch.nan
+    g, beta, floor, last, _ = kernel.forward(i, f, None, None, True)
+    assert beta[0, 20, 0].isnan()
+    assert not beta[0, :20, 0].isnan().any()
+    assert all(x[0, 3:, 1].isnan().all() and not x[0, :3].isnan().any() for x in (g, beta, floor))
+    assert last[0, 1].isnan()

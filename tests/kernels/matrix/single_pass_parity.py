@@ -83,8 +83,8 @@ def moved(call: MatrixCall, device: str, dtype: torch.dtype | None = None) -> Ma
 def run(backend, plans, call, cu_seqlens, cotangents):
     """o, final state, and the gradients of all that was given."""
     forward, backward = plans
-    o, state = backend.forward(forward, call, cu_seqlens)
-    grads, grad_state = backend.backward(backward, call, cu_seqlens, *cotangents)
+    o, state, *kept = backend.forward(forward, call, cu_seqlens)
+    grads, grad_state = backend.backward(backward, call, cu_seqlens, *cotangents, *((o, *kept) if kept else ()))
     grads = [*grads, None if call.initial_state is None else grad_state]
     return {name: x for name, x in zip(NAMES, [o, state, *grads], strict=True) if x is not None}
 

@@ -27,7 +27,7 @@ def normalized():
 
 def delta():
     call = test_hopper_delta_gradients.example(T=130)
-    plans = test_hopper_delta_gradients.plans(call, windows=1)
+    plans = test_hopper_delta_gradients.plans(call)
     return test_hopper_delta_gradients.HopperDelta(), plans, call
 
 

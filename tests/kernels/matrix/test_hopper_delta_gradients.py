@@ -26,45 +26,64 @@ def weak(call):
     return call
 
 
-def test_windows_bound_what_is_kept_and_few_heads_walk_with_half_the_columns():
+def test_every_tensor_moves_once_or_twice_and_few_heads_are_cut_into_segments():
     (large, *_), (small, *_) = (
         model.candidates(problem({"B": B, "H": H, "Hq": H}), H200, "backward") for B, H in ((4, 32), (1, 8))
     )
     tensor = 2 * 4 * 4096 * 32 * 128
-    # S and dS' are two tensors each, written and read; each chunk's inverse half a one, written once and read twice
-    assert large.moved == pytest.approx(25.5 * tensor, rel=0.02)
-    assert (large.plan["columns"], large.plan["windows"]) == (128, 4)
-    assert (small.plan["columns"], small.plan["windows"]) == (64, 1)
+    # q, v, dO, k three times; S is two tensors and U one, written and read; each chunk's inverse half a one, written
+    # once and read twice; dq, dk, dv
+    assert large.moved == pytest.approx(16.5 * tensor, rel=0.02)
+    assert (large.plan["columns"], large.plan["span"]) == (128, 64)
+    assert small.plan["span"] < 64
     assert small.seconds < large.seconds / 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("K", "V", "Hq"), [(128, 128, 4), (64, 64, 2)])
-def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
+@pytest.mark.parametrize(("K", "V", "Hq", "spilled"), [(128, 128, 4, (0, 0, 480)), (64, 64, 2, (8, 0, 240))])
+def test_plans_compile_and_fit(K, V, Hq, spilled, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     from gluon_compile import compile_launch, recorded
     from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
 
     launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
     call = example(T=128, H=4, Hq=Hq, K=K, V=V)
-    HopperDelta().backward(plans(call, windows=1)[1], call, None, torch.ones_like(call.v), None)
+    HopperDelta().backward(plans(call)[1], call, None, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]
-    assert names == ["prepare", "delta_states", "delta_reverse", "delta_gradients"]
-    for launch, most in zip(launches, (0, 0, 160, 240), strict=True):
+    assert names == ["prepare", "delta_states", "delta_adjoint"]
+    for launch, most in zip(launches, spilled, strict=True):
         made = compile_launch(launch)
-        # little of it in a loop: numbers of places on the way into the branches
+        # At K 64 ptxas spills 8 bytes of the first with 160 registers as with 208. Half of the last's is places of
+        # tiles, once before its loop, and what a chunk with weak beta takes.
         assert made.spilled <= most, launch.kernel.fn.__name__
         assert "C75" not in made.notes
-        # two of the last share a multiprocessor's 228 KB, of which each takes one more
-        assert made.shared <= (115712 if launch is launches[-1] else 232448)
+        assert made.shared <= 232448
+
+
+@pytest.mark.slow
+def test_segments_compile_and_fit(monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    from gluon_compile import compile_launch, recorded
+    from holdfast.kernels.common import triton_launch
+    from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
+
+    launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
+    monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
+    call = example(T=128, H=4)
+    HopperDelta().backward(plans(call, span=1)[1], call, None, torch.ones_like(call.v), None)
+    (reverse,) = (launch for launch in launches if launch.kernel.fn.__name__ == "delta_reverse")
+    made = compile_launch(reverse)
+    # numbers of places, on the way into the branches and out of the loop
+    assert made.spilled <= 56
+    assert "C75" not in made.notes
+    assert made.shared <= 232448
 
 
 class InPlace:
     """Memory that a launch writes and another has written or reads: the emulator knows no two writes of a number."""
 
     def __init__(self, passes):
-        self.states, self.reverse, self.gradients = passes.run_states, passes.run_reverse, passes.run_gradients
-        self.kept = passes.Kept
+        self.states, self.adjoint, self.kept = passes.run_states, passes.run_adjoint, passes.Kept
 
     @staticmethod
     def copy(x):
@@ -76,31 +95,24 @@ class InPlace:
             x.fill_(torch.nan)
         self.states(k, v, a, u, kept, *rest)
 
-    def run_reverse(self, q, k, do, a, y, kept, gates, start, end, *rest):
-        start = None if start is None else start.clone()
-        for x in (y, end, *(() if kept is None else (kept.low, kept.high))):
-            if x is not None:
-                x.fill_(torch.nan)
-        self.reverse(q, k, do, a, y, kept, gates, start, end, *rest)
-
-    def run_gradients(self, q, k, v, do, u, y, states, after, grads, gates, part, warps):
+    def run_adjoint(self, q, k, v, do, a, u, states, gates, start, end, grads, span, cu_seqlens=None):
         u, states = u.clone(), self.kept(self.copy(states.low), self.copy(states.high))
         for x in grads[:3]:
-            x[:, part[0] * 64 : (part[0] + part[1]) * 64] = torch.nan
-        self.gradients(q, k, v, do, u, y, states, after, grads, gates, part, warps)
+            x.fill_(torch.nan)
+        self.adjoint(q, k, v, do, a, u, states, gates, start, end, grads, span, cu_seqlens)
 
 
 @pytest.mark.parametrize(
     ("given", "values"),
     [
-        ({"T": 192, "H": 2}, {"windows": 2}),
-        ({"T": 130, "H": 2, "Hq": 1, "K": 48, "V": 80}, {"columns": 64}),
+        ({"T": 192, "H": 2}, {}),
+        ({"T": 130, "H": 2, "Hq": 1, "K": 48, "V": 80}, {}),
         ({"T": 128, "H": 2, "Hq": 1}, {}),
-        ({"T": 200, "g": None, "state": False}, {"windows": 4}),
+        ({"T": 200, "g": None, "state": False}, {}),
         ({"T": 192, "dtype": torch.float16, "K": 64, "V": 64}, {}),
         ({"T": 256, "g": -1e-4, "keys": "alike", "state": False}, {}),
-        ({"T": 320, "H": 2}, {"span": 2, "windows": 2}),
-        ({"T": 300, "H": 2, "K": 48, "V": 80, "state": False}, {"span": 1, "columns": 128, "state_columns": 128}),
+        ({"T": 320, "H": 2}, {"span": 2}),
+        ({"T": 300, "H": 2, "K": 48, "V": 80, "state": False}, {"span": 1, "state_columns": 128}),
         ({"T": 120, "K": 64, "V": 64}, {"span": 1}),
     ],
 )
@@ -113,7 +125,7 @@ def test_right_on_a_cpu(given, values, monkeypatch):
     for module in (hopper_delta_launch, hopper_delta_passes):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", composed)
-    for name in ("run_states", "run_reverse", "run_gradients"):
+    for name in ("run_states", "run_adjoint"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
     call = example(**{"B": 1, "H": 1} | given)
     assert_as_exact(weak(call), plans(call, **values), "cpu")
@@ -159,7 +171,7 @@ gpu = pytest.mark.gpu
 )
 def test_right_at_every_width(K, V, dtype):
     call = weak(example(T=704, K=K, V=V, dtype=dtype, device="cuda"))
-    assert_as_exact(call, plans(call, windows=3))
+    assert_as_exact(call, plans(call))
 
 
 @gpu
@@ -189,24 +201,23 @@ def test_right_where_states_are_forgotten():
 @pytest.mark.parametrize("Hq", [1, 2])
 def test_right_with_shared_heads(Hq):
     call = example(T=1024, Hq=Hq, device="cuda")
-    assert_as_exact(call, plans(call, windows=2))
+    assert_as_exact(call, plans(call))
 
 
 @gpu
 @pytest.mark.parametrize(
-    ("K", "V", "columns", "state_columns", "span", "windows", "T"),
+    ("K", "V", "columns", "state_columns", "span", "T"),
     [
-        (128, 128, 128, 128, 4, 1, 1024),
-        (128, 128, 64, 128, 2, 3, 1000),
-        (128, 64, 64, 64, 5, 1, 1024),
-        (48, 80, 128, 64, 16, 1, 1009),
-        (64, 128, 128, 128, 1, 2, 130),
+        (128, 128, 128, 128, 4, 1024),
+        (128, 128, 64, 128, 2, 1000),
+        (128, 64, 64, 64, 5, 1024),
+        (48, 80, 128, 64, 16, 1009),
+        (64, 128, 128, 128, 1, 130),
     ],
 )
-def test_right_in_segments(K, V, columns, state_columns, span, windows, T):
+def test_right_in_segments(K, V, columns, state_columns, span, T):
     call = weak(example(T=T, H=3, Hq=1, K=K, V=V, state=T % 2 == 0, device="cuda"))
-    values = {"columns": columns, "state_columns": state_columns, "span": span, "windows": windows}
-    assert_as_exact(call, plans(call, **values))
+    assert_as_exact(call, plans(call, columns=columns, state_columns=state_columns, span=span))
 
 
 @gpu
@@ -224,13 +235,10 @@ def test_right_where_keys_are_alike_and_nothing_decays():
 
 
 @gpu
-def test_windows_and_repetitions_change_no_bit():
+def test_repetitions_change_no_bit():
     call = example(T=640, device="cuda")
     grad_o, grad_state = torch.randn_like(call.v), torch.randn_like(call.initial_state)
-    runs = [
-        HopperDelta().backward(plans(call, windows=windows)[1], call, None, grad_o, grad_state)
-        for windows in (1, 1, 3, 10)
-    ]
+    runs = [HopperDelta().backward(plans(call)[1], call, None, grad_o, grad_state) for _ in range(4)]
     first = [x for x in (*runs[0][0], runs[0][1]) if x is not None]
     assert len(first) == 6
     for grads, grad_state in runs[1:]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA
+from holdfast.ops import matrix
 from holdfast.planner import Device, Problem
 from holdfast.planner.models import matrix_hopper_gla as model
 from kernels.matrix.gla_parity import LIMITS, errors, example
@@ -11,7 +12,7 @@ from kernels.matrix.gla_parity import LIMITS, errors, example
 H200 = Device.named("h200")
 SIZES = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128}
 VECTOR = {"decay=vector": True, "needs_grad": True}
-PLANS = (model.PLAN, model.PLAN)
+PLANS = (model.plan(keeps=True), model.BACKWARD)
 
 
 def problem(sizes=(), traits=(), dtype="bfloat16"):
@@ -47,10 +48,12 @@ def test_it_serves_the_others(sizes):
 def test_bytes_of_a_forward_and_a_backward_pass():
     unit = 2 * SIZES["B"] * SIZES["T"] * SIZES["H"] * SIZES["K"]
     ((forward,), (backward,)) = (model.candidates(problem(), H200, way) for way in ("forward", "backward"))
-    # q, k, v, o and g in float32
-    assert forward.moved == pytest.approx(6 * unit, rel=0.05)
-    # the sweeps' 8 and 6, states and their gradients among them, and the gradients' 14
-    assert backward.moved == pytest.approx(28 * unit, rel=0.05)
+    # q, k, v, o, g in float32 and states
+    assert forward.moved == pytest.approx(8 * unit, rel=0.05)
+    (alone,) = model.candidates(problem(traits={"needs_grad": False}), H200, "forward")
+    assert alone.moved == pytest.approx(6 * unit, rel=0.05)
+    # the sweep's 8, the states' gradients among them, and the gradients' 14
+    assert backward.moved == pytest.approx(22 * unit, rel=0.05)
 
 
 def given(**sizes):
@@ -65,12 +68,13 @@ def test_kernels_compile_and_fit(K, V, monkeypatch):
 
     launches = recorded(monkeypatch, hopper_gla_launch)
     call = given(K=K, V=V)
-    HopperGLA().forward(PLANS[0], call, None)
-    HopperGLA().backward(PLANS[1], call, None, torch.zeros_like(call.v), None)
+    HopperGLA().forward(model.plan(keeps=False), call, None)
+    o, _, states = HopperGLA().forward(PLANS[0], call, None)
+    HopperGLA().backward(PLANS[1], call, None, torch.zeros_like(call.v), None, o, states)
     names = [launch.kernel.__name__ for launch in launches]
     assert names == ["gla_sweep", "gla_sweep", "gla_sweep", "gla_gradients"]
     sizes = problem({"K": K, "V": V})
-    sweeps = [model.sweep(sizes, H200, *how) for how in ((True, False), (True, True), (False, True))]
+    sweeps = [model.sweep(sizes, H200, keeps) for keeps in (False, True, True)]
     for launch, planned in zip(launches, [*sweeps, *model.candidates(sizes, H200, "backward")], strict=True):
         made = compile_launch(launch)
         assert made.shared <= H200.shared_per_block
@@ -114,6 +118,23 @@ def assert_right(call, **options):
 )
 def test_right_on_the_emulator(on_cpu, sizes):
     assert_right(given(**sizes))
+
+
+@pytest.mark.parametrize("utility", ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"])
+def test_a_graph_knows_the_states_that_are_kept(on_cpu, monkeypatch, utility):
+    monkeypatch.setattr(matrix, "describe", lambda _: H200)
+    call = given(T=130, H=1, Hq=1, K=64, V=64)
+    call = call._replace(**{name: getattr(call, name).requires_grad_() for name in ("q", "g", "initial_state")})
+    torch.library.opcheck(torch.ops.holdfast.matrix_forward.default, (*call, None, "gla", True, ""), test_utils=utility)
+
+
+def test_a_backward_pass_finds_the_states_that_it_is_not_given(on_cpu):
+    call = given(T=130)
+    o, _, states = HopperGLA().forward(PLANS[0], call, None)
+    given_them, without = (
+        HopperGLA().backward(PLANS[1], call, None, torch.ones_like(o), None, *kept) for kept in ((o, states), ())
+    )
+    assert all(torch.equal(x, y) for x, y in zip(given_them[0][:4], without[0][:4], strict=True))
 
 
 def test_a_strong_decays_gradient_on_the_emulator(on_cpu):

@@ -164,6 +164,8 @@ def _mlx_recurrence() -> Iterator[Case]:
         ("hgrn", {"B": 3, "T": 512, "D": 1536}),
     ):
         yield from _cases(op, "bfloat16", op)(sizes)
+    for op in ("rglru", "rotlru", "hgrn"):
+        yield from _cases(op, "bfloat16", f"{op}, bfloat16 gates")({"B": 3, "T": 512, "D": 1536, "gate_bits": 16})
     yield from _host("simple_gla", "bfloat16", {"B": 3, "T": 512, "H": 12, "K": 64, "V": 64})
     # the lengths at which a history that is stored grows and one that is recomputed does not
     at = _cases("simple_gla", "bfloat16", "simple_gla: memory over the length, B3 H12 64 x 64", ("fwd+bwd",))

@@ -109,16 +109,24 @@ def compiled(
     recording would see what is run twice. Raises what Triton raises.
     """
 
+    def begin() -> tuple[Any, ...]:
+        # memory is not to wait for a compiler
+        return _compile, kernel, grid, [without_memory(x) for x in arguments], named, device
+
+    return made(key, lambda: kernel.warmup(*arguments, **named, grid=grid), begin, is_recorded)
+
+
+def made(key: Hashable, make: Callable[[], Any], begin: Callable[[], tuple[Any, ...]], is_recorded: bool) -> Any:
+    """What make returns, or a thread that began to: to call begin()[0] on the rest of it. None in a rehearsal."""
     begun = _BEGUN.get(key)
     if begun is None and _HERE.stage == _ATTEMPT and not (is_recorded or _is_capturing()):
         raise _Missing
     if _HERE.stage == _REHEARSAL:
         if begun is None:
-            # memory is not to wait for a compiler
-            _BEGUN[key] = _pool().submit(_compile, kernel, grid, [without_memory(x) for x in arguments], named, device)
+            _BEGUN[key] = _pool().submit(*begin())
         return None
     if begun is None:
-        return kernel.warmup(*arguments, **named, grid=grid)
+        return make()
     try:
         return begun.result()
     finally:

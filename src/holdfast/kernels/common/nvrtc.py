@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from .compiling import is_rehearsal
-from .recording import note_launch
+from .compiling import is_rehearsal, made
+from .recording import RECORDING, note_launch
 
 
 def missing(capability: tuple[int, int] | None = None) -> str | None:
@@ -168,7 +168,7 @@ class Kernel:
         values = (ctypes.c_int64 * (pointers + numbers))()
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
-        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        stream = driver.CUstream(_stream())
         start, function = driver.cuLaunchKernel, self.function
 
         def run(blocks: int, tensors: Sequence[Any], *rest: int) -> None:
@@ -179,6 +179,11 @@ class Kernel:
                 _check(_in_context(result, start, *given), f"launching {self.name}")
 
         return run
+
+
+def _stream() -> int:
+    """The current stream of the current device, in a fraction of torch.cuda.current_stream's time."""
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
 
 
 def _in_context(result: tuple[Any, ...], call: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, None]:
@@ -224,24 +229,52 @@ class Launch:
 
     def start(self, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
         """values: a 64-bit word for each argument; a shorter one is its lowest bytes."""
-        if self.first is not None:
-            self.first()
+        self.bound(grid, values)()
+
+    def bound(self, grid: tuple[int, int, int], values: Sequence[Any]) -> Callable[[], None]:
+        """The launch with these values, to be started any number of times, by several threads if need be."""
         driver, _ = _bindings()
         words = (ctypes.c_uint64 * len(values))(*values)
         begin = ctypes.addressof(words)
         places = (ctypes.c_void_p * len(values))(*range(begin, begin + 8 * len(values), 8))
-        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        # what holds the memory that the driver reads
+        places.words = words
         start = driver.cuLaunchCooperativeKernel if self.cooperative else driver.cuLaunchKernel
+        before = self.kernel.function, *grid, self.threads, 1, 1, self.shared
         rest = () if self.cooperative else (0,)
-        given = self.kernel.function, *grid, self.threads, 1, 1, self.shared, stream, ctypes.addressof(places), *rest
-        _check(_in_context(start(*given), start, *given), f"launching {self.kernel.name}")
+
+        def run() -> None:
+            if self.first is not None:
+                self.first()
+            given = *before, driver.CUstream(_stream()), ctypes.addressof(places), *rest
+            result = start(*given)
+            if int(result[0]) != 0:
+                _check(_in_context(result, start, *given), f"launching {self.kernel.name}")
+
+        return run
+
+
+# by source, architecture and options
+_CUBINS: dict[tuple[Any, ...], Cubin] = {}
+
+
+def is_made(source: str, arch: str, options: tuple[str, ...] = ()) -> bool:
+    """True once the machine code is there. False in a rehearsal of a call, which has a thread compile it."""
+    key = (source, arch, options)
+    if key not in _CUBINS:
+        given = compile_source, source, arch, options, folder()
+        cubin = made(key, lambda: compile_source(*given[1:]), lambda: given, bool(RECORDING))
+        if cubin is None:
+            return False
+        _CUBINS[key] = cubin
+    return True
 
 
 @lru_cache(maxsize=256)
 def _library(source: str, arch: str, device: int, options: tuple[str, ...]) -> Any:
     """The machine code of all functions of a source, in the current context, that of the device."""
     driver, _ = _bindings()
-    cubin = compile_source(source, arch, options, folder())
+    cubin = _CUBINS.get((source, arch, options)) or compile_source(source, arch, options, folder())
     return _check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), "loading machine code")
 
 

@@ -17,7 +17,7 @@ from holdfast.recurrences.definition import DenseCall
 from . import launch, packed
 from .cells import cpp
 from .kept import gates_dtype, shapes
-from .weights_grad import add_parts, of_gates
+from .weights_grad import of_gates
 
 # What the second axis of a grid holds.
 MOST_HEADS = 65535
@@ -88,8 +88,8 @@ class Fused:
         R, initial = _padded_weights(call.R, padded), _padded(call.initial_state, padded)
         arrays = [_padded(x, padded), R, _padded(call.b, padded), initial]
         if plan["blocks"] > 1:
-            arrays.append(h.new_zeros(batch, heads, padded) if initial is None else initial[0].to(x.dtype))
-            _mark(h)
+            arrays.append(None if initial is None else initial[0].to(x.dtype))
+            _mark(h[:, : launch.REACH])
         arrays += [_bits(call.reset), h, final, states if save else None, gates if save else None]
         size = {"B": batch, "T": length, "H": heads, "D": width, "W": padded}
         with torch.cuda.device(x.device):
@@ -144,8 +144,8 @@ class Fused:
         dx = R.new_empty(batch, length, inputs, heads, padded)
         extra = R.new_empty(batch, length, len(only), heads, padded)
         if plan["blocks"] > 1:
-            _mark(dx)
-            _mark(extra)
+            for each in (dx, extra) if only else (dx,):
+                _mark(each[:, -launch.REACH :])
         # one sum for each range of sequences
         parts = launch.ceil(batch, plan["rows"])
         db = R.new_empty(parts, len(cell.gates), heads, padded, dtype=torch.float32)
@@ -157,7 +157,7 @@ class Fused:
         before = None if initial is None else initial[0]
         with torch.cuda.device(R.device):
             launch.run(plan, cell, "backward", arrays, clip, call.reset is not None, size)
-            dR, db = of_gates(cell, dx, extra, h, before, call.reset, dtype), add_parts(db, dtype)
+            dR, db = of_gates(cell, dx, extra, h, before, call.reset, db, dtype)
         if padded == width:
             return dx, dR, db, grad_initial
         return dx[..., :width], dR[..., :width, :width], db[..., :width], grad_initial[..., :width]
@@ -203,8 +203,9 @@ def _padded(x: Tensor | None, width: int) -> Tensor | None:
 
 
 def _padded_weights(R: Tensor, width: int) -> Tensor:
+    """Contiguous, where 16-byte loads can begin, both axes filled up with zeros."""
     short = width - R.shape[-1]
-    return R.contiguous() if short == 0 else F.pad(R, (0, short, 0, short))
+    return _padded(R if short == 0 else F.pad(R, (0, short, 0, short)), width)
 
 
 def _bits(reset: Tensor | None) -> Tensor | None:

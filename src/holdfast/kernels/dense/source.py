@@ -34,12 +34,16 @@ def _assemble(cell: Cell, dtype: str, numbers: tuple[tuple[str, int], ...], part
     )
 
 
-def within(space: str, numbers: Mapping[str, int], named: tuple[str, str], *parts: str) -> str:
-    """Files that are compiled once more for other numbers, in a namespace. named: a kernel and its name there."""
+def part(name: str) -> str:
+    """A file as it is."""
+    return _read(name)
+
+
+def within(space: str, numbers: Mapping[str, int], *parts: str) -> str:
+    """Files that are compiled once more for other numbers, in a namespace."""
     text = "\n".join(_read(part) for part in parts)
     constants = "\n".join(f"constexpr int {name} = {value};" for name, value in numbers.items())
-    before, after = (f"\n{name}(" for name in named)
-    return f"namespace {space} {{\n{constants}\n{text.replace(before, after)}\n}}"
+    return f"namespace {space} {{\n{constants}\n{text}\n}}\n"
 
 
 def assemble(cell: Cell, dtype: str, numbers: Mapping[str, int], *parts: str) -> str:

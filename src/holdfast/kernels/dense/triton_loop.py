@@ -16,7 +16,7 @@ from .fused import MOST_HEADS, cell_of
 from .kept import gates_dtype, shapes
 from .launch import ceil
 from .source import gates_kept
-from .weights_grad import add_parts, of_gates
+from .weights_grad import of_gates
 
 
 class TritonLoop:
@@ -110,8 +110,8 @@ class TritonLoop:
             tensors = (*given, dx, extra, db, grad_initial)
             launch(backward, grid, tensors, numbers, constants | _block(plan, cell, width), plan["warps"])
             before = None if initial is None else initial[0]
-            dR = of_gates(cell, dx, extra, h, before, call.reset, R.dtype)
-            return dx, dR, None if call.b is None else add_parts(db, R.dtype), grad_initial
+            dR, db = of_gates(cell, dx, extra, h, before, call.reset, db, R.dtype)
+            return dx, dR, None if call.b is None else db, grad_initial
 
 
 def _counts(cell: Cell) -> dict[str, int]:

@@ -53,10 +53,18 @@ def weights_grad(
 
 
 @triton.jit
-def add_parts(parts, out, count, size, BLOCK: tl.constexpr):
-    """out[i] = sum over k of parts[k, i], in order. parts [count, size] float32, out [size]."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for k in range(count):
+def add_parts(parts, out, others, other, count, size, other_count, other_size, BLOCK: tl.constexpr):
+    """out[i] = sum over k of parts[k, i], in order, parts [count, size] float32, out [size]; and other of others."""
+    block, first = tl.program_id(0), tl.cdiv(size, BLOCK)
+    if block < first:
+        _add(parts, out, count, size, block * BLOCK + tl.arange(0, BLOCK))
+    else:
+        _add(others, other, other_count, other_size, (block - first) * BLOCK + tl.arange(0, BLOCK))
+
+
+@triton.jit
+def _add(parts, out, count, size, at):
+    total = tl.load(parts + at, mask=at < size, other=0.0)
+    for k in range(1, count):
         total += tl.load(parts + k * tl.cast(size, tl.int64) + at, mask=at < size, other=0.0)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)

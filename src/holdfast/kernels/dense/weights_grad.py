@@ -4,6 +4,8 @@ Of one wide head it is a single product of PyTorch's. Else a kernel cuts it into
 its own float32 sums and they are added in order, so that a run repeats bit for bit.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,30 +24,31 @@ def of_gates(
     h: Tensor,
     initial: Tensor | None,
     reset: Tensor | None,
+    db: Tensor,
     dtype: torch.dtype,
-) -> Tensor:
-    """dR [Gr, H, D, D] in dtype from the gradients of x's gates, and those of the gates that R alone feeds."""
-    dR = weights_grad(dx, h, initial, reset, dtype)
-    if cell.input == cell.recurrent:
-        return dR
-    found = dict(zip(cell.input, dR, strict=True))
+) -> tuple[Tensor, Tensor]:
+    """dR [Gr, H, D, D] and db [G, H, D] in dtype, rounded once.
+
+    dx, extra: the gradients of x's gates, and those of the gates that R alone feeds. db: float32 parts of its sum.
+    """
     only = [gate for gate in cell.recurrent if gate not in cell.input]
-    if only:
-        found |= zip(only, weights_grad(extra, h, initial, reset, dtype), strict=True)
-    return torch.stack([found[gate] for gate in cell.recurrent])
+    parts = [parts_of(dg, h, initial, reset) for dg in ((dx, extra) if only else (dx,))]
+    *found, db = add_parts([*parts, db], dtype)
+    if cell.input == cell.recurrent:
+        return found[0], db
+    gates = dict(zip((*cell.input, *only), (dR for each in found for dR in each), strict=True))
+    return torch.stack([gates[gate] for gate in cell.recurrent]), db
 
 
-def weights_grad(
-    dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """[G, H, D, D] in dtype, rounded once, from dg [B, T, G, H, D] and h [B, T, H, D] of one 16-bit dtype.
+def parts_of(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:
+    """Float32 parts [n, G, H, D, D] of the sum, from dg [B, T, G, H, D] and h [B, T, H, D] of one 16-bit dtype.
 
     initial: [B, H, D], rounded to that dtype. reset: bool [B, T]. All contiguous and on the current device.
     h is the state after each step; the product takes the one before it: initial at the first step, none where reset is.
     """
     batch, length, gates, heads, width = dg.shape
     if heads == 1 and width >= WIDE:
-        return _one_product(dg, h, initial, reset).to(dtype)
+        return _one_product(dg, h, initial, reset)
     tokens = batch * length
     tile = 128 if width >= 128 else 64 if width > 32 else 32
     tiles = ceil(width, tile) ** 2
@@ -66,21 +69,25 @@ def weights_grad(
     grid, warps = (gates * heads, tiles, parts), 8 if tile == 128 else 4
     numbers = (tokens, length, gates, heads, part)
     launch(triton_weights.weights_grad, grid, (dg, h, initial, mask, out), numbers, constants, warps)
-    return add_parts(out, dtype)
+    return out
 
 
-def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of float32 [n, ...] over n, in order, rounded once to dtype. Contiguous, on the current device."""
-    if parts.shape[0] == 1 and dtype == torch.float32:
-        return parts[0]
+def add_parts(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The sums of float32 [n, ...] over n, in order, rounded once to dtype. Contiguous, on the current device."""
     from holdfast.kernels.common.triton_launch import launch
 
     from .triton_weights import add_parts
 
-    out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
-    size = out.numel()
-    launch(add_parts, (ceil(size, 256),), (parts, out), (parts.shape[0], size), {"BLOCK": 256}, 2)
-    return out
+    sums = [torch.empty(x.shape[1:], dtype=dtype, device=x.device) for x in parts]
+    # two in a launch
+    for k in range(0, len(parts), 2):
+        pairs = [*zip(parts, sums, strict=True)][k : k + 2]
+        sizes = [out.numel() for _, out in pairs] + [0] * (2 - len(pairs))
+        (first, first_sum), (second, second_sum) = pairs[0], pairs[-1]
+        numbers = (first.shape[0], sizes[0], second.shape[0], sizes[1])
+        blocks = sum(ceil(size, 256) for size in sizes)
+        launch(add_parts, (blocks,), (first, first_sum, second, second_sum), numbers, {"BLOCK": 256}, 2)
+    return sums
 
 
 def _one_product(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:
@@ -94,4 +101,4 @@ def _one_product(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | 
     if reset is not None:
         before.masked_fill_(reset[:, :, None, None], 0)
     sums = torch.mm(dg.flatten(0, 1).flatten(1).t(), before.flatten(0, 1).flatten(1), out_dtype=torch.float32)
-    return sums.view(dg.shape[2], 1, h.shape[3], h.shape[3])
+    return sums.view(1, dg.shape[2], 1, h.shape[3], h.shape[3])

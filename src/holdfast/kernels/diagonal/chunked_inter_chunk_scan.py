@@ -27,11 +27,14 @@ class ChunkedInterChunkScan:
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return (Candidate(Plan(self.name)),)
 
-    def forward(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V]."""
+    def forward(
+        self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None, keep_final: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V] where it is to be kept."""
         run = _Run(call, cu_seqlens)
         out = torch.empty_like(call.states, memory_format=torch.contiguous_format)
-        return out, run.forward(out)
+        final = run.forward(out)
+        return out, final if keep_final else None
 
     def backward(
         self,

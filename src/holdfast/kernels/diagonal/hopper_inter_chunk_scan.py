@@ -37,19 +37,22 @@ class HopperInterChunkScan(TritonInterChunkScan):
 
 
 class _Run(Run):
-    def forward(self, out: Tensor) -> Tensor:
+    def forward(self, out: Tensor, keep_final: bool) -> Tensor | None:
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_states as kernels
 
         call = InterChunkCall(*(aligned(x) for x in self.call))
-        final = self._empty(self.sequences, self.heads, self.keys, self.values)
-        if final.numel():
+        final = self._empty(self.sequences, self.heads, self.keys, self.values) if keep_final else None
+        if all(self.grid):
             plan = self.plan
             ends = (out, call.initial_state, final)
             how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": plan["block_v"], "STAGES": plan["group"]}
             tensors = (call.states, call.decay, call.W, call.Y, *ends)
-            kernels.low_rank_forward[self.grid](*tensors, *self.sizes, **how, num_warps=plan["warps"])
+            # given no bound, ptxas aims at so few registers that loads are waited for where they are used
+            kernels.low_rank_forward[self.grid](
+                *tensors, *self.sizes, **how, num_warps=plan["warps"], maxnreg=model.REGISTERS
+            )
         return final
 
     def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:

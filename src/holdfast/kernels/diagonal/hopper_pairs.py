@@ -1,15 +1,13 @@
 """Device code of the rotational scan on Hopper, in Gluon: h_t = a_t e^(i theta_t) h_{t-1} + x_t and its gradients.
 
-As in hopper_channels.py, a thread takes one pair of channels through all steps. Gates wait for no state: all threads of
-a block compute those of a whole tile at once, and hand them over through shared memory. There are more threads than
-pairs: all groups of warps walk through the steps alike. Forward, one of them writes; backward, each finishes and writes
-the gradients of steps of its own.
+As in hopper_channels.py, groups of warps share a tile, and a thread takes a pair of channels through a stretch of it;
+the gates of its stretch, which it needs more than once, it has in registers.
 """
 
 from holdfast.kernels.common.gluon import async_copy, gl, gluon
 from holdfast.planner.models.diagonal_hopper import ROWS as _ROWS
 
-from .hopper_channels import copy
+from .hopper_channels import fetch
 from .triton_channels import first_entry, span
 from .triton_pairs import load_state, store_state, turn, unpack
 
@@ -47,47 +45,103 @@ def quick_turn(theta):
 
 
 @gluon.jit
-def turned(sizes, angles, real, imaginary, layout: gl.constexpr):
-    """Leaves the gates of a tile in shared memory; returns their cosines and sines."""
-    size = sizes.load(layout).to(gl.float32)
-    theta = angles.load(layout)
-    if theta.dtype.primitive_bitwidth == 16:
-        # what rounded them is a thousand times as far off
-        cosine, sine = quick_turn(theta.to(gl.float32))
-    else:
-        cosine, sine = turn(theta)
-    real.store(size * cosine)
-    imaginary.store(size * sine)
-    return cosine, sine
+def turns_of(angles, GROUPS: gl.constexpr, row: gl.constexpr):
+    """Cosine and sine of each step of each group, in registers."""
+    cosines, sines = (), ()
+    for j in gl.static_range(angles.shape[0] // GROUPS):
+        theta = angles.slice(j * GROUPS, GROUPS).load(row)
+        if theta.dtype.primitive_bitwidth == 16:
+            # what rounded them is a thousand times as far off
+            cosine, sine = quick_turn(theta.to(gl.float32))
+        else:
+            cosine, sine = turn(theta)
+        cosines += (cosine,)
+        sines += (sine,)
+    return cosines, sines
+
+
+@gluon.jit
+def gate_of(sizes, first: gl.constexpr, cosine, sine, row: gl.constexpr):
+    """The gate of one step of each group: its size, real and imaginary part."""
+    size = sizes.slice(first, cosine.shape[0]).load(row).to(gl.float32)
+    return size, size * cosine, size * sine
+
+
+@gluon.jit
+def compose(shared, values, hr, hi, group, row: gl.constexpr, REVERSE: gl.constexpr):
+    """From what each group does to a state, h -> p h + u, and the state before all: that before each, and after all."""
+    GROUPS: gl.constexpr = group.shape[0]
+    for k in gl.static_range(4):
+        shared[k].store(values[k])
+    er, ei = values[0], values[1]
+    FIRST: gl.constexpr = GROUPS - 1 if REVERSE else 0
+    for at in gl.static_range(FIRST, GROUPS - 1 - FIRST + (-1 if REVERSE else 1), -1 if REVERSE else 1):
+        er, ei = gl.where(group == at, hr, er), gl.where(group == at, hi, ei)
+        pr, pi = shared[0].slice(at, 1).load(row), shared[1].slice(at, 1).load(row)
+        hr, hi = advance(pr, pi, hr, hi, shared[2].slice(at, 1).load(row), shared[3].slice(at, 1).load(row))
+    return er, ei, hr, hi
 
 
 @gluon.jit
 def walk(
-    gates,
+    sizes,
+    angles,
     words,
+    shared,
     hr,
     hi,
     o,
+    entries,
     pairs: gl.constexpr,
+    group,
     left,
     here,
+    kept,
     ELEMENT: gl.constexpr,
     row: gl.constexpr,
     WHOLE: gl.constexpr,
 ):
-    """h through the steps of a tile, all of them if WHOLE; writes each to o."""
-    real, imaginary = gates
-    for j in gl.static_range(ROWS):
-        ur, ui = unpack(words.slice(j, 1).load(row), ELEMENT)
-        fr, fi = advance(real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row), hr, hi, ur, ui)
+    """hopper_channels.walk."""
+    GROUPS: gl.constexpr = group.shape[0]
+    STEPS: gl.constexpr = words.shape[0] // GROUPS
+    BLOCK: gl.constexpr = words.shape[1]
+    cosines, sines = turns_of(angles, GROUPS, row)
+    real, imaginary = (), ()
+    for j in gl.static_range(STEPS):
+        _, gr, gi = gate_of(sizes, j * GROUPS, cosines[j], sines[j], row)
+        real += (gr,)
+        imaginary += (gi,)
+    if GROUPS > 1:
+        pr, pi = gl.full([GROUPS, BLOCK], 1.0, gl.float32, row), gl.zeros([GROUPS, BLOCK], gl.float32, row)
+        ur, ui = gl.zeros([GROUPS, BLOCK], gl.float32, row), gl.zeros([GROUPS, BLOCK], gl.float32, row)
+        for j in gl.static_range(STEPS):
+            xr, xi = unpack(words.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
+            fr, fi = advance(real[j], imaginary[j], ur, ui, xr, xi)
+            qr, qi = real[j] * pr - imaginary[j] * pi, real[j] * pi + imaginary[j] * pr
+            if WHOLE:
+                ur, ui, pr, pi = fr, fi, qr, qi
+            else:
+                live = group * STEPS + j < left
+                ur, ui = gl.where(live, fr, ur), gl.where(live, fi, ui)
+                pr, pi = gl.where(live, qr, pr), gl.where(live, qi, pi)
+        sr, si, hr, hi = compose(shared, (pr, pi, ur, ui), hr, hi, group, row, False)
+    else:
+        sr, si = hr, hi
+    if entries is not None:
+        store_state(entries, sr, si, here & kept)
+    for j in gl.static_range(STEPS):
+        xr, xi = unpack(words.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
+        fr, fi = advance(real[j], imaginary[j], sr, si, xr, xi)
         if WHOLE:
             live = here
-            hr, hi = fr, fi
+            sr, si = fr, fi
         else:
-            live = here & (j < left)
-            hr, hi = gl.where(j < left, fr, hr), gl.where(j < left, fi, hi)
-        gl.store(o + j * pairs, pack(hr, hi, ELEMENT), mask=live)
-    return hr, hi
+            live = here & (group * STEPS + j < left)
+            sr, si = gl.where(group * STEPS + j < left, fr, sr), gl.where(group * STEPS + j < left, fi, si)
+        gl.store(o + j * pairs, pack(sr, si, ELEMENT), mask=live)
+    if GROUPS == 1:
+        hr, hi = sr, si
+    return hr, hi, sr, si
 
 
 @gluon.jit(do_not_specialize=["length"])
@@ -110,82 +164,69 @@ def forward(
     x_step: gl.constexpr,
     ELEMENT: gl.constexpr,
     BLOCK: gl.constexpr,
+    GROUPS: gl.constexpr,
+    STEPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """hopper_channels.forward; x and o are words of one pair each, states interleave real and imaginary parts."""
-    WARPS: gl.constexpr = BLOCK // 32
-    row_layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps() // WARPS, WARPS], [1, 0])
-    flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
+    WARPS: gl.constexpr = gl.num_warps() // GROUPS
+    TILE: gl.constexpr = GROUPS * STEPS
+    row_layout: gl.constexpr = gl.BlockedLayout([1, BLOCK // (32 * WARPS)], [1, 32], [GROUPS, WARPS], [1, 0])
     across = gl.cdiv(pairs, BLOCK)
     _, row, sequence, begin, start, stop = span(bounds, length, length, 1, across)
     first = gl.program_id(0) % across * BLOCK
     d = first + gl.arange(0, BLOCK, gl.SliceLayout(0, row_layout))[None, :]
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, row_layout))[:, None]
     here = d < pairs
     hr, hi = gl.zeros([1, BLOCK], gl.float32, row_layout), gl.zeros([1, BLOCK], gl.float32, row_layout)
     if initial is not None:
         hr, hi = load_state(initial + 2 * (sequence * pairs + d), here)
     if entries is not None:
-        entries += 2 * (first_entry(row, sequence, begin, start, length, ROWS) * pairs + d)
-    a += row * a_row + start * a_step
-    theta += row * theta_row + start * theta_step
-    x += row * x_row + start * x_step
-    o += (row * length + start) * pairs + d
-    sizes = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
-    angles = gl.allocate_shared_memory(theta.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
-    words = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
-    real = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
-    imaginary = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+        entries += 2 * (first_entry(row, sequence, begin, start, length, ROWS) * pairs)
+        entries += 2 * (group * STEPS // ROWS * pairs + d)
+    o += (row * length + start) * pairs + (group * (STEPS * pairs) + d)
+    sizes = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, TILE, BLOCK], _PLAIN)
+    angles = gl.allocate_shared_memory(theta.dtype.element_ty, [STAGES, TILE, BLOCK], _PLAIN)
+    words = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, TILE, BLOCK], _PLAIN)
+    shared = ()
+    for _k in gl.static_range(4):
+        shared += (gl.allocate_shared_memory(gl.float32, [GROUPS, BLOCK], _PLAIN),)
     total = (stop - start).to(gl.int32)
+    tiles, sources = (sizes, angles, words), (a + row * a_row, theta + row * theta_row, x + row * x_row)
+    steps: gl.constexpr = (a_step, theta_step, x_step)
     for stage in gl.static_range(STAGES - 1):
-        copy(sizes.index(stage), a, a_step, total - stage * ROWS, first, pairs)
-        copy(angles.index(stage), theta, theta_step, total - stage * ROWS, first, pairs)
-        copy(words.index(stage), x, x_step, total - stage * ROWS, first, pairs)
-        async_copy.commit_group()
-        a += ROWS * a_step
-        theta += ROWS * theta_step
-        x += ROWS * x_step
+        fetch(tiles, sources, steps, start + stage * TILE, stage, total - stage * TILE, first, pairs, GROUPS)
     slot = 0
-    for tile in range(gl.cdiv(total, ROWS)):
-        left = total - tile * ROWS
-        if entries is not None:
-            store_state(entries, hr, hi, here)
-            entries += 2 * pairs
+    lr = hr + gl.zeros([GROUPS, BLOCK], gl.float32, row_layout)
+    li = hi + gl.zeros([GROUPS, BLOCK], gl.float32, row_layout)
+    for tile in range(gl.cdiv(total, TILE)):
+        left = total - tile * TILE
         async_copy.wait_group(STAGES - 2)
         free = slot - 1 if slot > 0 else STAGES - 1
-        copy(sizes.index(free), a, a_step, left - (STAGES - 1) * ROWS, first, pairs)
-        copy(angles.index(free), theta, theta_step, left - (STAGES - 1) * ROWS, first, pairs)
-        copy(words.index(free), x, x_step, left - (STAGES - 1) * ROWS, first, pairs)
-        async_copy.commit_group()
-        a += ROWS * a_step
-        theta += ROWS * theta_step
-        x += ROWS * x_step
-        turned(sizes.index(slot), angles.index(slot), real, imaginary, flat)
-        gates = (real, imaginary)
-        if left >= ROWS:
-            hr, hi = walk(gates, words.index(slot), hr, hi, o, pairs, left, here, ELEMENT, row_layout, True)
+        ahead = (STAGES - 1) * TILE
+        fetch(tiles, sources, steps, start + tile * TILE + ahead, free, left - ahead, first, pairs, GROUPS)
+        kept = (tile * TILE + group * STEPS) % ROWS == 0
+        given = (sizes.index(slot), angles.index(slot), words.index(slot), shared, hr, hi, o, entries)
+        if left >= TILE:
+            hr, hi, lr, li = walk(*given, pairs, group, left, here, kept, ELEMENT, row_layout, True)
         else:
-            hr, hi = walk(gates, words.index(slot), hr, hi, o, pairs, left, here, ELEMENT, row_layout, False)
-        o += ROWS * pairs
+            kept = kept & (group * STEPS < left)
+            hr, hi, lr, li = walk(*given, pairs, group, left, here, kept, ELEMENT, row_layout, False)
+        if entries is not None:
+            entries += 2 * ((tile + 1) * TILE // ROWS - tile * TILE // ROWS) * pairs
+        o += TILE * pairs
         slot = slot + 1 if slot + 1 < STAGES else 0
-    store_state(final + 2 * (sequence * pairs + d), hr, hi, here)
-
-
-@gluon.jit
-def gradients(gates, turns, first, dr, di, hr, hi, row: gl.constexpr):
-    """Of steps that lie one in each group of warps: da and dtheta, from dh and the state before. With z = dh conj(h),
-    da is the real part of z e^(-i theta), dtheta the imaginary one of z conj(gate)."""
-    STEPS: gl.constexpr = dr.shape[0]
-    zr, zi = dr * hr + di * hi, di * hr - dr * hi
-    da = zr * turns[0].slice(first, STEPS).load(row) + zi * turns[1].slice(first, STEPS).load(row)
-    return da, zi * gates[0].slice(first, STEPS).load(row) - zr * gates[1].slice(first, STEPS).load(row)
+    ending = (total - 1) % TILE // STEPS if total > 0 else 0
+    store_state(final + 2 * (sequence * pairs + (d + 0 * group)), lr, li, here & (group == ending))
 
 
 @gluon.jit
 def retrace(
-    gates,
-    turns,
+    sizes,
+    angles,
     words,
     grads,
+    shared,
     hr,
     hi,
     cr,
@@ -194,44 +235,64 @@ def retrace(
     grad_theta,
     grad_x,
     pairs: gl.constexpr,
+    group,
     left,
     here,
-    group,
     ELEMENT: gl.constexpr,
     row: gl.constexpr,
     WHOLE: gl.constexpr,
 ):
-    """The states of a tile again from h, then c_t = conj(gate_t) dh_t from its last step. All groups of warps walk;
-    what follows from dh_t each does for a step of its own."""
+    """The states of a tile again from those that enter its groups, then c_t = conj(gate_t) dh_t from its last step.
+
+    With z = dh conj(h), da is the real part of z e^(-i theta), dtheta a times the imaginary one.
+    """
     GROUPS: gl.constexpr = group.shape[0]
-    real, imaginary = gates
+    STEPS: gl.constexpr = words.shape[0] // GROUPS
+    BLOCK: gl.constexpr = words.shape[1]
+    cosines, sines = turns_of(angles, GROUPS, row)
     history_r, history_i = (), ()
-    for j in gl.static_range(ROWS):
+    for j in gl.static_range(STEPS):
         history_r += (hr,)
         history_i += (hi,)
-        ur, ui = unpack(words.slice(j, 1).load(row), ELEMENT)
-        hr, hi = advance(real.slice(j, 1).load(row), imaginary.slice(j, 1).load(row), hr, hi, ur, ui)
-    for j in gl.static_range(ROWS - GROUPS, -1, -GROUPS):
-        for i in gl.static_range(GROUPS - 1, -1, -1):
-            ur, ui = unpack(grads.slice(j + i, 1).load(row), ELEMENT)
-            ur, ui = ur + cr, ui + ci
-            gr, gi = real.slice(j + i, 1).load(row), imaginary.slice(j + i, 1).load(row)
+        ur, ui = unpack(words.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
+        _, gr, gi = gate_of(sizes, j * GROUPS, cosines[j], sines[j], row)
+        hr, hi = advance(gr, gi, hr, hi, ur, ui)
+    if GROUPS > 1:
+        pr, pi = gl.full([GROUPS, BLOCK], 1.0, gl.float32, row), gl.zeros([GROUPS, BLOCK], gl.float32, row)
+        lr, li = gl.zeros([GROUPS, BLOCK], gl.float32, row), gl.zeros([GROUPS, BLOCK], gl.float32, row)
+        for j in gl.static_range(STEPS - 1, -1, -1):
+            _, gr, gi = gate_of(sizes, j * GROUPS, cosines[j], sines[j], row)
+            ur, ui = unpack(grads.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
+            ur, ui = ur + lr, ui + li
             br, bi = gr * ur + gi * ui, gr * ui - gi * ur
+            qr, qi = gr * pr + gi * pi, gr * pi - gi * pr
             if WHOLE:
-                cr, ci = br, bi
+                lr, li, pr, pi = br, bi, qr, qi
             else:
-                cr, ci = gl.where(j + i < left, br, cr), gl.where(j + i < left, bi, ci)
-            if i == GROUPS - 1:
-                dr, di, er, ei = ur, ui, history_r[j + i], history_i[j + i]
-            else:
-                dr, di = gl.where(group == i, ur, dr), gl.where(group == i, ui, di)
-                er = gl.where(group == i, history_r[j + i], er)
-                ei = gl.where(group == i, history_i[j + i], ei)
-        live = here if WHOLE else here & (j + group < left)
-        gl.store(grad_x + j * pairs, pack(dr, di, ELEMENT), mask=live)
-        da, angle = gradients(gates, turns, j, dr, di, er, ei, row)
+                live = group * STEPS + j < left
+                lr, li = gl.where(live, br, lr), gl.where(live, bi, li)
+                pr, pi = gl.where(live, qr, pr), gl.where(live, qi, pi)
+        sr, si, cr, ci = compose(shared, (pr, pi, lr, li), cr, ci, group, row, True)
+    else:
+        sr, si = cr, ci
+    for j in gl.static_range(STEPS - 1, -1, -1):
+        ur, ui = unpack(grads.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
+        ur, ui = ur + sr, ui + si
+        size, gr, gi = gate_of(sizes, j * GROUPS, cosines[j], sines[j], row)
+        br, bi = gr * ur + gi * ui, gr * ui - gi * ur
+        zr, zi = ur * history_r[j] + ui * history_i[j], ui * history_r[j] - ur * history_i[j]
+        da, angle = zr * cosines[j] + zi * sines[j], size * (zi * cosines[j] - zr * sines[j])
+        if WHOLE:
+            live = here
+            sr, si = br, bi
+        else:
+            live = here & (group * STEPS + j < left)
+            sr, si = gl.where(group * STEPS + j < left, br, sr), gl.where(group * STEPS + j < left, bi, si)
+        gl.store(grad_x + j * pairs, pack(ur, ui, ELEMENT), mask=live)
         gl.store(grad_a + j * pairs, da.to(grad_a.dtype.element_ty), mask=live)
         gl.store(grad_theta + j * pairs, angle.to(grad_theta.dtype.element_ty), mask=live)
+    if GROUPS == 1:
+        cr, ci = sr, si
     return cr, ci
 
 
@@ -260,82 +321,62 @@ def backward(
     grad_step: gl.constexpr,
     ELEMENT: gl.constexpr,
     BLOCK: gl.constexpr,
+    GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """hopper_channels.backward."""
-    WARPS: gl.constexpr = BLOCK // 32
-    GROUPS: gl.constexpr = gl.num_warps() // WARPS
-    row_layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [GROUPS, WARPS], [1, 0])
-    flat: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [gl.num_warps(), 1], [1, 0])
+    WARPS: gl.constexpr = gl.num_warps() // GROUPS
+    TILE: gl.constexpr = GROUPS * ROWS
+    row_layout: gl.constexpr = gl.BlockedLayout([1, BLOCK // (32 * WARPS)], [1, 32], [GROUPS, WARPS], [1, 0])
     across = gl.cdiv(pairs, BLOCK)
     _, row, sequence, begin, start, stop = span(bounds, length, length, 1, across)
     first = gl.program_id(0) % across * BLOCK
     d = first + gl.arange(0, BLOCK, gl.SliceLayout(0, row_layout))[None, :]
+    group = gl.arange(0, GROUPS, gl.SliceLayout(1, row_layout))[:, None]
     here = d < pairs
     total = (stop - start).to(gl.int32)
-    tiles = gl.cdiv(total, ROWS)
-    left = total - (tiles - 1) * ROWS
-    last = start + (tiles - 1) * ROWS
-    entries += 2 * ((first_entry(row, sequence, begin, start, length, ROWS) + tiles - 1) * pairs + d)
-    a += row * a_row + last * a_step
-    theta += row * theta_row + last * theta_step
-    x += row * x_row + last * x_step
-    grad_o += row * grad_row + last * grad_step
-    group = gl.arange(0, GROUPS, gl.SliceLayout(1, row_layout))[:, None]
-    grad_x += (row * length + last + group) * pairs + d
-    grad_a += (row * length + last + group) * pairs + d
-    grad_theta += (row * length + last + group) * pairs + d
+    count = gl.cdiv(total, TILE)
+    left = total - (count - 1) * TILE
+    last = start + (count - 1) * TILE
+    entries += 2 * ((first_entry(row, sequence, begin, start, length, ROWS) + (count - 1) * GROUPS) * pairs)
+    entries += 2 * (group * pairs + d)
+    grad_x += (row * length + last) * pairs + (group * (ROWS * pairs) + d)
+    grad_a += (row * length + last) * pairs + (group * (ROWS * pairs) + d)
+    grad_theta += (row * length + last) * pairs + (group * (ROWS * pairs) + d)
     cr, ci = gl.zeros([1, BLOCK], gl.float32, row_layout), gl.zeros([1, BLOCK], gl.float32, row_layout)
     if grad_final is not None:
         cr, ci = load_state(grad_final + 2 * (sequence * pairs + d), here)
-    sizes = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
-    angles = gl.allocate_shared_memory(theta.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
-    words = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
-    grads = gl.allocate_shared_memory(grad_o.dtype.element_ty, [STAGES, ROWS, BLOCK], _PLAIN)
-    real = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
-    imaginary = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
-    cosines = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
-    sines = gl.allocate_shared_memory(gl.float32, [ROWS, BLOCK], _PLAIN)
+    sizes = gl.allocate_shared_memory(a.dtype.element_ty, [STAGES, TILE, BLOCK], _PLAIN)
+    angles = gl.allocate_shared_memory(theta.dtype.element_ty, [STAGES, TILE, BLOCK], _PLAIN)
+    words = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, TILE, BLOCK], _PLAIN)
+    grads = gl.allocate_shared_memory(grad_o.dtype.element_ty, [STAGES, TILE, BLOCK], _PLAIN)
+    shared = ()
+    for _k in gl.static_range(4):
+        shared += (gl.allocate_shared_memory(gl.float32, [GROUPS, BLOCK], _PLAIN),)
+    tiles = (sizes, angles, words, grads)
+    sources = (a + row * a_row, theta + row * theta_row, x + row * x_row, grad_o + row * grad_row)
+    steps: gl.constexpr = (a_step, theta_step, x_step, grad_step)
     for stage in gl.static_range(STAGES - 1):
-        some = (left if stage == 0 else ROWS) if stage < tiles else 0
-        copy(sizes.index(stage), a, a_step, some, first, pairs)
-        copy(angles.index(stage), theta, theta_step, some, first, pairs)
-        copy(words.index(stage), x, x_step, some, first, pairs)
-        copy(grads.index(stage), grad_o, grad_step, some, first, pairs)
-        async_copy.commit_group()
-        a -= ROWS * a_step
-        theta -= ROWS * theta_step
-        x -= ROWS * x_step
-        grad_o -= ROWS * grad_step
-    hr, hi = load_state(entries, here & (tiles > 0))
+        some = (left if stage == 0 else TILE) if stage < count else 0
+        fetch(tiles, sources, steps, last - stage * TILE, stage, some, first, pairs, GROUPS)
+    hr, hi = load_state(entries, here & (group * ROWS < left) & (count > 0))
     slot = 0
-    for back in range(tiles):
-        entries -= 2 * pairs
-        er, ei = load_state(entries, here & (back + 1 < tiles))
+    for back in range(count):
+        entries -= 2 * GROUPS * pairs
+        er, ei = load_state(entries, here & (group >= 0) & (back + 1 < count))
         async_copy.wait_group(STAGES - 2)
         free = slot - 1 if slot > 0 else STAGES - 1
-        some = ROWS if back + STAGES - 1 < tiles else 0
-        copy(sizes.index(free), a, a_step, some, first, pairs)
-        copy(angles.index(free), theta, theta_step, some, first, pairs)
-        copy(words.index(free), x, x_step, some, first, pairs)
-        copy(grads.index(free), grad_o, grad_step, some, first, pairs)
-        async_copy.commit_group()
-        a -= ROWS * a_step
-        theta -= ROWS * theta_step
-        x -= ROWS * x_step
-        grad_o -= ROWS * grad_step
-        cosine, sine = turned(sizes.index(slot), angles.index(slot), real, imaginary, flat)
-        cosines.store(cosine)
-        sines.store(sine)
-        tile = ((real, imaginary), (cosines, sines), words.index(slot), grads.index(slot))
-        outputs = (grad_a, grad_theta, grad_x)
+        some = TILE if back + STAGES - 1 < count else 0
+        fetch(tiles, sources, steps, last - (back + STAGES - 1) * TILE, free, some, first, pairs, GROUPS)
+        tile = (sizes.index(slot), angles.index(slot), words.index(slot), grads.index(slot), shared)
+        given = (grad_a, grad_theta, grad_x, pairs, group)
         if back == 0:
-            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, group, ELEMENT, row_layout, False)
+            cr, ci = retrace(*tile, hr, hi, cr, ci, *given, left, here, ELEMENT, row_layout, False)
         else:
-            cr, ci = retrace(*tile, hr, hi, cr, ci, *outputs, pairs, left, here, group, ELEMENT, row_layout, True)
-        grad_x -= ROWS * pairs
-        grad_a -= ROWS * pairs
-        grad_theta -= ROWS * pairs
+            cr, ci = retrace(*tile, hr, hi, cr, ci, *given, left, here, ELEMENT, row_layout, True)
+        grad_x -= TILE * pairs
+        grad_a -= TILE * pairs
+        grad_theta -= TILE * pairs
         hr, hi = er, ei
         slot = slot + 1 if slot + 1 < STAGES else 0
     store_state(grad_initial + 2 * (sequence * pairs + d), cr, ci, here)

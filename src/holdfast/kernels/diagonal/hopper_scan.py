@@ -41,7 +41,11 @@ class _Run(Run):
 
     def _launch(self, name: str, tensors: tuple[Any, ...], states: tuple[Any, ...], strides: tuple[int, ...]) -> None:
         plan = self.plan
-        how = {"BLOCK": plan["block"], "STAGES": plan["stages"], "num_warps": plan["warps"]}
+        how = {"BLOCK": plan["block"], "GROUPS": plan["groups"], "STAGES": plan["stages"], "num_warps": plan["warps"]}
+        # without a bound, ptxas aims at so few that each load is waited for where it is used
+        how["maxnreg"] = plan["registers"]
+        if name == "forward":
+            how["STEPS"] = plan["steps"]
         if self.pairs:
             from . import hopper_pairs as kernels
             from .triton_pairs import ELEMENTS
@@ -51,8 +55,6 @@ class _Run(Run):
             from . import hopper_channels as kernels
 
             numbers, how["LOG"] = self.channels, self.call.log
-            if name == "forward":
-                how["STEPS"] = plan["steps"]
         grid = (-(-numbers // plan["block"]) * self.pieces,)
         edges = states[:2] if name == "forward" else states[1:3]
         sizes = (self.bounds, self.length, numbers)

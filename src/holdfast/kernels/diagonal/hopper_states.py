@@ -190,4 +190,5 @@ def low_rank_forward(
         copy_chunk(tiles, sources, place + STAGES * heads, slot, keys, values, RANK, first, g + STAGES < count)
         place += heads
         slot = slot + 1 if slot + 1 < STAGES else 0
-    gl.store(final + own, h, mask=here)
+    if final is not None:
+        gl.store(final + own, h, mask=here)

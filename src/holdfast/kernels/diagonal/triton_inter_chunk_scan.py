@@ -35,12 +35,14 @@ class TritonInterChunkScan:
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
 
-    def forward(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V]."""
+    def forward(
+        self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None, keep_final: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V] where it is to be kept."""
         with torch.cuda.device_of(call.states):
             run = self._run(plan, call, cu_seqlens)
             out = torch.empty_like(call.states, memory_format=torch.contiguous_format)
-            return out, run.forward(out)
+            return out, run.forward(out, keep_final)
 
     def backward(
         self,
@@ -56,7 +58,7 @@ class TritonInterChunkScan:
             run = self._run(plan, call, cu_seqlens)
             if history is None:
                 history = torch.empty(call.states.shape, dtype=torch.float32, device=call.states.device)
-                run.forward(history)
+                run.forward(history, keep_final=False)
             return run.backward(history, grad_o, grad_final)
 
     def _run(self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None) -> "Run":
@@ -87,13 +89,14 @@ class Run:
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.call.states.device)
 
-    def forward(self, out: Tensor) -> Tensor:
-        """Fills out with the state after each chunk and returns the final state, a tensor of its own."""
+    def forward(self, out: Tensor, keep_final: bool) -> Tensor | None:
+        """Fills out with the state after each chunk and returns the final state, where it is to be kept: it is a tensor
+        of its own, since out may be rounded."""
         from . import triton_states as kernels
 
         call, plan = self.call, self.plan
-        final = self._empty(self.sequences, self.heads, self.keys, self.values)
-        if not final.numel():
+        final = self._empty(self.sequences, self.heads, self.keys, self.values) if keep_final else None
+        if not all(self.grid):
             return final
         ends = (out, call.initial_state, final)
         blocks = {"SCALAR": self.scalar, "BLOCK_K": plan["block_k"], "BLOCK_V": plan["block_v"]}

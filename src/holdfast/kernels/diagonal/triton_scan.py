@@ -17,8 +17,8 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import diagonal_scan as model
 from holdfast.recurrences.definition import DiagonalCall
 
-# Offsets inside a tile are 32-bit: a tile has 128 steps at most.
-LONGEST_STEP = 2**24
+# Offsets inside a tile are 32-bit: a tile has 256 steps at most.
+LONGEST_STEP = 2**23
 
 # of a, x, theta and the initial state
 Grads = tuple[Tensor, Tensor, Tensor | None, Tensor]

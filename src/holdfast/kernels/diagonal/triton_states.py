@@ -93,7 +93,7 @@ def forward(
     BLOCK_V: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """States o [B, G, H, K, V] after each chunk and the last of each sequence in final [N, H, K, V]."""
+    """States o [B, G, H, K, V] after each chunk and the last of each sequence in final [N, H, K, V], if given."""
     across = tl.cdiv(values, BLOCK_V)
     tile, head, sequence, start, stop = span(bounds, chunks, heads, across * tl.cdiv(keys, BLOCK_K))
     k = tile // across * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -117,7 +117,8 @@ def forward(
             place = (first + j) * heads + head
             h = gain(decays[j], SCALAR) * h + additions[j].to(tl.float32)
             tl.store(o + place * size + element, h.to(o.dtype.element_ty), mask=here & (first + j < stop))
-    tl.store(final + own, h, mask=here)
+    if final is not None:
+        tl.store(final + own, h, mask=here)
 
 
 @triton.jit
@@ -178,7 +179,8 @@ def low_rank_forward(
         h -= product(product(h, right), tl.trans(left))
         h = (scale if SCALAR else scale[None, :]) * h + tl.trans(addition).to(tl.float32)
         tl.store(o + place * size + element, tl.trans(h).to(o.dtype.element_ty), mask=here)
-    tl.store(final + own, tl.trans(h), mask=here)
+    if final is not None:
+        tl.store(final + own, tl.trans(h), mask=here)
 
 
 @triton.jit

@@ -4,8 +4,8 @@ With u the gradient of o, and dS the gradient of the state, carried backward in 
     dS = exp(g_{t+1}) dS + scale q_t u_t^T;  dk_t = beta_t dS v_t;  dv_t = beta_t dS^T k_t.
 
 A block owns a (batch, head) and walks over chunks of 64 tokens like hopper_sweep.py's; hopper_adjoint_products.py
-multiplies. The log decay's and the strength's gradients are of sums over rows, which the warps that multiply leave to
-the one for the gates: hopper_adjoint_gates.py.
+multiplies. The log decay's and the strength's gradients are of sums over rows, which the warps that multiply leave to a
+warp of its own: hopper_adjoint_gates.py.
 """
 
 from holdfast.kernels.common.gluon import (
@@ -16,7 +16,7 @@ from holdfast.kernels.common.gluon import (
     tma_load,
 )
 
-from .hopper_adjoint_gates import gate
+from .hopper_adjoint_gates import gate, sum_up
 from .hopper_adjoint_products import multiply
 from .hopper_gates import (
     CHUNK,
@@ -127,7 +127,8 @@ def adjoint(
     mbarrier.init(restored, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(gated.index(i), count=1)
+        # by weights that are there, and sums that have been read
+        mbarrier.init(gated.index(i), count=2)
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
@@ -189,8 +190,9 @@ def adjoint(
                 ),
             ),
             (_copy, (tiles, sources, loaded, free, place, H, q_group, v_group, first, count, STAGES)),
+            (gate, (places, g_ptr, beta_ptr, g_t, beta_t, length, first, count, scale, STAGES)),
             (
-                gate,
+                sum_up,
                 (
                     places,
                     parts,
@@ -209,7 +211,6 @@ def adjoint(
                     slices,
                     first,
                     count,
-                    scale,
                     TURNED,
                     SAVE,
                     ROUNDING,
@@ -217,9 +218,9 @@ def adjoint(
                 ),
             ),
         ],
-        [1, 1],
-        # the fewest that spill little: eight more take four from each thread that multiplies
-        [40, 56 if dbeta_ptr is None else 64],
+        [1, 1, 1],
+        # of the last the fewest that spill little: eight more take four from each thread that multiplies
+        [40, 40, 56],
     )
 
 

@@ -1,4 +1,6 @@
-"""The gate warp of the adjoint sweep: it weighs chunks, and turns the row sums that come back into dg and dbeta.
+"""Two warps of the adjoint sweep: one weighs chunks, one turns the row sums that come back into dg and dbeta.
+
+Together in one they took as long as a chunk of the warps that multiply.
 
 The log decay's gradient is dg_t = <exp(g_t) S_{t-1}, dS_t>: all pairs of a token written before t and one that reads it
 from t on. Summed apart, each from the side where it is small, so that an error stays with few tokens:
@@ -20,7 +22,26 @@ _LOG_ZERO = gl.constexpr(-149.9)
 
 
 @gluon.jit
-def gate(
+def gate(places, g_ptr, beta_ptr, g_t, beta_t, length, first, count, scale, STAGES: gl.constexpr):
+    """Weighs each chunk when its stage is free."""
+    gates, decays, _, gated, free = places
+    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, length)
+    stage = 0
+    phase = 1
+    for i in range(count):
+        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 2 - i, i + 1 < count, length)
+        mbarrier.wait(free.index(stage), phase)
+        weigh(gates, decays, gated, stage, g, beta, scale, True)
+        g = g_next
+        beta = beta_next
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def sum_up(
     places,
     parts,
     pending,
@@ -38,17 +59,16 @@ def gate(
     slices,
     first,
     count,
-    scale,
     TURNED: gl.constexpr,
     SAVE: gl.constexpr,
     ROUNDING: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Weighs each chunk when its stage is free, and turns the row sums of the chunk that left it into dg and dbeta."""
-    gates, decays, _, gated, free = places
+    """Turns the row sums of each chunk into dg and dbeta when its stage comes back."""
+    _, _, _, gated, free = places
     later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, length)
+    rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
     # <S, dS> at a chunk's end, and the variance of its error, relative to its square
     carry = 0.0
     wait_for_launch()
@@ -58,77 +78,69 @@ def gate(
     doubt = ROUNDING * 1.0
     stage = 0
     phase = 1
-    gathers: gl.constexpr = dg_ptr is not None or dbeta_ptr is not None
-    drain: gl.constexpr = STAGES if gathers else 0
-    for i in range(count + drain):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 2 - i, i + 1 < count, length)
-        if gathers:
-            # of the chunk that leaves: loaded before the wait
-            chunk = first + count - 1 - i + STAGES
-            tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
-            inside = (tokens < length) & (i >= STAGES)
-            gain = gl.zeros([CHUNK], gl.float32, layout)
-            if dg_ptr is not None:
-                for part in range(slices):
-                    gain += gl.load(row_ptr + part * slice_rows + tokens, mask=inside, other=0.0)
-            own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, length)
+    for i in range(count + STAGES):
+        # of the chunk that leaves: loaded before the wait
+        chunk = first + count - 1 - i + STAGES
+        tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
+        inside = (tokens < length) & (i >= STAGES)
+        gain = gl.zeros([CHUNK], gl.float32, layout)
+        if dg_ptr is not None:
+            for part in range(slices):
+                gain += gl.load(row_ptr + part * slice_rows + tokens, mask=inside, other=0.0)
+        own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, length)
         mbarrier.wait(free.index(stage), phase)
-        if gathers:
-            # of a stage that nothing was left in yet, numbers that are not used
-            within_chunk, cross = gather(earlier_parts, stage), gather(cross_parts, stage)
+        # of a stage that nothing was left in yet, numbers that are not used
+        within_chunk, cross = gather(earlier_parts, stage), gather(cross_parts, stage)
+        if dbeta_ptr is not None:
+            own = gather(own_parts, stage)
+        if dg_ptr is not None:
+            pairs = gather(later_parts, stage)
+            states = state_parts.index(stage * 2).load(rows)
+            rounded_states = state_parts.index(stage * 2 + 1).load(rows)
+        # they have been read, so that the chunk that takes the stage may leave its own
+        mbarrier.arrive(gated.index(stage), count=1, pred=i < count)
+        if i >= STAGES:
             if dbeta_ptr is not None:
-                own = gather(own_parts, stage)
+                gl.store(dbeta_ptr + tokens.to(gl.int64) * H, within_chunk + cross + own, mask=inside)
             if dg_ptr is not None:
-                pairs = gather(later_parts, stage)
-        # first, for it is waited for
-        if i < count:
-            weigh(gates, decays, gated, stage, g, beta, scale, True)
-        if gathers:  # noqa: SIM102 - known while compiling
-            if i >= STAGES:
-                if dbeta_ptr is not None:
-                    gl.store(dbeta_ptr + tokens.to(gl.int64) * H, within_chunk + cross + own, mask=inside)
-                if dg_ptr is not None:
-                    pairs -= within_chunk * own_beta
-                    cross *= own_beta
-                    dg = gl.associative_scan(gain + pairs, 0, add, reverse=True)
-                    dg += gl.associative_scan(cross, 0, add) - cross
-                    # what passes the chunk: the sum that is carried on, and that it is about the decay of the whole
-                    decay = gl.exp2(gl.sum(own_g, 0))
-                    expected = carry - gl.sum(cross, 0)
-                    read = gl.sum(gain, 0)
-                    doubted = doubt + ROUNDING
-                    known = decay * decay / (decay * decay + doubted)
-                    # of the next chunk's error, the share that is this one's too
-                    shared = doubt / doubted
-                    doubt = doubted * known
-                    past = expected * known
-                    entry = i - STAGES
-                    slot = (count - 1 - entry) % SAVE
-                    if slot == 0:
-                        rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
-                        seen = gl.sum(state_parts.index(stage * 2).load(rows), 0) - read
-                        if TURNED:
-                            # here the sweep's sums are not of numbers rounded as this kernel's are
-                            past += doubt / (doubt + ROUNDING) * (seen - past)
-                        else:
-                            past = gl.where(decay > 0.0, seen, 0.0)
-                        carry = gl.sum(state_parts.index(stage * 2 + 1).load(rows), 0)
-                        doubt = ROUNDING * 1.0
+                pairs -= within_chunk * own_beta
+                cross *= own_beta
+                dg = gl.associative_scan(gain + pairs, 0, add, reverse=True)
+                dg += gl.associative_scan(cross, 0, add) - cross
+                # what passes the chunk: the sum that is carried on, and that it is about the decay of the whole
+                decay = gl.exp2(gl.sum(own_g, 0))
+                expected = carry - gl.sum(cross, 0)
+                read = gl.sum(gain, 0)
+                doubted = doubt + ROUNDING
+                known = decay * decay / (decay * decay + doubted)
+                # of the next chunk's error, the share that is this one's too
+                shared = doubt / doubted
+                doubt = doubted * known
+                past = expected * known
+                entry = i - STAGES
+                slot = (count - 1 - entry) % SAVE
+                if slot == 0:
+                    seen = gl.sum(states, 0) - read
+                    if TURNED:
+                        # here the sweep's sums are not of numbers rounded as this kernel's are
+                        past += doubt / (doubt + ROUNDING) * (seen - past)
                     else:
-                        carry = read + past
-                    dg = gl.where(own_g < _LOG_ZERO, 0.0, dg + past)
-                    everywhere = gl.full([CHUNK], 1.0, gl.float32, layout)
-                    shares = everywhere * shared
-                    stray = everywhere * (past - expected)
-                    if slot == 0:
-                        gl.store(dg_ptr + tokens.to(gl.int64) * H, dg, mask=inside)
-                        _correct(pending, shares, stray, dg_ptr, tokens, length, H, entry, SAVE)
-                    else:
-                        pending.index(slot * 3 - 3).store(dg)
-                        pending.index(slot * 3 - 2).store(shares)
-                        pending.index(slot * 3 - 1).store(stray)
-        g = g_next
-        beta = beta_next
+                        past = gl.where(decay > 0.0, seen, 0.0)
+                    carry = gl.sum(rounded_states, 0)
+                    doubt = ROUNDING * 1.0
+                else:
+                    carry = read + past
+                dg = gl.where(own_g < _LOG_ZERO, 0.0, dg + past)
+                everywhere = gl.full([CHUNK], 1.0, gl.float32, layout)
+                shares = everywhere * shared
+                stray = everywhere * (past - expected)
+                if slot == 0:
+                    gl.store(dg_ptr + tokens.to(gl.int64) * H, dg, mask=inside)
+                    _correct(pending, shares, stray, dg_ptr, tokens, length, H, entry, SAVE)
+                else:
+                    pending.index(slot * 3 - 3).store(dg)
+                    pending.index(slot * 3 - 2).store(shares)
+                    pending.index(slot * 3 - 1).store(stray)
         stage += 1
         if stage == STAGES:
             stage = 0

@@ -175,6 +175,18 @@ def multiply(
         if SUMS or WEIGHTED:
             kt = k.permute((1, 0)).load(k_layout)
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
+        if SAVE > 0:
+            # every warp is past the products with the state's tile; a saved one comes while the others run
+            barrier()
+            here = (chunk - first) % SAVE == 0
+            entry = (chunk - first) // SAVE
+            mbarrier.expect(restored, saved_desc.block_type.nbytes, pred=here)
+            if dk_ptr is None:
+                entry += gl.program_id(1) * gl.cdiv(span, SAVE)
+                tma_load(saved_desc, [gl.program_id(0), entry, 0, 0], restored, s_tile, pred=here)
+            else:
+                entry += begin // (CHUNK * SAVE) + gl.program_id(0) // H
+                tma_load(saved_desc, [head, entry, 0, 0], restored, s_tile, pred=here)
         dk = dk * read_k[None, :]
         dv = dv * read_v[None, :]
         if SUMS or WEIGHTED:
@@ -205,17 +217,6 @@ def multiply(
             else:
                 tma_store(dk_desc, [batch, begin + chunk * CHUNK, head, 0], dk_tile)
                 tma_store(dv_desc, [batch, begin + chunk * CHUNK, head, 0], dv_tile)
-        if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if (count - 1 - i) % SAVE == 0:
-                # every warp is past the products with the state's tile
-                mbarrier.expect(restored, saved_desc.block_type.nbytes)
-                entry = (count - 1 - i) // SAVE
-                if dk_ptr is None:
-                    entry += gl.program_id(1) * gl.cdiv(span, SAVE)
-                    tma_load(saved_desc, [gl.program_id(0), entry, 0, 0], restored, s_tile)
-                else:
-                    entry += begin // (CHUNK * SAVE) + gl.program_id(0) // H
-                    tma_load(saved_desc, [head, entry, 0, 0], restored, s_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         if SAVE > 0:  # noqa: SIM102 - known while compiling
             if (count - 1 - i) % SAVE == 0:

@@ -12,7 +12,7 @@ from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_matrix import refusal
 
-_UNSERVED = {"decay=vector": "a vector decay", "normalizer": "a normaliser", "varlen": "packed sequences"}
+_UNSERVED = {"decay=vector": "a vector decay", "normalizer": "a normaliser"}
 # tokens that the grid of hopper_delta_prepare.py has room for
 LONGEST = 65535 * model.CHUNK
 
@@ -42,6 +42,7 @@ class HopperDelta:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from holdfast.kernels.common import varlen
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_delta_launch as launch
@@ -50,15 +51,17 @@ class HopperDelta:
         q, k, v = (tileable(x) for x in call[:3])
         batch, length, heads, values = v.shape
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        final = torch.empty(batch, heads, k.shape[3], values, dtype=torch.float32, device=v.device)
+        cu_seqlens = varlen.on_device(cu_seqlens, length, v.device)
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        final = torch.empty(sequences, heads, k.shape[3], values, dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
         start = aligned(call.initial_state)
         gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
-        a = launch.run_prepare(k, heads, gates)
-        if span * TOKENS < length:
+        a = launch.run_prepare(k, heads, gates, cu_seqlens)
+        if cu_seqlens is None and span * TOKENS < length:
             start, _ = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start)
-        launch.run_sweep(q, k, v, a, o, gates, start, final, None, plan["columns"], stages, span)
+        launch.run_sweep(q, k, v, a, o, gates, start, final, None, plan["columns"], stages, span, cu_seqlens)
         return o, final
 
     def backward(
@@ -67,6 +70,6 @@ class HopperDelta:
         from . import hopper_delta_passes, triton_delta_passes
 
         if call.v.shape[3] <= WIDEST:
-            return hopper_delta_passes.backward(plan, call, grad_o, grad_final)
+            return hopper_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)
         with torch.cuda.device_of(call.v):
             return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)

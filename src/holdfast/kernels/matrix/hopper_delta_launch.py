@@ -9,31 +9,45 @@ from holdfast.kernels.common.gluon_launch import launch, tiles
 from .hopper_delta_compose import compose
 from .hopper_delta_prepare import prepare
 from .hopper_delta_sweep import COLUMNS, delta_sweep
-from .hopper_launch import LAYOUT, TOKENS, Gates, width_of
+from .hopper_launch import LAYOUT, TOKENS, Gates, kind, width_of
 
-# of a preparing warp: nothing spills, and shared memory decides how many fit on a multiprocessor
-REGISTERS = 152
+# of a preparing warp: next to nothing spills, and a dozen of them fit on a multiprocessor
+REGISTERS = 168
 # columns of the state that one program carries over the segments
 COMPOSED = 16
 
 
-def run_prepare(k: Tensor, heads: int, gates: Gates) -> Tensor:
-    """A of every chunk, transposed, [B * H, chunks, 64, 64] in k's dtype, of k [B, T, *, K]."""
+def chunks_of(length: int, cu_seqlens: Tensor | None) -> int:
+    """How many chunks there is room for in what is kept of each: packed sequences have spare ones between them."""
+    if cu_seqlens is None:
+        return -(-length // TOKENS)
+    return length // TOKENS + cu_seqlens.shape[0] - 1
+
+
+def run_prepare(k: Tensor, heads: int, gates: Gates, cu_seqlens: Tensor | None = None) -> Tensor:
+    """A of every chunk, transposed, [B * H, chunks, 64, 64] in k's dtype, of k [B, T, *, K].
+
+    cu_seqlens [N + 1]: where packed sequences begin and end, with B = 1.
+    """
     batch, length, own_heads, keys = k.shape
-    chunks = -(-length // TOKENS)
+    chunks = chunks_of(length, cu_seqlens)
     a = torch.empty(batch * heads, chunks, TOKENS, TOKENS, dtype=k.dtype, device=k.device)
     arguments = (
         tiles(k, [1, TOKENS, 1, 64], LAYOUT),
         gates.g,
         gates.beta,
-        a,
+        tiles(a, [1, 1, TOKENS, TOKENS], LAYOUT),
+        cu_seqlens,
+        0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
         length,
         heads,
         heads // own_heads,
         *gates.strides(),
     )
     constants = {"HALVES": width_of(keys) // 64}
-    launch(prepare, (batch * heads, chunks, 1), arguments, constants, 1, (*gates.types(), k.dtype), REGISTERS)
+    types = (*gates.types(), k.dtype, kind(cu_seqlens))
+    grid = (batch * heads, chunks, 1) if cu_seqlens is None else (heads * chunks, 1, 1)
+    launch(prepare, grid, arguments, constants, 1, types, REGISTERS)
     return a
 
 
@@ -50,12 +64,14 @@ def run_sweep(
     columns: int,
     stages: int,
     span: int,
+    cu_seqlens: Tensor | None = None,
 ) -> None:
     """One launch of `delta_sweep`: out [B, T, H, V] of q, k [B, T, *, K], v [B, T, H, V] and what run_prepare made.
 
     start, end, transition: float32 states [B, segments, H, K, V], and [B, segments, H, K, K], of segments of `span`
     chunks. columns: of v a block, 64 or 128. stages: chunks in flight. Without q and out only states are found, of all
-    segments but the last; with them, end [B, H, K, V] is the state after that.
+    segments but the last; with them, end [B, H, K, V] is the state after that. cu_seqlens [N + 1]: where packed
+    sequences begin and end, none of them in segments; out is then contiguous.
     """
     batch, length, heads, values = v.shape
     keys = k.shape[3]
@@ -74,6 +90,8 @@ def run_sweep(
         start,
         end,
         transition,
+        cu_seqlens,
+        None if cu_seqlens is None else out,
         length,
         heads,
         heads // k.shape[2],
@@ -82,9 +100,13 @@ def run_sweep(
         gates.scale,
     )
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // column, "STAGES": stages}
-    types = (*gates.types(), k.dtype, wide, q is None, start is None, end is None, transition is None)
-    segments = -(-length // (span * TOKENS)) - (0 if q is not None else 1)
-    launch(delta_sweep, (batch * heads, slices, segments), arguments, constants, 4, types)
+    types = (*gates.types(), k.dtype, wide, q is None, start is None, end is None, transition is None, kind(cu_seqlens))
+    sequences, segments = batch, -(-length // (span * TOKENS)) - (0 if q is not None else 1)
+    if cu_seqlens is not None:
+        sequences, segments = cu_seqlens.shape[0] - 1, 1
+    # it waits for the inverses alone: states of segments have to be there before it starts
+    overlaps = start is None or segments == 1
+    launch(delta_sweep, (sequences * heads, slices, segments), arguments, constants, 4, types, None, overlaps)
 
 
 def entering(

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common import varlen
 from holdfast.kernels.common.gluon_launch import aligned, launch, tiles
 from holdfast.planner import Plan
-from holdfast.planner.models.matrix_hopper_delta_gradients import REGISTERS
 from holdfast.recurrences.definition import MatrixCall
 
-from .hopper_delta_gradients import delta_gradients
-from .hopper_delta_launch import entering, run_compose, run_prepare
+from .hopper_delta_adjoint import delta_adjoint
+from .hopper_delta_launch import chunks_of, entering, run_compose, run_prepare
 from .hopper_delta_reverse import delta_reverse
 from .hopper_delta_states import delta_states
 from .hopper_delta_sweep import COLUMNS
-from .hopper_launch import LAYOUT, TOKENS, Gates, tileable, ungroup, width_of
+from .hopper_launch import LAYOUT, TOKENS, Gates, kind, tileable, ungroup, width_of
 
 HALF = COLUMNS.value
 
@@ -44,9 +44,8 @@ class Kept:
         low, high = dq.view(dtype).chunk(2, -1)
         return Kept(low, high)
 
-    def tiles(self) -> tuple:
-        block = [1, TOKENS, 1, width_of(self.low.shape[3])]
-        return tuple(tiles(x, block, LAYOUT) for x in (self.low, self.high))
+    def tiles(self, columns: int) -> tuple:
+        return tuple(tiles(x, [1, TOKENS, 1, columns], LAYOUT) for x in (self.low, self.high))
 
 
 def _rows(x: Tensor) -> object:
@@ -54,7 +53,8 @@ def _rows(x: Tensor) -> object:
     return tiles(x, [1, TOKENS, 1, HALF], LAYOUT)
 
 
-def _keys(x: Tensor) -> object:
+def _whole(x: Tensor) -> object:
+    """Tiles of 64 tokens and all columns."""
     return tiles(x, [1, TOKENS, 1, width_of(x.shape[3])], LAYOUT)
 
 
@@ -63,51 +63,48 @@ def _inverse(a: Tensor) -> object:
 
 
 def run_states(
-    k: Tensor, v: Tensor, a: Tensor, u: Tensor, kept: Kept, gates: Gates, start: Tensor | None, plan: Plan
-) -> None:
+    k: Tensor, v: Tensor, a: Tensor, u: Tensor, kept: Kept, gates: Gates, start: Tensor | None, plan: Plan,
+    cu_seqlens: Tensor | None = None,
+) -> None:  # fmt: skip
     """One launch of `delta_states`: u [B, T, H, V] and the states of every chunk.
 
-    start: the states before the segments of plan["span"] chunks, float32 [B, segments, H, K, V], or None.
+    start: the states before the segments of plan["span"] chunks, float32 [B, segments, H, K, V], or None. cu_seqlens
+    [N + 1]: where packed sequences begin and end; u is then [1, chunks * 64, H, V].
     """
     batch, length, heads, values = v.shape
     keys = k.shape[3]
     consumers = plan["columns"] // HALF
     arguments = (
-        _keys(k), _rows(v), _inverse(a), _rows(u), *kept.tiles(), gates.g, gates.beta, start,
+        _whole(k), _rows(v), _inverse(a), _rows(u), *kept.tiles(width_of(keys)), gates.g, gates.beta, start, cu_seqlens,
         length, heads, heads // k.shape[2], *gates.strides(), plan["span"],
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": consumers, "STAGES": plan["stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), start is None)
-    grid = (batch * heads, -(-values // plan["columns"]), -(-length // (plan["span"] * TOKENS)))
-    launch(delta_states, grid, arguments, constants, 4, types)
+    types = (*gates.types(), k.dtype, width_of(keys), start is None, kind(cu_seqlens))
+    sequences, segments = batch, -(-length // (plan["span"] * TOKENS))
+    if cu_seqlens is not None:
+        sequences, segments = cu_seqlens.shape[0] - 1, 1
+    grid = (sequences * heads, -(-values // plan["columns"]), segments)
+    overlaps = start is None or grid[2] == 1
+    launch(delta_states, grid, arguments, constants, 4, types, None, overlaps)
 
 
 def run_reverse(
-    q: Tensor, k: Tensor, do: Tensor, a: Tensor, y: Tensor | None, kept: Kept | None, gates: Gates,
-    start: Tensor | None, end: Tensor | None, part: tuple[int, int], columns: int, plan: Plan,
-) -> None:  # fmt: skip
-    """One launch of `delta_reverse` over a part of the sequence: its first chunk, and how many.
+    q: Tensor, k: Tensor, do: Tensor, a: Tensor, gates: Gates, last: Tensor | None, local: Tensor, plan: Plan
+) -> None:
+    """One launch of `delta_reverse`: local, float32 [B, segments - 1, H, K, V].
 
-    start: dS after the part, float32 [B, H, K, V], or after each of the sequence's segments of plan["span"] chunks,
-    [B, segments, H, K, V]; end: dS before the part, [B, H, K, V]. Without y and kept the part is the whole sequence,
-    and end what its segments but the first add to dS, [B, segments - 1, H, K, V].
+    last: dS after the sequence, [B, H, K, V], or None for 0.
     """
     batch, length, heads, values = do.shape
-    keys, lowest, count = k.shape[3], *part
-    span = plan["span"]
-    segments = start.shape[1] if start is not None and start.dim() == 5 else 1
-    if kept is None:
-        places, blocks = (None, None, None), end.shape[1]
-    else:
-        places, blocks = (_rows(y), *kept.tiles()), -(-count // span)
+    keys, columns = k.shape[3], plan["state_columns"]
     arguments = (
-        _keys(q), _keys(k), _rows(do), _inverse(a), *places, gates.g, gates.beta, start, end,
-        length, heads, heads // k.shape[2], *gates.strides(), *part, span, lowest // span if segments > 1 else 0,
-        segments, gates.scale,
+        _whole(q), _whole(k), _rows(do), _inverse(a), gates.g, gates.beta, last, local,
+        length, heads, heads // k.shape[2], *gates.strides(), plan["span"], gates.scale,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // HALF, "STAGES": plan["reverse_stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), kept is None, start is None, end is None)
-    launch(delta_reverse, (batch * heads, -(-values // columns), blocks), arguments, constants, 4, types)
+    types = (*gates.types(), k.dtype, width_of(keys), last is None)
+    grid = (batch * heads, -(-values // columns), local.shape[1])
+    launch(delta_reverse, grid, arguments, constants, 4, types)
 
 
 def entering_back(
@@ -117,43 +114,53 @@ def entering_back(
 
     transition: as `entering` returns it. last: dS after all, or None for 0.
     """
-    batch, length, heads, values = do.shape
+    batch, _, heads, values = do.shape
     local = transition.new_empty(batch, transition.shape[1], heads, k.shape[3], values)
-    whole = (0, -(-length // TOKENS))
-    run_reverse(q, k, do, a, None, None, gates, last, local, whole, plan["state_columns"], plan)
+    run_reverse(q, k, do, a, gates, last, local, plan)
     return run_compose(local, transition, last, True)
 
 
-def run_gradients(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, u: Tensor, y: Tensor, states: Kept, after: Kept,
-    grads: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], gates: Gates, part: tuple[int, int], warps: int,
+def run_adjoint(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, u: Tensor, states: Kept, gates: Gates,
+    start: Tensor | None, end: Tensor | None, grads: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    span: int, cu_seqlens: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """One launch of `delta_gradients` over a part of the sequence. grads: dq, dk, dv, dg, dbeta."""
+    """One launch of `delta_adjoint`. grads: dq, dk, dv, dg, dbeta.
+
+    start: dS after each segment of `span` chunks, float32 [B, segments, H, K, V], or None for 0; end: dS before the
+    sequence, [B, H, K, V], or None. cu_seqlens [N + 1]: where packed sequences begin and end; start and end are then
+    [N, H, K, V], and u is [1, chunks * 64, H, V].
+    """
     batch, length, heads, values = v.shape
     keys = k.shape[3]
     dq, dk, dv, dg, dbeta = grads
     parts = dq.dtype == torch.float32
-    outputs = (None, None) if parts else (_keys(dq), _keys(dk))
+    outputs = (None, None) if parts else (_whole(dq), _whole(dk))
+    low, high = states.tiles(HALF)
     arguments = (
-        _keys(q), _keys(k), _rows(do), _rows(u), _rows(y), *states.tiles(), *after.tiles(), *outputs, _rows(dv),
-        gates.g, gates.beta, v, after.low, after.high, dq, dk, dv, dg, dbeta,
-        length, heads, heads // k.shape[2], *gates.strides(), *(x // 8 for x in v.stride()[:3]),
-        after.low.shape[1] // TOKENS, part[0], gates.scale,
+        _whole(q), _whole(k), _whole(do), _inverse(a), _whole(u), low, high, *outputs, _whole(dv),
+        gates.g, gates.beta, v, start, end, dq, dk, dv, dg, dbeta, cu_seqlens,
+        length, heads, heads // k.shape[2], *gates.strides(), *(x // 8 for x in v.stride()[:3]), span, gates.scale,
     )  # fmt: skip
-    halves = width_of(values) // HALF
-    constants = {"KEYS": keys, "VALUES": values, "HALVES": halves}
+    constants = {"KEYS": keys, "VALUES": values}
     wide = tuple(stride < 2**31 for stride in v.stride()[:3])
-    types = (*gates.types(), k.dtype, width_of(keys), parts, dg is None, dbeta is None, *wide)
-    launch(delta_gradients, (batch * heads, part[1], 1), arguments, constants, warps, types, REGISTERS[warps])
+    optional = (start is None, end is None, dg is None, dbeta is None)
+    types = (*gates.types(), k.dtype, width_of(keys), width_of(values), parts, *optional, *wide, kind(cu_seqlens))
+    sequences, segments = batch, -(-length // (span * TOKENS))
+    if cu_seqlens is not None:
+        sequences, segments = cu_seqlens.shape[0] - 1, 1
+    grid = (sequences * heads, segments, 1)
+    launch(delta_adjoint, grid, arguments, constants, width_of(values) // 16, types)
 
 
 def backward(
-    plan: Plan, call: MatrixCall, grad_o: Tensor | None, grad_final: Tensor | None
+    plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Gradients of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state if it is given."""
     q, k, v = (tileable(x) for x in call[:3])
     batch, length, heads, values = v.shape
     gates = Gates(call.g, call.beta, call.scale)
+    cu_seqlens = varlen.on_device(cu_seqlens, length, v.device)
     grad_state = None
     if call.initial_state is not None:
         grad_state = torch.empty_like(call.initial_state, memory_format=torch.contiguous_format)
@@ -180,34 +187,19 @@ def backward(
     # heads of a group are added in float32: rounded first, their errors would be too
     dq, dk = (k.new_empty(per_head, dtype=torch.float32) if grouped else grads[name] for name in "qk")
 
-    a = run_prepare(k, heads, gates)
-    chunks = -(-length // TOKENS)
+    a = run_prepare(k, heads, gates, cu_seqlens)
+    chunks = chunks_of(length, cu_seqlens)
     # whole chunks' states fit where their gradients of q and k will be, and U where v's will be
-    states = Kept.within(dq, dk, k.dtype) if length % TOKENS == 0 else Kept.of(k, chunks, heads, values)
-    span, window = plan["span"], -(-chunks // plan["windows"])
-    first, carry = aligned(grad_final), grad_state
-    if span < chunks:
-        window = -(-window // span) * span
+    is_whole = cu_seqlens is None and length % TOKENS == 0
+    states = Kept.within(dq, dk, k.dtype) if is_whole else Kept.of(k, chunks, heads, values)
+    u = grads["v"] if cu_seqlens is None else v.new_empty(1, chunks * TOKENS, heads, values)
+    span, last = plan["span"], aligned(grad_final)
+    if cu_seqlens is None and span < chunks:
         start, transition = entering(k, v, a, gates, plan["state_columns"], plan["stages"], span, start)
-        first = entering_back(q, k, do, a, transition, gates, first, plan)
-    elif chunks > window:
-        if carry is None:
-            carry = v.new_empty(batch, heads, k.shape[3], values, dtype=torch.float32)
-        if first is None:
-            # zeros, so that every window runs the same compiled kernel
-            first = carry.zero_()
-    run_states(k, v, a, grads["v"], states, gates, start, plan)
-
-    y = v.new_empty(batch, window * TOKENS, heads, values)
-    after = Kept.of(k, window, heads, values)
-    warps = plan["grad_warps"]
-    # the last window first; the one at the sequence's end may be shorter
-    for lowest in reversed(range(0, chunks, window)):
-        part = (lowest, min(window, chunks - lowest))
-        run_reverse(q, k, do, a, y, after, gates, first, carry, part, plan["columns"], plan)
-        run_gradients(q, k, v, do, grads["v"], y, states, after, (dq, dk, grads["v"], dg, dbeta), gates, part, warps)
-        if span >= chunks:
-            first = carry
+        last = entering_back(q, k, do, a, transition, gates, last, plan)
+    run_states(k, v, a, u, states, gates, start, plan, cu_seqlens)
+    found = (dq, dk, grads["v"], dg, dbeta)
+    run_adjoint(q, k, v, do, a, u, states, gates, last, grad_state, found, span, cu_seqlens)
     for name, found in (("g", dg), ("beta", dbeta)):
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)

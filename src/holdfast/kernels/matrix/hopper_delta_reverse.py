@@ -1,11 +1,9 @@
-"""The delta rule's sweep back through a sequence on Hopper: the gradient of the state, in registers throughout.
+"""The delta rule's state gradients on Hopper: what each segment of a sequence adds to that of the state before it.
 
 A block owns a (batch, head, 64 or 128 of v's columns) and walks over chunks from the last to the first, with P scores
 and their decay, dS' the gradient of the state that leaves a chunk, all transposed as in hopper_delta_sweep.py:
     dU^T = dO^T P + (dS'^T K^T) * write;  Y^T = dU^T + dU^T A;
     dS^T = decay dS'^T + (dO^T * scale read) Q - (Y^T * read beta) K.
-It keeps what the gradients need of each chunk: dS' rounded, and Y times beta, which is v's gradient. Where beta says
-little or nothing of Y (WEAK), it keeps Y itself.
 """
 
 from holdfast.kernels.common.gluon import (
@@ -15,18 +13,12 @@ from holdfast.kernels.common.gluon import (
     gluon,
     mbarrier,
     tma_load,
-    tma_store,
-    tma_store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from .hopper_delta_states import keep_state
 from .hopper_delta_sweep import COLUMNS, _score
 from .hopper_gates import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, add, load_gates, of_head, of_segment
-
-# strengths up to it are weak
-WEAK = gl.constexpr(0.01)
 
 
 @gluon.jit(
@@ -40,11 +32,7 @@ WEAK = gl.constexpr(0.01)
         "beta_b",
         "beta_t",
         "beta_h",
-        "chunk0",
-        "count",
         "span",
-        "segment0",
-        "segments",
     ],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr"],
 )
@@ -53,9 +41,6 @@ def delta_reverse(
     k_desc,
     do_desc,
     a_desc,
-    y_desc,
-    low_desc,
-    high_desc,
     g_ptr,
     beta_ptr,
     start_ptr,
@@ -69,26 +54,18 @@ def delta_reverse(
     beta_b,
     beta_t,
     beta_h,
-    chunk0,
-    count,
     span,
-    segment0,
-    segments,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments), over `count` chunks from chunk0 on.
+    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments of `span` chunks but the first).
 
     q, k: [B, T, H / qk_group, KEYS], do: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of do 64.
-    a: of hopper_delta_prepare.py. y [B, count * 64, H, VALUES]; low, high: [B, count * 64, H, KEYS], as delta_states
-    keeps the states. These chunks are segments of `span`, of the sequence's `segments` those from segment0 on. start:
-    dS after each of the sequence's segments, float32 [B, segments, H, KEYS, VALUES], end: dS before the first of these
-    chunks, [B, H, KEYS, VALUES], or None. With y, low and high None the segments are all of the sequence's but the
-    first, start is dS after the sequence, and end [B, segments - 1, H, KEYS, VALUES] is what is dS before each if that
-    after it is 0, but after the last start.
+    a: of hopper_delta_prepare.py. start: dS after the sequence, float32 [B, H, KEYS, VALUES], or None. end: what is dS
+    before each segment if that after it is 0, but after the last start, [B, segments - 1, H, KEYS, VALUES].
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
@@ -98,16 +75,7 @@ def delta_reverse(
     do_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, 1, CHUNK, 1, COLUMNS], do_desc.layout)
     a_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
     p_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
-    if y_desc is None:
-        y_tiles: gl.constexpr = None
-        s_tiles: gl.constexpr = None
-        before = (gl.program_id(2) + 1) * span
-    else:
-        y_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, CHUNK, 1, COLUMNS], y_desc.layout)
-        s_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, COLUMNS, 1, K], low_desc.layout)
-        before = gl.program_id(2) * span
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
-    factors = gl.allocate_shared_memory(gl.float32, [STAGES, CHUNK], plain)
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -126,18 +94,18 @@ def delta_reverse(
         beta_ptr += of_head(H, beta_b, beta_h)
     tiles = (q_tiles, k_tiles, do_tiles, a_tiles, p_tiles)
     sources = (q_desc, k_desc, do_desc, a_desc)
-    kept = (y_tiles, s_tiles, y_desc, low_desc, high_desc)
     places = (gates, decays, loaded, gated, scored, free)
-    ends = (start_ptr, end_ptr, before, segment0, segments)
-    numbers = (H, chunk0 + before, gl.minimum(span, count - before), scale)
+    chunk0 = (gl.program_id(2) + 1) * span
+    numbers = (H, chunk0, gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0), scale, None)
+    ends = (start_ptr, end_ptr)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_walk_back, (tiles, kept, places, factors, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (_walk_back, (tiles, kept, places, factors, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
+                (_walk_back, (tiles, places, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                (_walk_back, (tiles, places, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
                 (_score, (tiles, places, numbers, STAGES)),
                 (_copy_back, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                (_gate_back, (places, factors, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (_gate_back, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
             [4, 4, 1, 1],
             [208, 56, 40, 40],
@@ -145,10 +113,10 @@ def delta_reverse(
     else:
         gl.warp_specialize(
             [
-                (_walk_back, (tiles, kept, places, factors, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                (_walk_back, (tiles, places, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                 (_score, (tiles, places, numbers, STAGES)),
                 (_copy_back, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                (_gate_back, (places, factors, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (_gate_back, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
             [4, 1, 1],
             [88, 40, 40],
@@ -160,7 +128,7 @@ def _copy_back(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.co
     """Keeps STAGES chunks of q, k, do and A on their way into shared memory."""
     q_tiles, k_tiles, do_tiles, a_tiles, _ = tiles
     q_desc, k_desc, do_desc, a_desc = sources
-    H, chunk0, count, _ = numbers
+    H, chunk0, count, _, _ = numbers
     width: gl.constexpr = (
         2 * k_desc.block_type.nbytes + CONSUMERS * do_desc.block_type.nbytes + a_desc.block_type.nbytes
     )
@@ -188,14 +156,14 @@ def _copy_back(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.co
 
 
 @gluon.jit
-def _gate_back(places, factors, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES: gl.constexpr):
+def _gate_back(places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES: gl.constexpr):
     """Weighs each chunk when its stage is free.
 
     READ: scale times the decay to each token; WRITE: the decay from it to the end; STRENGTH: what Y is multiplied with
-    on its way to dS; factors: what it is kept times.
+    on its way to dS.
     """
     gates, decays, _, gated, _, free = places
-    _, chunk0, count, scale = numbers
+    _, chunk0, count, scale, _ = numbers
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     stage = 0
     phase = 1
@@ -211,8 +179,6 @@ def _gate_back(places, factors, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES
         gates.index(stage * VECTORS + READ).store(read * scale)
         gates.index(stage * VECTORS + WRITE).store(gl.exp2(whole - total))
         gates.index(stage * VECTORS + STRENGTH).store(beta * read * -1.0)
-        is_weak = (beta <= WEAK) & (beta >= -WEAK)
-        factors.index(stage).store(gl.where(is_weak, 1.0, beta))
         decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(whole))
         barrier()
         mbarrier.arrive(gated.index(stage), count=1)
@@ -227,9 +193,7 @@ def _gate_back(places, factors, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES
 @gluon.jit
 def _walk_back(
     tiles,
-    kept,
     places,
-    factors,
     ends,
     numbers,
     KEYS: gl.constexpr,
@@ -240,11 +204,9 @@ def _walk_back(
 ):
     """The gradient of the state's 64 columns of v from the last chunk to the first."""
     q_tiles, k_tiles, do_tiles, a_tiles, p_tiles = tiles
-    y_tiles, s_tiles, y_desc, low_desc, high_desc = kept
     gates, decays, loaded, gated, scored, free = places
-    start_ptr, end_ptr, before, segment0, segments = ends
-    H, _, count, _ = numbers
-    keeps: gl.constexpr = y_desc is not None
+    start_ptr, end_ptr = ends
+    H, _, count, _, _ = numbers
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
@@ -252,8 +214,6 @@ def _walk_back(
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
 
-    batch = gl.program_id(0) // H
-    head = gl.program_id(0) % H
     column = (gl.program_id(1) * CONSUMERS + CONSUMER) * COLUMNS
     rows = column + gl.arange(0, COLUMNS, gl.SliceLayout(1, s_layout))
     keys = gl.arange(0, K, gl.SliceLayout(0, s_layout))
@@ -261,27 +221,16 @@ def _walk_back(
         state = gl.zeros([COLUMNS, K], gl.float32, s_layout)
     else:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        if keeps:
-            place = (batch.to(gl.int64) * segments + segment0 + gl.program_id(2)) * H + head
-        else:
-            place = gl.program_id(0).to(gl.int64)
-            inside = inside & (gl.program_id(2) == gl.num_programs(2) - 1)
+        inside = inside & (gl.program_id(2) == gl.num_programs(2) - 1)
+        place = gl.program_id(0).to(gl.int64)
         at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         state = gl.load(start_ptr + at, mask=inside, other=0.0)
-    rounded = state.to(dtype)
-    held = gl.convert_layout(rounded, s_operand)
+    held = gl.convert_layout(state.to(dtype), s_operand)
     held = warpgroup_mma_wait(0, deps=(held,))
-    if keeps:
-        y_tile = y_tiles.index(CONSUMER)
-        s_tile = s_tiles.index(CONSUMER)
-        s_tile.reshape([COLUMNS, K]).store(rounded)
-        fence_async_shared()
-        barrier()
-        keep_state(s_tile, low_desc, high_desc, batch, (before + count - 1) * CHUNK, head, column)
 
     stage = 0
     phase = 0
-    for i in range(count):
+    for _ in range(count):
         mbarrier.wait(loaded.index(stage), phase)
         mbarrier.wait(gated.index(stage), phase)
         mbarrier.wait(scored.index(stage), phase)
@@ -310,26 +259,12 @@ def _walk_back(
         taken = gl.convert_layout((y * strength[None, :]).to(dtype), s_operand)
         state, written, taken = warpgroup_mma_wait(0, deps=(state, written, taken))
         state = warpgroup_mma(taken, k, state, is_async=True)
-        if keeps:
-            factor = factors.index(stage).load(gl.SliceLayout(0, layout))
-            # the last chunk's tiles are on their way before this one's take their place
-            tma_store_wait(0)
-            barrier()
-            y_tile.reshape([CHUNK, COLUMNS]).permute((1, 0)).store((y * factor[None, :]).to(dtype))
         state, taken = warpgroup_mma_wait(0, deps=(state, taken))
-        rounded = state.to(dtype)
-        if keeps:
-            s_tile.reshape([COLUMNS, K]).store(rounded)
-        held = gl.convert_layout(rounded, s_operand)
+        held = gl.convert_layout(state.to(dtype), s_operand)
         held = warpgroup_mma_wait(0, deps=(held,))
         fence_async_shared()
         barrier()
         mbarrier.arrive(free.index(stage), count=1)
-        if keeps:
-            row = (before + count - 1 - i) * CHUNK
-            tma_store(y_desc, [batch, row, head, column], y_tile)
-            if i + 1 < count:
-                keep_state(s_tile, low_desc, high_desc, batch, row - CHUNK, head, column)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -337,14 +272,6 @@ def _walk_back(
 
     # addresses are computed again: kept from the start, they would take as many registers as the state
     rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
-    if end_ptr is not None:
-        inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        if keeps:
-            place = gl.program_id(0).to(gl.int64)
-            inside = inside & (gl.program_id(2) == 0)
-        else:
-            place = of_segment(H, 2)
-        at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
-        gl.store(end_ptr + at, state, mask=inside)
-    if keeps:
-        tma_store_wait(0)
+    inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
+    at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+    gl.store(end_ptr + at, state, mask=inside)

@@ -17,14 +17,15 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
+from .hopper_delta_packed import of_sequence, of_tokens, place_of
 from .hopper_delta_prepare import parts
 from .hopper_delta_sweep import COLUMNS, _copy, _gate
-from .hopper_gates import CHUNK, READ, STRENGTH, VECTORS, WRITE, of_head, of_segment
+from .hopper_gates import CHUNK, READ, STRENGTH, VECTORS, WRITE, of_segment
 
 
 @gluon.jit(
     do_not_specialize=["T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "cu_ptr"],
 )
 def delta_states(
     k_desc,
@@ -36,6 +37,7 @@ def delta_states(
     g_ptr,
     beta_ptr,
     start_ptr,
+    cu_ptr,
     T,
     H,
     k_group,
@@ -51,8 +53,9 @@ def delta_states(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments of `span` chunks).
+    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments of `span` chunks), or (N * H, slices, 1).
 
+    cu: as of delta_sweep. Of packed sequences u is kept in whole chunks as well, [1, chunks * 64, H, VALUES].
     k: [B, T, H / k_group, KEYS], v, u: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and u 64.
     a: of hopper_delta_prepare.py, by a descriptor of blocks [1, 1, 64, 64]. start: state before each segment,
     float32 [B, segments, H, KEYS, VALUES], or None. low, high: [B, chunks * 64, H, KEYS] by descriptors of blocks
@@ -67,26 +70,33 @@ def delta_states(
     s_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, COLUMNS, 1, K], low_desc.layout)
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(loaded.index(i), count=1)
         mbarrier.init(gated.index(i), count=1)
         mbarrier.init(free.index(i), count=CONSUMERS)
+    mbarrier.init(loaded.index(STAGES), count=1)
     fence_async_shared()
 
+    if cu_ptr is None:
+        aside: gl.constexpr = None
+        chunk0 = gl.program_id(2) * span
+        count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+    else:
+        chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        aside = (shift, T)
+        count = gl.cdiv(T, CHUNK) - chunk0
     if g_ptr is not None:
-        g_ptr += of_head(H, g_b, g_h)
+        g_ptr += of_tokens(aside, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_head(H, beta_b, beta_h)
-    chunk0 = gl.program_id(2) * span
-    count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+        beta_ptr += of_tokens(aside, H, beta_b, beta_t, beta_h)
     tiles = (None, k_tiles, v_tiles, a_tiles, None)
     sources = (None, k_desc, v_desc, a_desc)
     kept = (u_tiles, s_tiles, u_desc, low_desc, high_desc)
     places = (gates, decays, loaded, gated, None, free)
-    numbers = (H, chunk0, count, 1.0)
+    numbers = (H, chunk0, count, 1.0, aside)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
@@ -143,7 +153,7 @@ def _walk(
     _, k_tiles, v_tiles, a_tiles, _ = tiles
     u_tiles, s_tiles, u_desc, low_desc, high_desc = kept
     gates, decays, loaded, gated, _, free = places
-    H, chunk0, count, _ = numbers
+    H, chunk0, count, _, aside = numbers
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
@@ -151,7 +161,7 @@ def _walk(
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
 
-    batch = gl.program_id(0) // H
+    batch, _ = place_of(aside, chunk0, H)
     head = gl.program_id(0) % H
     column = (gl.program_id(1) * CONSUMERS + CONSUMER) * COLUMNS
     if start_ptr is None:

@@ -11,6 +11,7 @@ in registers to be the next one's operand, and the state S^T never leaves them:
 E stays in float32, since its rounding would be the same for every write of a strength.
 """
 
+# ruff: noqa: RUF005 - Gluon does not compile starred expressions
 from holdfast.kernels.common.gluon import (
     barrier,
     fence_async_shared,
@@ -24,7 +25,20 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_gates import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, add, load_gates, of_head, of_segment
+from .hopper_delta_packed import clear_cut, of_sequence, of_tokens, place_of
+from .hopper_gates import (
+    CHUNK,
+    READ,
+    STRENGTH,
+    TOTAL,
+    VECTORS,
+    WRITE,
+    add,
+    load_gates,
+    of_segment,
+    store_rows,
+    wait_for_launch,
+)
 
 # columns of v that four warps work on
 COLUMNS = gl.constexpr(64)
@@ -32,7 +46,7 @@ COLUMNS = gl.constexpr(64)
 
 @gluon.jit(
     do_not_specialize=["T", "H", "qk_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr", "transition_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr", "transition_ptr", "cu_ptr"],
 )
 def delta_sweep(
     k_desc,
@@ -45,6 +59,8 @@ def delta_sweep(
     start_ptr,
     end_ptr,
     transition_ptr,
+    cu_ptr,
+    o_ptr,
     T,
     H,
     qk_group,
@@ -61,8 +77,10 @@ def delta_sweep(
     CONSUMERS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices, segments of `span` chunks).
+    """Grid (B * H, slices, segments of `span` chunks), or (N * H, slices, 1) of packed sequences.
 
+    cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that end in
+    another sequence, and a: [H, T // 64 + N, 64, 64], sequence n's chunks from begin // 64 + n on.
     q, k: [B, T, H / qk_group, KEYS], v, o: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and o
     64; q and o both None where only states are wanted. a: [B * H, chunks, 64, 64] by a descriptor of blocks
     [1, 1, 64, 64]. start: state before each segment, float32 [B, segments, H, KEYS, VALUES], or None. end: the state
@@ -77,7 +95,8 @@ def delta_sweep(
     a_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # one more than stages: of a chunk that ends in another sequence, before it is ready
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -96,25 +115,33 @@ def delta_sweep(
         mbarrier.init(gated.index(i), count=1)
         mbarrier.init(scored.index(i), count=1)
         mbarrier.init(free.index(i), count=readers)
+    mbarrier.init(loaded.index(STAGES), count=1)
     fence_async_shared()
 
+    if cu_ptr is None:
+        aside: gl.constexpr = None
+        chunk0 = gl.program_id(2) * span
+        count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+    else:
+        chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        aside = (shift, T)
+        count = gl.cdiv(T, CHUNK) - chunk0
     if g_ptr is not None:
-        g_ptr += of_head(H, g_b, g_h)
+        g_ptr += of_tokens(aside, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_head(H, beta_b, beta_h)
-    chunk0 = gl.program_id(2) * span
-    count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+        beta_ptr += of_tokens(aside, H, beta_b, beta_t, beta_h)
     tiles = (q_tiles, k_tiles, v_tiles, a_tiles, p_tiles)
     sources = (q_desc, k_desc, v_desc, a_desc)
     places = (gates, decays, loaded, gated, scored, free)
     ends = (start_ptr, end_ptr, transition_ptr)
-    numbers = (H, chunk0, count, scale)
+    out = (o_desc, o_ptr)
+    numbers = (H, chunk0, count, scale, aside)
     if CONSUMERS == 2:
         if q_desc is None:
             gl.warp_specialize(
                 [
-                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
+                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
                     (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
                     (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
                 ],
@@ -124,8 +151,8 @@ def delta_sweep(
         else:
             gl.warp_specialize(
                 [
-                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                    (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
+                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
                     (_score, (tiles, places, numbers, STAGES)),
                     (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
                     (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
@@ -136,7 +163,7 @@ def delta_sweep(
     elif q_desc is None:
         gl.warp_specialize(
             [
-                (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                 (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
                 (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
@@ -146,7 +173,7 @@ def delta_sweep(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (tiles, o_tiles, places, o_desc, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
+                (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                 (_score, (tiles, places, numbers, STAGES)),
                 (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
                 (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
@@ -161,27 +188,38 @@ def _copy(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.constex
     """Keeps STAGES chunks of q, k, v and A on their way into shared memory."""
     q_tiles, k_tiles, v_tiles, a_tiles, _ = tiles
     q_desc, k_desc, v_desc, a_desc = sources
-    H, chunk0, count, _ = numbers
+    H, chunk0, count, _, aside = numbers
     keys: gl.constexpr = k_desc.block_type.nbytes * (1 if q_desc is None else 2)
     width: gl.constexpr = keys + CONSUMERS * v_desc.block_type.nbytes + a_desc.block_type.nbytes
-    pair = gl.program_id(0)
-    batch = pair // H
-    head = pair % H
+    head = gl.program_id(0) % H
     stage = 0
     phase = 1
     for i in range(count):
         mbarrier.wait(free.index(stage), phase)
-        token = (chunk0 + i) * CHUNK
-        mbarrier.expect(loaded.index(stage), width)
-        tma_load(k_desc, [batch, token, head // qk_group, 0], loaded.index(stage), k_tiles.index(stage))
+        batch, token = place_of(aside, chunk0 + i, H)
+        arrived = loaded.index(stage)
+        if aside is not None:
+            rows = aside[1] - (chunk0 + i) * CHUNK
+            arrived = loaded.index(gl.where(rows < CHUNK, STAGES, stage))
+        mbarrier.expect(arrived, width)
+        tma_load(k_desc, [batch, token, head // qk_group, 0], arrived, k_tiles.index(stage))
         if q_desc is not None:
-            tma_load(q_desc, [batch, token, head // qk_group, 0], loaded.index(stage), q_tiles.index(stage))
+            tma_load(q_desc, [batch, token, head // qk_group, 0], arrived, q_tiles.index(stage))
         for consumer in gl.static_range(CONSUMERS):
             # past v's columns, where a transition is found, it reads zeros
             column = (gl.program_id(1) * CONSUMERS + consumer) * COLUMNS
             tile = v_tiles.index(stage * CONSUMERS + consumer)
-            tma_load(v_desc, [batch, token, head, column], loaded.index(stage), tile)
-        tma_load(a_desc, [pair, chunk0 + i, 0, 0], loaded.index(stage), a_tiles.index(stage))
+            tma_load(v_desc, [batch, token, head, column], arrived, tile)
+        if i == 0:
+            # the launch ahead may still be at the inverses; all else was there before it
+            wait_for_launch()
+        tma_load(a_desc, [batch * H + head, chunk0 + i, 0, 0], arrived, a_tiles.index(stage))
+        if aside is not None:  # noqa: SIM102 - known while compiling
+            if rows < CHUNK:
+                cut = (k_tiles.index(stage),)
+                for consumer in gl.static_range(CONSUMERS):
+                    cut = cut + (v_tiles.index(stage * CONSUMERS + consumer),)
+                clear_cut(cut, rows, arrived, loaded.index(stage))
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -192,7 +230,7 @@ def _copy(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.constex
 def _gate(places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES: gl.constexpr):
     """Weighs each chunk when its stage is free: decays to each token, from it to the end, of the chunk; strengths."""
     gates, decays, _, gated, _, free = places
-    _, chunk0, count, _ = numbers
+    _, chunk0, count, _, _ = numbers
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     stage = 0
     phase = 1
@@ -222,7 +260,7 @@ def _score(tiles, places, numbers, STAGES: gl.constexpr):
     """Scaled products of keys and queries with the decay between them, [earlier, later]."""
     q_tiles, k_tiles, _, _, p_tiles = tiles
     gates, _, loaded, gated, scored, free = places
-    _, _, count, scale = numbers
+    _, _, count, scale, _ = numbers
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     half: gl.constexpr = CHUNK // 2
@@ -262,7 +300,7 @@ def _multiply(
     tiles,
     o_tiles,
     places,
-    o_desc,
+    out,
     ends,
     numbers,
     KEYS: gl.constexpr,
@@ -275,7 +313,8 @@ def _multiply(
     q_tiles, k_tiles, v_tiles, a_tiles, p_tiles = tiles
     gates, decays, loaded, gated, scored, free = places
     start_ptr, end_ptr, transition_ptr = ends
-    H, chunk0, count, scale = numbers
+    o_desc, o_ptr = out
+    H, chunk0, count, scale, aside = numbers
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
@@ -284,7 +323,6 @@ def _multiply(
     s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     writes_out: gl.constexpr = q_tiles is not None
 
-    batch = gl.program_id(0) // H
     head = gl.program_id(0) % H
     column = (gl.program_id(1) * CONSUMERS + CONSUMER) * COLUMNS
     rows = column + gl.arange(0, COLUMNS, gl.SliceLayout(1, s_layout))
@@ -355,7 +393,10 @@ def _multiply(
             o_tiles.index(CONSUMER).reshape([CHUNK, COLUMNS]).permute((1, 0)).store(o.to(dtype))
             fence_async_shared()
             barrier()
-            tma_store(o_desc, [batch, (chunk0 + i) * CHUNK, head, column], o_tiles.index(CONSUMER))
+            batch, token = place_of(aside, chunk0 + i, H)
+            # what ends in another sequence is written after all others
+            if aside is None or aside[1] >= (chunk0 + i + 1) * CHUNK:
+                tma_store(o_desc, [batch, token, head, column], o_tiles.index(CONSUMER))
         else:
             state, written = warpgroup_mma_wait(0, deps=(state, written))
             held = gl.convert_layout(state.to(dtype), s_operand)
@@ -367,6 +408,14 @@ def _multiply(
         if stage == STAGES:
             stage = 0
             phase ^= 1
+
+    if writes_out and aside is not None:
+        shift, end = aside
+        left = end % CHUNK
+        if left > 0:
+            # the tile's other rows are the next sequence's
+            corner = o_ptr + (((shift + end - left).to(gl.int64) * H + head) * VALUES + column)
+            store_rows(o_tiles.index(CONSUMER), corner, H * VALUES, left, VALUES - column)
 
     # addresses are computed again: kept from the start, they would take as many registers as the state
     rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)

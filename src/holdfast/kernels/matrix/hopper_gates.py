@@ -278,3 +278,24 @@ def eight_columns(x):
     x = gl.reshape(gl.permute(gl.join(low, high), (0, 1, 2, 3, 6, 5, 4)), [rows, columns])
     # the same numbers in each thread, in their order
     return gl.convert_layout(x, with_eight_columns(rows, columns), assert_trivial=True)
+
+
+@gluon.jit
+def save_state(ptr, state, row, KEYS: gl.constexpr, VALUES: gl.constexpr, TURNED: gl.constexpr, LAYOUT: gl.constexpr):
+    """Writes a rounded state [V, K] whose rows begin at `row`, as [VALUES, KEYS], or turned."""
+    V: gl.constexpr = state.shape[0]
+    K: gl.constexpr = state.shape[1]
+    layout: gl.constexpr = LAYOUT if TURNED else with_eight_columns(V, K)
+    rows = row + gl.arange(0, V, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, K, gl.SliceLayout(0, layout))
+    if KEYS == K and VALUES % V == 0:
+        inside: gl.constexpr = None
+    else:
+        inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
+    if TURNED:
+        at = columns[None, :] * VALUES + rows[:, None]
+    else:
+        at = rows[:, None] * KEYS + columns[None, :]
+        # 16 bytes a thread, not 4
+        state = eight_columns(state)
+    gl.store(ptr + at, state, mask=inside)

@@ -1,4 +1,7 @@
-"""Vector decay on Hopper: forward in one launch; backward two sweeps for states and dv, then all chunks at once."""
+"""Vector decay on Hopper: forward in one launch; backward a sweep in reverse for dv, then all chunks at once.
+
+A forward pass that a backward pass may follow leaves it the state before each chunk.
+"""
 
 import torch
 from torch import Tensor
@@ -6,7 +9,7 @@ from torch import Tensor
 from holdfast.kernels.common.gluon_support import without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import matrix_hopper_gla as model
-from holdfast.planner.models.matrix_hopper import WIDEST
+from holdfast.planner.models.matrix_hopper import WIDEST, tile
 from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_matrix import refusal
@@ -25,6 +28,7 @@ class HopperGLA:
     """GLA in bfloat16 or float16 on NVIDIA's Hopper."""
 
     name = "hopper"
+    reads_output = True
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if "decay=vector" not in problem.traits:
@@ -44,7 +48,8 @@ class HopperGLA:
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
 
-    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+        """o, the final state and, if the plan keeps them, the states before each chunk."""
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_gla_launch as launch
@@ -52,36 +57,54 @@ class HopperGLA:
         q, k, v, g = launch.inputs(call)
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         final = torch.empty(_state_shape(call), dtype=torch.float32, device=v.device)
+        kept = torch.empty(kept_shape(g, v.shape[3]), dtype=v.dtype, device=v.device) if plan["keeps"] else None
+        found = (o, final) if kept is None else (o, final, kept)
         if v.numel() == 0:
-            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
-        launch.run_sweep(q, k, g, v, o, aligned(call.initial_state), final, None, call.scale)
-        return o, final
+            final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+            return found
+        launch.run_sweep(q, k, g, v, o, aligned(call.initial_state), final, kept, call.scale)
+        return found
 
     def backward(
-        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+        self,
+        plan: Plan,
+        call: MatrixCall,
+        cu_seqlens: Tensor | None,
+        grad_o: Tensor | None,
+        grad_final: Tensor | None,
+        o: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
+        """states: what forward kept, which runs again without them. o is not read."""
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_gla_launch as launch
         from .hopper_launch import tileable, ungroup
 
         q, k, v, g = launch.inputs(call)
-        start, end = aligned(call.initial_state), aligned(grad_final)
-        grad_start = None if start is None else torch.empty_like(start)
+        end = aligned(grad_final)
+        grad_start = None if call.initial_state is None else torch.empty(_state_shape(call), device=v.device)
         if v.numel() == 0:
             if grad_start is not None:
                 grad_start = grad_start.zero_() if end is None else grad_start.copy_(end)
             return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_start
+        if states is None:
+            _, _, states = self.forward(model.plan(keeps=True), call, cu_seqlens)
         u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
         dq, dk = (torch.empty(*g.shape, dtype=v.dtype, device=v.device) for _ in range(2))
         dg = torch.empty(g.shape, dtype=torch.float32, device=v.device)
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        states, ends = launch.kept_states(dq, dg, v.shape[3])
+        ends = launch.ends(dq, dg, states)
         launch.run_sweep(q, k, g, u, dv, end, grad_start, ends, call.scale, reverse=True)
-        launch.run_sweep(None, k, g, v, None, start, None, states, call.scale)
         launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, call.scale)
         assert call.g is not None
         return [ungroup(dq, q), ungroup(dk, k), dv, dg.to(call.g.dtype), None, None], grad_start
+
+
+def kept_shape(g: Tensor, values: int) -> tuple[int, int, int, int]:
+    """Of a state of so many values for each chunk of 64 tokens, as the kernels keep and read it."""
+    batch, length, heads, keys = g.shape
+    return batch, -(-length // model.CHUNK) * model.CHUNK, heads, tile(keys) * tile(values) // model.CHUNK
 
 
 def _state_shape(call: MatrixCall) -> tuple[int, int, int, int]:

@@ -15,11 +15,11 @@ DECAYS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=
 
 
 def run_sweep(
-    q: Tensor | None,
+    q: Tensor,
     k: Tensor,
     g: Tensor,
     v: Tensor,
-    out: Tensor | None,
+    out: Tensor,
     start: Tensor | None,
     end: Tensor | None,
     kept: Tensor | None,
@@ -32,10 +32,10 @@ def run_sweep(
     wide, tall = width_of(keys), width_of(values)
     arguments = (
         tiles(k, [1, TOKENS, 1, wide], LAYOUT),
-        None if q is None else tiles(q, [1, TOKENS, 1, wide], LAYOUT),
+        tiles(q, [1, TOKENS, 1, wide], LAYOUT),
         tiles(g, [1, TOKENS, 1, 64], DECAYS),
         tiles(v, [1, TOKENS, 1, tall], LAYOUT),
-        None if out is None else tiles(out, [1, TOKENS, 1, tall], LAYOUT),
+        tiles(out, [1, TOKENS, 1, tall], LAYOUT),
         None if kept is None else tiles(kept, [1, TOKENS, 1, 64], LAYOUT),
         start,
         end,
@@ -46,7 +46,7 @@ def run_sweep(
         scale,
     )
     constants = {"KEYS": keys, "VALUES": values, "REVERSE": reverse}
-    types = (k.dtype, wide, tall, q is None, start is None, end is None, kept is None)
+    types = (k.dtype, wide, tall, start is None, end is None, kept is None)
     launch(gla_sweep, (batch * heads, 1, 1), arguments, constants, tall // 16, types)
 
 
@@ -86,20 +86,12 @@ def run_gradients(
     launch(gla_gradients, grid, arguments, {"H": heads, "KEYS": keys}, 4, (q.dtype, tall))
 
 
-def kept_shape(g: Tensor, values: int) -> tuple[int, int, int, int]:
-    """Of a state of so many values for each chunk of 64 tokens, as the kernels keep and read it."""
-    batch, length, heads, keys = g.shape
-    return batch, -(-length // TOKENS) * TOKENS, heads, width_of(keys) * width_of(values) // 64
-
-
-def kept_states(dq: Tensor, dg: Tensor, values: int) -> tuple[Tensor, Tensor]:
-    """Room for the state before each chunk, and for the gradient of the one after it: that of a gradient if it fits."""
-    shape = kept_shape(dg, values)
-    states = torch.empty(shape, dtype=dq.dtype, device=dq.device)
+def ends(dq: Tensor, dg: Tensor, states: Tensor) -> Tensor:
+    """Room for the gradient of the state after each chunk: that of another gradient if it fits."""
     for gradient in (dg.view(dq.dtype), dq):
-        if gradient.shape == shape:
-            return states, gradient
-    return states, torch.empty_like(states)
+        if gradient.shape == states.shape:
+            return gradient
+    return torch.empty_like(states)
 
 
 def inputs(call: MatrixCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:

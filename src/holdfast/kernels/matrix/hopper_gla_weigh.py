@@ -293,9 +293,8 @@ def weigh(q, k, g_tiles, g_come, phase, met_tiles, near_tile, totals, decays, re
     q, k: [64, K] in shared memory. g: float32 [1, 64, 1, 64], of each 64 columns, whose place those of the `following`
     chunk take. met_tiles: two of [64, 64] for each 64 columns, of levels 16 and 32. near_tile: float32 [8, 16, 16], the
     scores of each warp. totals: [4, 64] in float32, of use here only. decays: [K], of the chunk. phase: of g_come.
-    read: barriers of whoever reads met_tiles, and near_tile.
+    read: the barrier of whoever reads met_tiles and near_tile.
     """
-    met_read, near_read = read
     halves: gl.constexpr = q.shape[1] // HALF
     row = gl.arange(0, ROWS, gl.SliceLayout(1, TOKENS))[:, None]
     block = row // 2
@@ -326,19 +325,18 @@ def weigh(q, k, g_tiles, g_come, phase, met_tiles, near_tile, totals, decays, re
         q_half.store(_tile_of(reading))
         k_half.store(_tile_of(write))
         if half == 0:
-            mbarrier.wait(met_read, phase ^ 1)
+            mbarrier.wait(read, phase ^ 1)
         met_tiles[2 * half].store(_tile_of(sixteen))
         met_tiles[2 * half + 1].store(_tile_of(thirty_two))
         decays.slice(half * HALF, HALF, 0).store(gl.reshape(t0 * t1 * t2 * t3, [HALF]))
     fence_async_shared()
-    mbarrier.wait(near_read, phase ^ 1)
     near_tile.store(near)
     barrier()
 
 
 @gluon.jit
-def scores_of(met_tiles, near_tile, met_read, scale, p_tile):
-    """The scores of what `weigh` has left: [t, s], times scale. p_tile may be in the place of near_tile."""
+def scores_of(met_tiles, near_tile, scale, p_tile):
+    """Puts the scores of what `weigh` has left, [t, s], times scale, into p_tile, which is to be fenced."""
     warps: gl.constexpr = gl.num_warps()
     whole: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, 4 * CHUNK // warps, 16])
     by_block: gl.constexpr = _BY_BLOCK if warps == 8 else _BY_BLOCK_4
@@ -352,8 +350,6 @@ def scores_of(met_tiles, near_tile, met_read, scale, p_tile):
     parts = reinterpret(near_tile, gl.float32, [2, CHUNK, NEAR], _PLAIN)
     near = parts.index(0).load(gl.SliceLayout(1, by_block)) + parts.index(1).load(gl.SliceLayout(1, by_block))
     sixteen, thirty_two = warpgroup_mma_wait(0, deps=(sixteen, thirty_two))
-    barrier()
-    mbarrier.arrive(met_read, count=1)
     t = gl.arange(0, CHUNK, gl.SliceLayout(1, whole))[:, None]
     s = gl.arange(0, CHUNK, gl.SliceLayout(0, whole))[None, :]
     level = (t ^ s) >> 4
@@ -364,33 +360,3 @@ def scores_of(met_tiles, near_tile, met_read, scale, p_tile):
     scores = gl.where(block == row // NEAR, near[:, None, :], far) * scale
     scores = gl.reshape(scores.to(p_tile.dtype), [CHUNK, CHUNK])
     p_tile.store(gl.convert_layout(scores, whole, assert_trivial=True))
-    fence_async_shared()
-    barrier()
-
-
-@gluon.jit
-def weigh_keys(k, g_tiles, g_come, g_phase, totals, decays, g_desc, following):
-    """Of a chunk: k decayed to its end, in place, and decays; as weigh, without queries."""
-    row = gl.arange(0, ROWS, gl.SliceLayout(1, TOKENS))[:, None]
-    late = row % 2 == 1
-    for half in gl.static_range(k.shape[1] // HALF):
-        k_half = k.slice(half * HALF, HALF, 1)
-        ks = _tokens_of(k_half.load(_FLAT))
-        mbarrier.wait(g_come.index(half), g_phase)
-        own = _decays_of(g_tiles.index(half))
-        here, to_end, total = _widened(own, own, own, 0)
-        here, to_end, total = _widened(here, to_end, total, 1)
-        here, to_end, total = _widened_across(here, to_end, total, late)
-        here, to_end, total = _widened(here, to_end, total, 2)
-        totals.store(_of_warps(total[0], late))
-        barrier()
-        fetch_decays(g_desc, g_tiles, g_come, half, following)
-        t0, t1, t2, t3 = _of_blocks(totals)
-        _, after, _ = around(row // 2, t0, t1, t2, t3)
-        write = ()
-        for i in gl.static_range(OWN):
-            write = write + ((ks[i].to(gl.float32) * (to_end[i] * after)).to(k.dtype),)
-        k_half.store(_tile_of(write))
-        decays.slice(half * HALF, HALF, 0).store(gl.reshape(t0 * t1 * t2 * t3, [HALF]))
-    fence_async_shared()
-    barrier()

@@ -113,7 +113,7 @@ def forward(
         acc = warpgroup_mma(query, state.reshape([K, V]), acc, use_acc=False, is_async=True)
     before = 1.0
     if g is not None:
-        before = sum_decays(sums, log, tile * TILE, CHUNK)
+        before = sum_decays(sums, log, None if CHUNK == TILE else tile * TILE, CHUNK)
     if states_desc is not None:
         acc = warpgroup_mma_wait(0, deps=(acc,))
         acc = acc * before

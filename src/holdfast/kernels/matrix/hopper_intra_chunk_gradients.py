@@ -420,7 +420,7 @@ def entering_states(
     for i in gl.static_range(SLOTS):
         ask_queries(i, 0, end, steps, at, slots, arrived)
     if g is not None:
-        sum_decays(sums, load_decays(g, start, size, at[2], HEADS, CHUNK), 0, CHUNK)
+        sum_decays(sums, load_decays(g, start, size, at[2], HEADS, CHUNK), None, CHUNK)
         barrier()
     ds = gl.zeros([K, V], gl.float32, s_layout)
     for t in range(end):

@@ -60,16 +60,19 @@ def load_decays(g, start, size, head, heads, chunk: gl.constexpr):
 
 @gluon.jit
 def sum_decays(sums, log, end, chunk: gl.constexpr):
-    """Leaves their sums from the chunk's start, less that of the first `end` steps, as high and low float32 numbers.
-    Returns 2 to the power of what was taken off."""
+    """Leaves their sums from the chunk's start, less that of the first `end` steps (None: of no step), as high and low
+    float32 numbers. Returns 2 to the power of what was taken off."""
     line: gl.constexpr = gl.BlockedLayout([max(chunk // (32 * gl.num_warps()), 1)], [32], [gl.num_warps()], [0])
-    i = gl.arange(0, chunk, line)
-    past = gl.sum(gl.where(i < end, log, 0.0), 0)
-    total = gl.associative_scan(log, 0, add) - past
+    total = gl.associative_scan(log, 0, add)
+    before = 1.0
+    if end is not None:
+        past = gl.sum(gl.where(gl.arange(0, chunk, line) < end, log, 0.0), 0)
+        total -= past
+        before = gl.exp2(past.to(gl.float32))
     high = total.to(gl.float32)
     sums.index(0).store(high)
     sums.index(1).store((total - high.to(gl.float64)).to(gl.float32))
-    return gl.exp2(past.to(gl.float32))
+    return before
 
 
 @gluon.jit
@@ -103,9 +106,16 @@ def between(row_sums, row_tile, column_sums, column_tile, layout: gl.constexpr, 
 
 
 @gluon.jit
+def reciprocal(x):
+    """Of numbers from 1 on, to the last bit but one; a division would scale them first."""
+    TEXT: gl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return gl.inline_asm_elementwise(TEXT, "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def activate(opening, SIGMOID: gl.constexpr):
     """The activation of the output gate, sigmoid or SiLU, and its derivative."""
-    sigmoid = 1.0 / (1.0 + gl.exp2(-LOG2E * opening))
+    sigmoid = reciprocal(1.0 + gl.exp2(-LOG2E * opening))
     if SIGMOID:
         value = sigmoid
         slope = sigmoid * (1.0 - sigmoid)

@@ -91,7 +91,7 @@ def whole(
     v = v_tile.reshape([TILE, V])
     u = u_tile.reshape([TILE, V])
     if g is not None:
-        sum_decays(sums, load_decays(g, start, size, head, HEADS, TILE), 0, TILE)
+        sum_decays(sums, load_decays(g, start, size, head, HEADS, TILE), None, TILE)
         barrier()
     mbarrier.wait(arrived.index(0), 0)
     scores = gl.zeros([TILE, TILE], gl.float32, p_layout)

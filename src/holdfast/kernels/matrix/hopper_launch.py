@@ -92,7 +92,7 @@ def _tiles(x: Tensor, width: int, tokens: int = TOKENS) -> Any:
     return tiles(x, [1, tokens, 1, width], LAYOUT)
 
 
-def _kind(x: Tensor | None) -> Any:
+def kind(x: Tensor | None) -> Any:
     return None if x is None else x.dtype
 
 
@@ -157,7 +157,7 @@ def run_sweep(
         gates.scale,
     )
     optional = (ends.start, ends.end, ends.last, None if kept is None else kept.row, cu_seqlens)
-    types = (*gates.types(), q.dtype, wide, width, *map(_kind, optional))
+    types = (*gates.types(), q.dtype, wide, width, *map(kind, optional))
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
     launch(sweep, grid, arguments, constants, width // 16, types, None, segments > 1)
@@ -232,7 +232,7 @@ def run_adjoint(
         gates.scale,
     )
     optional = (ends.start, ends.end, last, cu_seqlens)
-    types = (*gates.types(), q.dtype, wide, narrow, *map(_kind, optional))
+    types = (*gates.types(), q.dtype, wide, narrow, *map(kind, optional))
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, segments, 1)
     launch(adjoint, grid, arguments, constants, wide // 16, types, None, True)

@@ -4,10 +4,11 @@ from holdfast.kernels.common.gluon import gl, gluon, mbarrier
 
 from .hopper_gates import CHUNK, READ, VECTORS, add, gather, load_gates, weigh
 
-# vectors of a stage of the adjoint sweep: y = 1 / (max(|norm|, floor) + eps), z, the gradient of norm, and the weight
-# of the state's gradient on reading, by the strength of what is read
+# vectors of a stage of the adjoint sweep: y = 1 / (max(|norm|, floor) + eps) and z, the gradient of norm, both times
+# scale; the state's gradient's weight on reading, times the strength of what is read, and on writing, times y and z
 INVERSE, SLOPE, READ_STRENGTH = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
-ADJOINT_COLUMNS = gl.constexpr(3)
+WRITE_INVERSE, WRITE_SLOPE = gl.constexpr(3), gl.constexpr(4)
+ADJOINT_COLUMNS = gl.constexpr(5)
 # what the sweep for dq leaves in memory beside y and z: the floor's gradient, and q . dq of earlier chunks
 FLOOR, ROW = gl.constexpr(2), gl.constexpr(3)
 # its vectors beside y: what makes the gradients of norm and of its floor of u . o, and norm's part of earlier chunks
@@ -113,11 +114,15 @@ def gate_adjoint(places, parts, pointers, g_t, beta_t, T, count, scale, SAVE: gl
                     rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
                     carry = gl.sum(state_parts.index(stage).load(rows), 0)
         if i < count:
+            inverse *= scale
+            slope *= scale
+            total = gl.associative_scan(g, 0, add)
             columns.index(stage * ADJOINT_COLUMNS + INVERSE).store(inverse)
             columns.index(stage * ADJOINT_COLUMNS + SLOPE).store(slope)
-            to_end = gl.exp2(gl.sum(g, 0) - gl.associative_scan(g, 0, add))
-            columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).store(to_end * beta)
-            weigh(gates, decays, gated, stage, g, beta, scale, True)
+            columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).store(gl.exp2(gl.sum(g, 0) - total) * beta)
+            columns.index(stage * ADJOINT_COLUMNS + WRITE_INVERSE).store(gl.exp2(total) * inverse)
+            columns.index(stage * ADJOINT_COLUMNS + WRITE_SLOPE).store(gl.exp2(total) * slope)
+            weigh(gates, decays, gated, stage, g, beta, 1.0, True)
         g, beta, inverse, slope = g_next, beta_next, inverse_next, slope_next
         stage += 1
         if stage == STAGES:

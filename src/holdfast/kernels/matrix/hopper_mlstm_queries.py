@@ -33,6 +33,7 @@ from .hopper_gates import (
     of_head,
     of_segment,
     parts_of_columns,
+    save_state,
     within,
 )
 from .hopper_mlstm_gates import COLUMNS, EARLIER, FLOOR, INVERSE, OF_FLOOR, OF_NORM, ROW, SLOPE, gate_queries
@@ -279,14 +280,7 @@ def _multiply(
         if SAVE > 0:  # noqa: SIM102 - known while compiling
             if i % SAVE == 0:
                 entry = i // SAVE * KEYS
-                # addresses computed again: kept from the start, they would take as many registers as the state
-                again = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], gl.int32, is_pure=False, pack=1)
-                kept = again[:, None] * VALUES + value[None, :]
-                if KEYS == K and VALUES == V:
-                    live: gl.constexpr = None
-                else:
-                    live = (again < KEYS)[:, None] & (value < VALUES)[None, :]
-                gl.store(saved_ptr + entry * VALUES + kept, state.to(dtype), mask=live)
+                save_state(saved_ptr + entry * VALUES, state.to(dtype), 0, VALUES, KEYS, False, s_layout)
                 gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
         mbarrier.wait(loaded.index(stage), phase)
         u = u_tiles.index(stage).reshape([CHUNK, V])

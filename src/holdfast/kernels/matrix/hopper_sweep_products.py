@@ -25,13 +25,12 @@ from .hopper_gates import (
     VECTORS,
     WRITE,
     clear_rows,
-    eight_columns,
     of_segment,
     parts_of_columns,
     rounded,
+    save_state,
     store_rows,
     wait_for_launch,
-    with_eight_columns,
     within,
 )
 
@@ -130,7 +129,7 @@ def multiply(
         if SAVE > 0:  # noqa: SIM102 - known while compiling
             if i % SAVE == 0:
                 entry = ((chunk - chunk0) // SAVE).to(gl.int64) * (KEYS * VALUES)
-                _save(saved_ptr + entry, state.to(dtype), slice_ * V, KEYS, VALUES, SAVE_TURNED, s_layout)
+                save_state(saved_ptr + entry, state.to(dtype), slice_ * V, KEYS, VALUES, SAVE_TURNED, s_layout)
         onward = stage + 1
         turned = phase
         if onward == STAGES:
@@ -223,27 +222,6 @@ def multiply(
         if gl.program_id(2) == gl.num_programs(2) - 1:
             gl.store(end_ptr + corner + at, state, mask=inside)
     tma_store_wait(0)
-
-
-@gluon.jit
-def _save(ptr, state, row, KEYS: gl.constexpr, VALUES: gl.constexpr, TURNED: gl.constexpr, LAYOUT: gl.constexpr):
-    """Writes a rounded state [V, K] whose rows begin at `row`, as [VALUES, KEYS], or turned."""
-    V: gl.constexpr = state.shape[0]
-    K: gl.constexpr = state.shape[1]
-    layout: gl.constexpr = LAYOUT if TURNED else with_eight_columns(V, K)
-    rows = row + gl.arange(0, V, gl.SliceLayout(1, layout))
-    columns = gl.arange(0, K, gl.SliceLayout(0, layout))
-    if KEYS == K and VALUES % V == 0:
-        inside: gl.constexpr = None
-    else:
-        inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
-    if TURNED:
-        at = columns[None, :] * VALUES + rows[:, None]
-    else:
-        at = rows[:, None] * KEYS + columns[None, :]
-        # 16 bytes a thread, not 4
-        state = eight_columns(state)
-    gl.store(ptr + at, state, mask=inside)
 
 
 @gluon.jit

@@ -12,7 +12,7 @@ from holdfast.recurrences.definition import MatrixCall
 class Member(Backend, Protocol):
     """A backend that can tell from a call whether it is the one among others of its name that runs it.
 
-    One with reads_output has a forward pass that returns a third tensor, and a backward pass that takes it and the
+    One with reads_output has a forward pass that may return a third tensor, and a backward pass that takes it and the
     first after its other arguments.
     """
 

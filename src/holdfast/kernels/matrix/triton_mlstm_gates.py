@@ -53,7 +53,8 @@ def exp_of(x):
 
 @triton.jit
 def larger(a, b):
-    return tl.maximum(a, b)
+    # no maximum, which would look for a NaN, at eight instructions
+    return tl.where(a > b, a, b)
 
 
 @triton.jit
@@ -72,10 +73,14 @@ def _tile(T, H, TOKENS: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def mlstm_gates(
-    i_ptr, f_ptr, g_ptr, beta_ptr, floor_ptr, T, H, i_batch, i_step, i_head, f_batch, f_step, f_head,
+    i_ptr, f_ptr, g_ptr, beta_ptr, floor_ptr, entry_ptr, last_ptr, T, H, sequences,
+    i_batch, i_step, i_head, f_batch, f_step, f_head,
     EXPONENTIAL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of T, blocks of H, B). g, beta, floor: contiguous [B, H, T]; EXPONENTIAL: logsigmoid(f) and i."""
+    """Grid (blocks of T, blocks of H, B). g, beta, floor: contiguous [B, H, T]; EXPONENTIAL: logsigmoid(f) and i.
+
+    entry, last [sequences, H]: m before and after, which without EXPONENTIAL are the same; entry None for 0.
+    """
     batch, token, head, live, at = _tile(T, H, TOKENS, HEADS)
     i = tl.load(i_ptr + batch * i_batch + token * i_step + head * i_head, mask=live, other=0.0).to(tl.float32)
     f = tl.load(f_ptr + batch * f_batch + token * f_step + head * f_head, mask=live, other=0.0).to(tl.float32)
@@ -85,6 +90,12 @@ def mlstm_gates(
     else:
         tl.store(beta_ptr + at, sigmoid(i), mask=live)
         tl.store(floor_ptr + at, tl.full([TOKENS, HEADS], 1.0, tl.float32), mask=live)
+        if tl.program_id(0) == 0:
+            for n in range(tl.program_id(2), sequences, tl.num_programs(2)):
+                m = tl.zeros([1, HEADS], tl.float32)
+                if entry_ptr is not None:
+                    m = tl.load(entry_ptr + n * H + head, mask=head < H, other=0.0)
+                tl.store(last_ptr + n * H + head, m, mask=head < H)
 
 
 @triton.jit
@@ -114,31 +125,22 @@ def mlstm_stabilizer(
         i_before = tl.load(beta_ptr + at - 1, mask=live & (step > start), other=float("-inf")).to(tl.float64)
         total = tl.cumsum(log_f, 0)
         # m_{t-1} and i_t, both less the sum of log decays up to where they are
-        before = tl.maximum(tl.associative_scan(i_before - (total - log_f), 0, larger), carry)
-        fresh = i - total
-        here = tl.where(fresh > before, i, before + total)
-        g = tl.where(fresh <= before, 0.0, before - fresh)
-        beta = exp_of(tl.where(fresh > before, 0.0, fresh - before))
-        share = tl.where(fresh > before, 0.0, tl.where(fresh == before, 0.5, 1.0))
+        before = larger(tl.associative_scan(i_before - (total - log_f), 0, larger), carry)
+        # no difference of numbers that are not equal is 0 in float32
+        gain = (i - total - before).to(tl.float32)
+        here = tl.where(gain > 0.0, i, before + total)
+        # a NaN is in all of them
+        g = tl.where(gain <= 0.0, 0.0, -gain)
+        beta = tl.exp(tl.where(gain > 0.0, 0.0, gain))
+        share = tl.where(gain > 0.0, 0.0, tl.where(gain == 0.0, 0.5, 1.0))
         carry = tl.sum(tl.where(step == tl.minimum(start + BLOCK, end) - 1, here, 0.0), 0)
         # what a neighbouring thread reads has been read
         tl.debug_barrier()
-        tl.store(g_ptr + at, g.to(tl.float32), mask=live)
+        tl.store(g_ptr + at, g, mask=live)
         tl.store(beta_ptr + at, beta, mask=live)
-        tl.store(floor_ptr + at, exp_of(tl.minimum(-here, largest)), mask=live)
-        tl.store(share_ptr + at, share.to(tl.float32), mask=live)
+        tl.store(floor_ptr + at, exp_of(tl.where(-here > largest, largest, -here)), mask=live)
+        tl.store(share_ptr + at, share, mask=live)
     tl.store(last_ptr + n * H + head, carry.to(tl.float32))
-
-
-@triton.jit
-def _direct(at, live, share_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, largest):
-    """share; what m_t has of the gradient beside the decay of the token after it; dg; the gradient of i_t - m_t."""
-    share = tl.load(share_ptr + at, mask=live, other=1.0).to(tl.float64)
-    floor = tl.load(floor_ptr + at, mask=live, other=0.0)
-    dfloor = tl.load(dfloor_ptr + at, mask=live, other=0.0) * tl.where(floor < exp_of(largest), floor, 0.0)
-    dbeta = tl.load(dbeta_ptr + at, mask=live, other=0.0) * tl.load(beta_ptr + at, mask=live, other=0.0)
-    dg = tl.load(dg_ptr + at, mask=live, other=0.0).to(tl.float64)
-    return share, -(dg + dbeta.to(tl.float64) + dfloor.to(tl.float64)), dg, dbeta
 
 
 @triton.jit
@@ -148,38 +150,42 @@ def mlstm_stabilizer_gradient(
 ):  # fmt: skip
     """The gradient of mlstm_stabilizer, from the last token to the first: di and dlog_f, contiguous [B, H, T] as all.
 
+    g_t = log_f_t + m_{t-1} - m_t, so that of dg_t nothing is left in dlog_f_t where m_t is log_f_t + m_{t-1}: no sum
+    has terms that cancel, and float32 will do.
     dlast and dentry [N, H], or None.
     """
     head = (tl.program_id(0) % H).to(tl.int64)
     n = tl.program_id(0) // H
     batch, first, end = span(n, cu_seqlens, T, T, 1)
     of_head = (batch.to(tl.int64) * H + head) * T
+    least = exp_of(tl.zeros([], tl.float64) + largest)
     # the gradient of m before the tokens that come later, by their decay
-    carry = tl.zeros([], tl.float64)
+    carry = tl.zeros([], tl.float32)
     if dlast_ptr is not None:
-        carry = tl.load(dlast_ptr + n * H + head).to(tl.float64)
+        carry = tl.load(dlast_ptr + n * H + head)
     blocks = tl.cdiv(end - first, BLOCK)
     for done in range(blocks):
         start = first + (blocks - 1 - done) * BLOCK
         step = start + tl.arange(0, BLOCK)
         live = step < end
         at = of_head + step
-        share, direct, dg, dbeta = _direct(
-            at, live, share_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, largest
-        )
-        # the tokens after these, of this block
+        share = tl.load(share_ptr + at, mask=live, other=1.0)
+        floor = tl.load(floor_ptr + at, mask=live, other=0.0)
+        dfloor = tl.load(dfloor_ptr + at, mask=live, other=0.0) * tl.where(floor < least, floor, 0.0)
+        dbeta = tl.load(dbeta_ptr + at, mask=live, other=0.0) * tl.load(beta_ptr + at, mask=live, other=0.0)
+        dg = tl.load(dg_ptr + at, mask=live, other=0.0)
+        value = (1.0 - share) * dg - share * (dbeta + dfloor)
+        slope, value = tl.associative_scan((share, value), 0, affine, reverse=True)
+        dlog_f = value + slope * carry
+        tl.store(dlog_f_ptr + at, dlog_f, mask=live)
+        # what a neighbouring thread reads has been written
+        tl.debug_barrier()
         inner = step + 1 < tl.minimum(start + BLOCK, end)
-        next_share, next_direct, next_dg, _ = _direct(
-            at + 1, inner, share_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, largest
-        )
-        slope, value = tl.associative_scan((next_share, next_share * next_direct + next_dg), 0, affine, reverse=True)
-        of_m = direct + value + slope * carry
-        dlog_f = share * of_m + dg
-        tl.store(di_ptr + at, (dbeta + (1.0 - share) * of_m).to(tl.float32), mask=live)
-        tl.store(dlog_f_ptr + at, dlog_f.to(tl.float32), mask=live)
+        later = tl.where(inner, tl.load(dlog_f_ptr + at + 1, mask=inner, other=0.0), carry)
+        tl.store(di_ptr + at, share * dbeta + (1.0 - share) * (later - dg - dfloor), mask=live)
         carry = tl.sum(tl.where(step == start, dlog_f, 0.0), 0)
     if dentry_ptr is not None:
-        tl.store(dentry_ptr + n * H + head, carry.to(tl.float32))
+        tl.store(dentry_ptr + n * H + head, carry)
 
 
 @triton.jit
@@ -249,12 +255,13 @@ def forward(
     share = by_head(i) if exponential else torch.empty(0, dtype=torch.float32, device=i.device)
     if i.numel():
         grid, constants = _tiles(i, exponential)
-        launch(mlstm_gates, grid, (i, f, g, beta, floor), (*i.shape[1:], *i.stride(), *f.stride()), constants, 4)
+        numbers = (*i.shape[1:], sequences, *i.stride(), *f.stride())
+        launch(mlstm_gates, grid, (i, f, g, beta, floor, entry, last), numbers, constants, 4)
     if exponential and last.numel():
         constants, warps = _scan(i.shape[1])
         tensors = (entry, _on_device(cu_seqlens, i.device), share, g, beta, floor, last)
         launch(mlstm_stabilizer, (last.numel(),), tensors, (*i.shape[1:], LARGEST), constants, warps)
-    elif last.numel():
+    elif last.numel() and not i.numel():
         last.zero_() if entry is None else last.copy_(entry)
     return g, beta, floor, last, share
 

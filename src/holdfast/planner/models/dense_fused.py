@@ -1,6 +1,7 @@
 """The whole time loop in one launch, R on chip: a head in one block, or spread over many that exchange h every step."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
@@ -9,17 +10,21 @@ HALF, FLOAT = 2, 4
 # Registers of a thread beside weights, operands, sums and states: what ptxas took at head dimensions 16 to 128, and in
 # the warps that multiply when a head is spread.
 OVERHEAD, SPREAD_OVERHEAD = 40, 48
-# Measured on an H200 with LSTMs of B 1 to 256, H 12, D 64, T 1024. Seconds of a step with the head in one block of two
+# Measured on an H200 with LSTMs of B 1 to 256, H 12, D 64, T 1024. Seconds of a step of a block that has a head and two
 # sequences: one that costs nothing; more of it for each state but two, and what grows with its products, D^2 for each
-# gate that R feeds. A block of eight takes so many times as long, longer by a share for each state but two, and where
-# gates are kept. Each more block on an SM adds a share, by the sequences of a block; a small one a part of it.
-STEP = {"forward": 0.115e-6, "backward": 0.225e-6}
+# gate that R feeds. A block of four takes so many times as long, longer by a share for each state but two, and where
+# gates are kept. Blocks on an SM take the longest one's time or the sum of their shares; a small one has a part of it.
+STEP = {"forward": 0.10e-6, "backward": 0.205e-6}
 STATE = {"forward": 0.05e-6, "backward": 0.06e-6}
-SQUARE = {"forward": 5.6e-12, "backward": 9.5e-12}
-OF_EIGHT, OF_EIGHT_KEEPING, OF_EIGHT_STATE = 1.7, 2.1, 0.1
-SHARE = {"forward": {2: 0.42, 8: 0.58}, "backward": {2: 0.4}}
-# Threads of a block that adds a whole share.
-WHOLE = {2: 128, 8: 256}
+SQUARE = {"forward": 4.3e-12, "backward": 8.5e-12}
+OF_FOUR, OF_FOUR_KEEPING, OF_FOUR_STATE = 1.3, 1.6, 0.08
+SHARE = {2: 0.62, 4: 0.68}
+# Threads of a block that takes a whole share.
+WHOLE = 128
+# Turns of the loop over time that are compiled as one, by states and gates that R feeds; else one. B 16, H 12, D 64,
+# T 1024, ms with two and with one: LSTM 0.181 and 0.189, Elman 0.128 and 0.136; but GRU 0.208 and 0.192, sLSTM 0.287
+# and 0.276.
+TURNS = {(2, 4): 2, (1, 1): 2}
 # Seconds with the head spread: the exchange of a step, and more of it for each block that takes part; of a tile of 8
 # sequences, sums and cell, one product, 1 KiB of weights that are read from shared memory; filling the vectors that
 # blocks exchange. The backward pass takes longer by a constant and by what blocks read of one another, in bytes a
@@ -39,15 +44,13 @@ SLICES, OF_ONE_GATE = (16, 24, 32), (32, 24, 16)
 # Turns in the ring of what the cells need of memory; as in spread.cuh.
 SLOTS = 4
 # Cycles from a block's own vectors to the first look for the others'; looking earlier gets in the way of what all wait
-# for. LSTM B 16, T 1024, D 768: forward 1.656, 1.492, 1.503, 1.543, 1.579 ms at 300, 500, 600, 700, 800, backward
-# 2.246, 2.284, 2.256, 2.246 at 600, 750, 900, 1050. Blocks of one gate are ready sooner: Elman 1.017, 1.075, 1.136 at
-# 300, 400, 500, and with four sequences a block 1.009, 0.975, 0.912, 0.925, 1.036 at 0, 100, 200, 300, 400.
-PAUSE = {"forward": 500, "backward": 600}
-PAUSE_OF_ONE_GATE = 300
-# Sequences that a block with a head may have. Eight pay in the forward pass alone, and where there are many: LSTM H 12,
-# D 64, T 1024, inference, B 32, 64, 128, 256: two 0.264, 0.383, 0.743, 1.444 ms, eight 0.337, 0.338, 0.536, 0.827;
-# keeping gates B 64, 128: 0.410, 0.802 and 0.449, 0.791.
-ROWS = {"forward": (2, 8), "backward": (2,)}
+# for. LSTM B 16, T 1024, D 768: forward 1.329, 1.331, 1.321, 1.321, 1.330 ms at 200, 300, 350, 400, 450, but B 1 1.062,
+# 1.139, 1.210 at 300, 400, 500; backward with dR 2.349, 2.389, 2.373, 2.467 at 300, 400, 500, 600. Blocks of one gate
+# are ready sooner: Elman 0.869, 0.861, 0.907 at 150, 200, 300.
+PAUSE = {"forward": 350, "backward": 400}
+PAUSE_OF_ONE_GATE = 200
+# Sequences that a block with a head may have.
+ROWS = {"forward": (2, 4), "backward": (2,)}
 
 
 def padded(bytes_a_row: int, remainder: int) -> int:
@@ -60,25 +63,25 @@ def kept(gates: int) -> int:
     return 1 << (gates - 1).bit_length()
 
 
-def resident_threads(width: int, rows: int) -> int:
-    """Of a block that has a head and so many sequences: a warp for each 16 channels, or 8."""
-    return 32 * -(-width // (8 if rows == 8 else 16))
+def resident_threads(width: int) -> int:
+    """Of a block that has a head: a warp for each 16 channels."""
+    return 32 * -(-width // 16)
 
 
 def resident_shared(sizes: Mapping[str, int] | Problem, width: int, rows: int, stages: int, way: Direction) -> int:
     """Bytes of shared memory of a block that has a head; in the backward pass as if all states were needed."""
 
     def row(count: int, element: int) -> int:
-        return padded(count, 16 if rows == 8 else 32 if element == HALF else 64)
+        return padded(count, 16 if rows == 4 else 32 if element == HALF else 64)
 
     vector = HALF * 16 * -(-width // 16)
     if way == "forward":
-        stage, vectors = row(HALF * sizes["Gi"] * width, HALF), padded(vector, 64)
+        stage, vectors = row(HALF * sizes["Gi"] * width, HALF), padded(vector, 32)
     else:
         # as if gates were kept in float32
         gates = FLOAT * kept(sizes["G"])
         stage = row(gates * width, gates) + 2 * row(HALF * width, HALF) + (sizes["S"] - 1) * row(FLOAT * width, FLOAT)
-        vectors = padded(sizes["G"] * vector, 64)
+        vectors = padded(sizes["G"] * vector, 32)
     return rows * (2 * vectors + stages * stage)
 
 
@@ -108,29 +111,52 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 
 def _resident(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """A head in one block, which has two or eight sequences."""
+    """A head in one block, which has two sequences or, in the forward pass of a large batch, four."""
+    B, H, T = problem["B"], problem["H"], problem["T"]
     fitting = {rows: found for rows in ROWS[direction] if (found := _stages(problem, device, direction, rows))}
-    stages = tuple((f"stages_{rows}", count) for rows, (count, _) in fitting.items())
-    for rows, (_, grid) in fitting.items():
-        more = max(problem["S"] - 2, 0)
-        step = STEP[direction] + STATE[direction] * more
-        step += SQUARE[direction] * problem["Gr"] * (8 * -(-problem["D"] // 8)) ** 2
-        if rows == 8:
-            step *= (OF_EIGHT_KEEPING if problem.needs_grad else OF_EIGHT) + OF_EIGHT_STATE * more
-        beside = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) - 1
-        step *= 1 + SHARE[direction][rows] * beside * min(1.0, grid.threads / WHOLE[rows])
-        plan = Plan("fused", (("blocks", 1), ("rows", rows), *stages))
-        yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=problem["T"] * step)
+    if 2 not in fitting:
+        return
+    more = max(problem["S"] - 2, 0)
+    step = STEP[direction] + STATE[direction] * more
+    step += SQUARE[direction] * problem["Gr"] * (8 * -(-problem["D"] // 8)) ** 2
+    of_four = (OF_FOUR_KEEPING if problem.needs_grad else OF_FOUR) + OF_FOUR_STATE * more
+    steps = {2: step, 4: step * of_four}
+    _, grid = fitting[4 if 4 in fitting else 2]
+    sms = device.sms or 1
+    # what fits an SM at a time; the rest waits
+    room = max(1, grid.per_sm(device))
+
+    def counts(fours: int) -> tuple[int, int]:
+        """Blocks of four and of two sequences."""
+        return fours * H, max(0, -(-(B - 4 * fours) // 2)) * H
+
+    def seconds(fours: int) -> float:
+        wide, narrow = counts(fours)
+        # blocks go to SMs in turn, those of four first
+        blocks = -(-(wide + narrow) // sms)
+        of_fours = -(-wide // sms)
+        share = min(1.0, grid.threads / WHOLE)
+        total = share * (of_fours * SHARE[4] * steps[4] + (blocks - of_fours) * SHARE[2] * steps[2])
+        longest = max(steps[4] if wide else 0.0, steps[2] if narrow else 0.0)
+        return T * max(total, longest * -(-blocks // room))
+
+    # of like ones the most blocks of four: LSTM B 64, H 12, 0.282 ms with 11 a head, one an SM, and 0.311 with 10
+    fours = min(range(-(-B // 4) if 4 in fitting else 0, -1, -1), key=seconds)
+    numbers = {"blocks": 1, "rows": 2, "fours": fours, "turns": TURNS.get((problem["S"], problem["Gr"]), 1)}
+    numbers |= {f"stages_{rows}": stages for rows, (stages, _) in fitting.items()}
+    grid = replace(grid, blocks=sum(counts(fours)))
+    plan, serial = Plan("fused", tuple(numbers.items())), seconds(fours) / grid.waves(device)
+    yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=serial)
 
 
 def _stages(problem: Problem, device: Device, direction: Direction, rows: int) -> tuple[int, Grid] | None:
     """Of a ring that fits beside R when a block has so many sequences, and the launch; None if none does."""
     width, recurrent = -(-problem["D"] // 8) * 8, problem["Gr"]
-    threads, steps = resident_threads(width, rows), -(-width // 16)
+    threads, steps = resident_threads(width), -(-width // 16)
     if threads > (device.threads_per_block or 0):
         return None
-    matrices = -(-recurrent // 2) if rows == 8 else recurrent
-    registers = 4 * matrices * steps + 2 * steps + 4 * matrices + (2 if rows == 8 else 1) * problem["S"] + OVERHEAD
+    matrices, cells = (2 * -(-recurrent // 2), 2) if rows == 4 else (recurrent, 1)
+    registers = 4 * matrices * steps + 2 * steps + 4 * matrices + cells * problem["S"] + OVERHEAD
     for stages in (8, 6, 4, 3):
         shared = resident_shared(problem, width, rows, stages, direction)
         grid = Grid(problem["H"] * -(-problem["B"] // rows), threads, -(-registers // 8) * 8, shared)
@@ -139,10 +165,10 @@ def _stages(problem: Problem, device: Device, direction: Direction, rows: int) -
     return None
 
 
-def variants(plan: Plan) -> list[tuple[int, int]]:
-    """Of a head in one block: numbers of sequences that a block may have, whichever the plan's, and their stages."""
+def stages_of(plan: Plan) -> dict[int, int]:
+    """Of a head in one block: the numbers of sequences that a block may have, whatever the batch, and their stages."""
     stem = "stages_"
-    return [(int(name.removeprefix(stem)), count) for name, count in plan.values if name.startswith(stem)]
+    return {int(name.removeprefix(stem)): count for name, count in plan.values if name.startswith(stem)}
 
 
 def _slices(problem: Problem, device: Device, direction: Direction) -> list[Candidate]:

@@ -1,6 +1,7 @@
-"""The diagonal scan on Hopper: a thread runs its channels or its pair through all steps; every byte once."""
+"""The diagonal scan on Hopper: groups of warps share a tile of time, a thread its channels or pair; every byte once."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
@@ -10,36 +11,38 @@ from . import ranked
 ROWS = 32
 # Numbers (channels, or pairs) that rows come in, so that all are copied 16 bytes at a time.
 UNIT = 16
-# (numbers a block, warps), the measured best first: a thread has two channels; of pairs, twice the threads share the
-# arithmetic of the gates, and backward what follows from each step's gradient.
-BLOCKS = {
-    ("forward", False): ((128, 2), (64, 1)),
-    ("forward", True): ((64, 4),),
-    ("backward", False): ((128, 2), (64, 1)),
-    ("backward", True): ((64, 4), (32, 4)),
+
+
+class Shape(NamedTuple):
+    """Of a block. each: seconds of a step of all groups where it has its SM for itself."""
+
+    numbers: int  # channels, or pairs
+    groups: int  # of warps that share a tile
+    steps: int  # of each group
+    stages: int  # tiles in shared memory, one of them at work
+    warps: int
+    registers: int  # of a thread at most
+    each: float
+
+
+# The measured best where memory is what takes time comes first: wide rows. Seconds, there and before a block's first
+# step: B8 T4096 D2048 and B3 T512 D1536 in bfloat16 on an H200. Backward, a second group of warps takes the
+# exponential of a logarithmic gate once more, which costs more than it saves where channels are many.
+SHAPES = {
+    ("forward", False): (Shape(128, 2, 16, 4, 4, 168, 0.03e-6), Shape(64, 4, ROWS, 3, 4, 168, 0.03e-6)),
+    ("forward", True): (Shape(64, 2, ROWS, 3, 4, 200, 0.041e-6), Shape(32, 8, ROWS, 2, 8, 168, 0.072e-6)),
+    ("backward", False): (Shape(128, 1, ROWS, 3, 2, 255, 0.025e-6), Shape(64, 4, ROWS, 2, 4, 255, 0.061e-6)),
+    ("backward", True): (
+        Shape(64, 4, ROWS, 2, 8, 255, 0.105e-6),
+        Shape(32, 8, ROWS, 2, 8, 255, 0.135e-6),
+        Shape(32, 4, ROWS, 2, 4, 255, 0.098e-6),
+    ),
 }
-# Steps of a tile and tiles in shared memory, one of them at work.
-TILES = {
-    ("forward", False): ((16, 8),),
-    ("forward", True): ((ROWS, 4),),
-    ("backward", False): ((ROWS, 3), (ROWS, 2)),
-    ("backward", True): ((ROWS, 3), (ROWS, 2)),
-}
-# Seconds of a step in a block that has its SM for itself, and before its first: B8 T4096 D2048 and B3 T512 D1536 in
-# bfloat16 on an H200.
-STEP = {
-    ("forward", False): 0.020e-6,
-    ("forward", True): 0.028e-6,
-    ("backward", False): 0.025e-6,
-    ("backward", True): 0.047e-6,
-}
-# Backward, half as many pairs in as many warps: less for each thread to finish, where SMs are left over for them.
-NARROW, NARROW_STEP = 32, 0.034e-6
 ENTRY = 1.5e-6
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """Plans: numbers a block, steps of a tile, stages, warps."""
+    """Plans: numbers a block, groups of warps, steps of each, stages, warps, registers a thread."""
     return ranked(every(problem, device, direction))
 
 
@@ -52,15 +55,15 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     read, written = (gate + word, word) if direction == "forward" else (gate + 2 * word, gate + word)
     kept = 4 * parts / ROWS if problem.needs_grad else 0
     moved = int(B * T * numbers * (read + written + kept))
-    # gates in float32, and backward their cosines and sines
-    ready = 4 * ROWS * (0 if not pairs else 2 if direction == "forward" else 4)
-    for block, warps in BLOCKS[direction, pairs]:
-        for steps, stages in TILES[direction, pairs]:
-            grid = Grid(max(-(-numbers // block) * B, 1), 32 * warps, 192, block * (stages * steps * read + ready))
-            narrow = block == NARROW
-            if not grid.fits(device) or (narrow and grid.blocks > (device.sms or 0)):
-                continue
-            serial = ENTRY + T * (NARROW_STEP if narrow else STEP[direction, pairs])
-            plan = Plan("hopper", (("block", block), ("steps", steps), ("stages", stages), ("warps", warps)))
-            operations = B * T * numbers * (80 if pairs else 6)
-            yield Candidate.of(plan, device, grid, moved, operations, False, serial)
+    for shape in SHAPES[direction, pairs]:
+        # what a group does to a state: a factor and what it adds
+        shared = shape.numbers * shape.groups * (shape.stages * shape.steps * read + 8 * parts)
+        blocks = max(-(-numbers // shape.numbers) * B, 1)
+        grid = Grid(blocks, 32 * shape.warps, shape.registers, shared)
+        if not grid.fits(device):
+            continue
+        serial = ENTRY + -(-T // shape.groups) * shape.each
+        names = ("block", "groups", "steps", "stages", "warps", "registers")
+        plan = Plan("hopper", tuple(zip(names, shape[:-1], strict=True)))
+        operations = B * T * numbers * (80 if pairs else 6)
+        yield Candidate.of(plan, device, grid, moved, operations, False, serial)

@@ -12,6 +12,8 @@ KEYS = (16, 32, 64, 128)
 # (columns of a block, warps), the faster first: a warp has 8. Four warps keep all schedulers of an SM busy.
 BLOCKS = ((32, 4), (16, 2))
 STAGES = 4
+# All that a thread may have.
+REGISTERS = 255
 # Seconds from one chunk to the next in one block, by itself and for each row and rank: B4 H16 G64 64 x 64 bfloat16,
 # rank 4, on an H200; backward with the forward pass that runs again.
 STEP, READ = {"forward": 0.2e-6, "backward": 0.5e-6}, {"forward": 1.2e-9, "backward": 6e-9}

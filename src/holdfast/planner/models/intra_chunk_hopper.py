@@ -17,7 +17,8 @@ UNIT = {128: (0.0, 0.53e-6), 192: (0.1e-6, 0.7e-6), 256: (0.22e-6, 0.9e-6)}
 # What the compiler takes (tests/kernels/matrix/test_hopper_intra_chunk.py), by values.
 REGISTERS = {64: 128, 128: 168}
 # Slots of the ring, the measured best first: with fewer more blocks share an SM, with more each has more on its way.
-# Where all blocks start at once, a slot more to fill is a delay of so many seconds: 0.9e-6 at C128 d64, 0.1e-6 at C64.
+# Where all blocks start at once, a slot more to fill keeps memory from what the first products wait for, so many
+# seconds: 0.6e-6 to 0.9e-6 at C128 d64, 0.3e-6 at C64.
 SLOTS = (4, 3)
 FILL = 0.4e-6
 # Backward, a chunk in one tile: seconds of a block, by columns, and warps and registers.

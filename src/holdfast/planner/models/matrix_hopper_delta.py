@@ -18,16 +18,18 @@ SCORE_WARPS, OTHER_WARPS = 4, 4
 # barriers, and what the compiler aligns
 SCRATCH = 1024
 # registers of a warp that prepares a chunk
-PREPARE_REGISTERS = 152
+PREPARE_REGISTERS = 168
 # seconds, H200, docs/lab-notes.md: of a wave of warps that prepare; of a chunk of the sweep, and of one without
 # outputs, by columns of v a block; of either before its first and after its last chunk; of a segment in the scan
-PREPARE_SECONDS = 1.25e-5
+PREPARE_SECONDS = 1.1e-5
 SWEEP_SECONDS = {64: 1.2e-6, 128: 1.85e-6}
 ADVANCE_SECONDS = {64: 0.75e-6, 128: 1.15e-6}
 FILL_SECONDS = 1.0e-5
 SCAN_SECONDS = 3.7e-6
 # columns of the state that a program of the scan carries
 COMPOSED = 16
+# how many packed sequences a call is taken to have
+SEQUENCES = 8
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -35,14 +37,20 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
     values, forward: columns of v a block; stages of tiles in flight; span, chunks that a block walks over: with fewer
     than the sequence has, the states that enter its segments are found first, by blocks of state_columns. Backward,
-    those of matrix_hopper_delta_gradients.py or, with a wider v, of the Triton kernels.
+    those of matrix_hopper_delta_gradients.py or, with a wider v, of the Triton kernels. Packed sequences are not cut.
     """
-    if direction == "forward":
-        return ranked(_candidates(problem, device))
-    if problem["V"] <= WIDEST:
-        return ranked(_gradients(problem, device))
-    found = matrix_triton_delta.candidates(problem, device, direction)
-    return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
+    if direction == "backward" and problem["V"] > WIDEST:
+        found = matrix_triton_delta.candidates(problem, device, direction)
+        return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
+    if problem.varlen:
+        problem = _apart(problem)
+    return ranked((_candidates if direction == "forward" else _gradients)(problem, device))
+
+
+def _apart(problem: Problem) -> Problem:
+    """Packed sequences as a batch: nothing says how many there are, nor how long each is."""
+    sizes = dict(problem.sizes) | {"B": SEQUENCES, "T": -(-problem["T"] // SEQUENCES)}
+    return replace(problem, sizes=tuple(sizes.items()))
 
 
 def _spans(problem: Problem, device: Device) -> Iterator[int]:
@@ -50,6 +58,8 @@ def _spans(problem: Problem, device: Device) -> Iterator[int]:
     chunks = max(1, -(-problem["T"] // CHUNK))
     pairs, segments = problem["B"] * problem["H"], 1
     yield chunks
+    if problem.varlen:
+        return
     while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
         segments *= 2
         yield -(-chunks // segments)

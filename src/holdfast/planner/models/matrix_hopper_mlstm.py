@@ -10,8 +10,8 @@ from .matrix_hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SCRATCH, tile
 
 # seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once: docs/lab-notes.md; of 64 estimates
 FORWARD_SECONDS = {64: 2.1e-6, 128: 2.3e-6}
-QUERIES_SECONDS = {64: 2.3e-6, 128: 3.5e-6}
-ADJOINT_SECONDS = {64: 3.1e-6, 128: 4.5e-6}
+QUERIES_SECONDS = {64: 2.3e-6, 128: 3.2e-6}
+ADJOINT_SECONDS = {64: 3.1e-6, 128: 4.2e-6}
 # of the forward sweep, which has four for the normaliser
 NORMALIZER_WARPS = 4
 
@@ -82,7 +82,7 @@ def _backward(problem: Problem, device: Device) -> Iterator[Candidate]:
         units = 1 + 2 * share, 2
         queries = _launch(problem, device, plan, elements, floats, units, products, QUERIES_SECONDS[key])
         elements = CHUNK * (5 * (key + value) + 2 * CHUNK) + key * value
-        floats = 2 * (CHUNK * (7 + 8 + key // 16 + key // 64) + key)
+        floats = 2 * (CHUNK * (9 + 4 + key // 16 + 2 * (key // 64)) + key)
         products = 2 * CHUNK * (key + value) + 3 * key * value
         units = 1 + 2 * share, 3
         adjoint = _launch(problem, device, plan, elements, floats, units, products, ADJOINT_SECONDS[key])

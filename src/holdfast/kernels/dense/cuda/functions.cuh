@@ -38,6 +38,8 @@ HF_DEVICE float hf_nan() { return std::numeric_limits<float>::quiet_NaN(); }
 HF_DEVICE bool hf_signbit(float x) { return std::signbit(x); }
 #endif
 
+#define ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
+
 HF_DEVICE bool hf_isnan(float x) { return x != x; }
 HF_DEVICE bool hf_isinf(float x) { return fabsf(x) == hf_inf(); }
 // as in PyTorch, a NaN on either side is the result

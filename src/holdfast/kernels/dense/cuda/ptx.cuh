@@ -66,9 +66,23 @@ HF_DEVICE void read_relaxed(uint4& v, const half_t* p, bool wanted) {
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
                  : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(p), "r"((u32)wanted));
 }
-HF_DEVICE void write_relaxed(half_t* p, u32 v, bool wanted) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.relaxed.gpu.global.u32 [%0], %1; }" ::"l"(p), "r"(v),
+HF_DEVICE void write_relaxed(half_t* p, half_t v, bool wanted) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.relaxed.gpu.global.u16 [%0], %1; }" ::"l"(p), "h"(v),
                  "r"((u32)wanted));
+}
+
+// what this thread did before comes before what it does after, for all that have seen a word of it from between
+HF_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// of either half of two words the larger
+HF_DEVICE u32 larger(u32 a, u32 b) {
+#if __CUDA_ARCH__ >= 900
+    u32 y;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+#else
+    return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
+#endif
 }
 
 // the same pointer, but not what was computed from it before: addresses that do not change would all be kept in registers

@@ -1,16 +1,16 @@
 // One head's recurrence in one block: R stays in registers, its vectors pass through shared memory.
 // Before this file: constexpr int WIDTH (a multiple of 8), ROWS, STAGES; constexpr bool RESETS.
 //
-// A product of 16 x 16 x 8 serves eight columns. With two sequences a block, every other column is of the same sequence: the
-// 16 rows of a matrix are channels of one gate, each lane finds its own cell among its four results, and all lanes have one.
-// With eight, each column is a sequence, and a matrix's rows are eight channels of two gates, so that a lane has all gates of
-// its two cells. A step is shortest with two; with eight it takes the fewest instructions a cell.
+// A product of 16 x 16 x 8 serves eight columns, of which a lane keeps its even one, 2q: no result is selected or passed on
+// by a lane that is not to use it. With two sequences a block, a matrix's rows are 16 channels of one gate: half of the lanes
+// have the upper ones' cells, half the lower ones'. With four, they are eight channels of two gates, and a lane has the cells
+// of both eighths of its warp's channels. A step is shortest with two; with four it takes fewer instructions a cell.
 
-constexpr bool EIGHT = ROWS == 8;
-static_assert(ROWS == 2 || ROWS == 8, "columns of a product");
-constexpr int CHANNELS = EIGHT ? 8 : 16;   // of a warp
-constexpr int CELLS = EIGHT ? 2 : 1;       // of a lane
-constexpr int MATRICES = EIGHT ? (RECURRENTS + 1) / 2 : RECURRENTS;
+constexpr bool FOUR = ROWS == 4;
+static_assert(ROWS == 2 || ROWS == 4, "columns of a product");
+constexpr int CHANNELS = 16;         // of a warp
+constexpr int CELLS = FOUR ? 2 : 1;  // of a lane
+constexpr int MATRICES = FOUR ? 2 * ((RECURRENTS + 1) / 2) : RECURRENTS;  // with four, matrix m is of eighth m % 2
 constexpr int WARPS = (WIDTH + CHANNELS - 1) / CHANNELS, THREADS = 32 * WARPS;
 constexpr int STEPS = (WIDTH + 15) / 16;   // products over a vector
 constexpr int VECTOR_BYTES = 32 * STEPS;   // one vector of one sequence, zeros past WIDTH
@@ -19,22 +19,27 @@ constexpr int PAIRS = STEPS / 2;           // products whose operands come 16 by
 // bytes from row to row in shared memory: as many, rounded up to remainder past a multiple of 128
 __device__ constexpr int padded(int bytes, int remainder) { return (bytes + 127 - remainder) / 128 * 128 + remainder; }
 // so that the lanes of a warp read their cells' elements without bank conflicts
-__device__ constexpr int row_bytes(int bytes, int element) { return padded(bytes, EIGHT ? 16 : element == 2 ? 32 : 64); }
+__device__ constexpr int row_bytes(int bytes, int element) { return padded(bytes, FOUR ? 16 : element == 2 ? 32 : 64); }
 // so that they read operands without bank conflicts
-__device__ constexpr int vector_bytes(int bytes) { return padded(bytes, 64); }
+__device__ constexpr int vector_bytes(int bytes) { return padded(bytes, 32); }
 
-// of a lane's cells: channel, the sequence of cell 0
+// of a lane's cells: channels and their sequence
 struct Place {
-    int lane, warp, r, q, channel, row, inside;  // inside: the channel, or the last one for a lane past WIDTH
+    int lane, warp, r, q, row, channel[CELLS], inside[CELLS];  // inside: the channel, or the last one for one past WIDTH
     HF_DEVICE Place() {
         lane = threadIdx.x & 31;
         warp = threadIdx.x >> 5;
         r = lane >> 2;
         q = lane & 3;
-        channel = CHANNELS * warp + r + (EIGHT ? 0 : 8 * (q >> 1));
-        row = EIGHT ? 2 * q : q & 1;
-        inside = min(channel, WIDTH - 1);
+        row = q % ROWS;
+#pragma unroll
+        for (int j = 0; j < CELLS; j++) {
+            channel[j] = CHANNELS * warp + 8 * (FOUR ? j : q >> 1) + r;
+            inside[j] = min(channel[j], WIDTH - 1);
+        }
     }
+    // which sequence column r of products is
+    HF_DEVICE int column() const { return (r >> 1) % ROWS; }
 };
 
 // the k of element e (0 or 1) of register j (0: a[0], b[0]; 1: a[2], b[1]) of product i
@@ -42,7 +47,7 @@ HF_DEVICE int k_of(int i, int q, int j, int e) {
     return i < 2 * PAIRS ? 32 * (i / 2) + 8 * q + 4 * (i % 2) + 2 * j + e : 16 * i + 4 * q + 2 * j + e;
 }
 
-// weight(m, half, k): of this lane's row of matrix m's upper or lower half for input channel k, which is inside the head
+// weight(m, half, k): of this lane's row of matrix m's upper or lower half for input channels k and k + 1, inside the head
 template <typename Weight> HF_DEVICE void load_weights(u32 (&a)[MATRICES][STEPS][4], const Place& at, Weight weight) {
 #pragma unroll
     for (int m = 0; m < MATRICES; m++)
@@ -53,14 +58,12 @@ template <typename Weight> HF_DEVICE void load_weights(u32 (&a)[MATRICES][STEPS]
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int k = k_of(i, at.q, j, 0);
-                    const u32 low = k < WIDTH ? weight(m, half, k) : 0, high = k < WIDTH ? weight(m, half, k + 1) : 0;
-                    a[m][i][2 * j + half] = low | high << 16;
+                    a[m][i][2 * j + half] = k < WIDTH ? weight(m, half, k) : 0;
                 }
 }
 
-// the operands of the vectors: from is where the first begins, stride the bytes to the next
-HF_DEVICE void load_vectors(u32 (&b)[STEPS][2], const char* from, int stride, const Place& at) {
-    const char* mine = from + at.r % ROWS * stride;
+// the operands of the vector of this lane's column, which begins at mine
+HF_DEVICE void load_vector(u32 (&b)[STEPS][2], const char* mine, const Place& at) {
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
         const uint4 v = *(const uint4*)(mine + 64 * i + 16 * at.q);
@@ -78,10 +81,8 @@ HF_DEVICE void load_vectors(u32 (&b)[STEPS][2], const char* from, int stride, co
 
 // gate g of this lane's cell j among the products' results
 HF_DEVICE float own(const float (&sum)[MATRICES][4], const Place& at, int g, int j) {
-    if (EIGHT) return sum[EIGHT ? g / 2 : 0][2 * (g % 2) + j];
-    const float(&mine)[4] = sum[EIGHT ? 0 : g];
-    const float upper = at.row ? mine[1] : mine[0], lower = at.row ? mine[3] : mine[2];
-    return at.q >> 1 ? lower : upper;
+    if (FOUR) return sum[FOUR ? g / 2 * 2 + j : 0][g % 2 * 2];
+    return at.q >> 1 ? sum[FOUR ? 0 : g][2] : sum[FOUR ? 0 : g][0];
 }
 
 // The 16-byte pieces of a step that this thread moves, of COLUMNS for each row; rows past the batch are left out.
@@ -123,7 +124,7 @@ template <int COLUMNS> struct Pieces {
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
             write_vector(memory[i], v[i], live[i] && wanted);
-            if (wanted) memory[i] += step;
+            memory[i] += step;
         }
     }
 };

@@ -19,7 +19,7 @@ constexpr int OLD_AT = ROWS * GATE_BYTES, GRAD_AT = OLD_AT + OLD * ROWS * STATE_
 constexpr int H_AT = GRAD_AT + ROWS * HALF_ROW_BYTES;
 constexpr int STAGE = H_AT + NEEDS[0] * ROWS * HALF_ROW_BYTES;
 constexpr int G_BYTES = vector_bytes(GATES * VECTOR_BYTES);
-static_assert(!EIGHT, "two sequences a block");  // the gates' gradients of one sequence
+static_assert(!FOUR, "two sequences a block");  // the gates' gradients of one sequence
 constexpr int G_TOTAL = 2 * ROWS * G_BYTES;
 static_assert(G_TOTAL + STAGES * STAGE <= SHARED_BYTES, "shared memory as planned");
 
@@ -40,13 +40,14 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
     const int head = blockIdx.y, first = blockIdx.x * ROWS, live = min(ROWS, batch - first);
     const int words = (length + 31) / 32;
     const long long token = (long long)heads * WIDTH, plane = (long long)batch * length * token;
-    const bool exists = at.channel < WIDTH, alive = exists && at.row < live, padding = at.channel >= width;
+    const int channel = at.channel[0], inside = at.inside[0], row = at.row;  // of this lane's cell
+    const bool exists = channel < WIDTH, alive = exists && row < live;
 
     u32 weights[RECURRENTS][STEPS][4];
     load_weights(weights, at, [&](int g, int half, int k) {
-        const int channel = CHANNELS * at.warp + at.r + 8 * half;
-        const long long row = ((long long)g * heads + head) * WIDTH + k;
-        return channel < WIDTH ? (u32)R[row * WIDTH + channel] : 0u;
+        const int column = CHANNELS * at.warp + 8 * half + at.r;
+        const half_t* from = R + (((long long)g * heads + head) * WIDTH + k) * WIDTH + column;
+        return column < WIDTH ? from[0] | (u32)from[WIDTH] << 16 : 0u;
     });
     for (int i = threadIdx.x; i < SHARED_BYTES / 16; i += THREADS) ((uint4*)shared)[i] = uint4{0, 0, 0, 0};
     __syncthreads();
@@ -98,7 +99,8 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
     drain.start(
         live, shift, -2 * INPUTS * token,
         [&](int row, int column) {
-            const long long gate = ((long long)(first + row) * length + last) * INPUTS + column / COLUMNS;
+            // one step early: in its first turn it writes nothing
+            const long long gate = ((long long)(first + row) * length + length) * INPUTS + column / COLUMNS;
             return dx + gate * token + head * WIDTH + 8 * (column % COLUMNS);
         },
         [&](int row, int column) {
@@ -108,7 +110,7 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
     extra_drain.start(
         EXTRAS > 0 ? live : 0, 0, -2 * EXTRAS * token,
         [&](int row, int column) {
-            const long long gate = ((long long)(first + row) * length + last) * EXTRAS + column / COLUMNS;
+            const long long gate = ((long long)(first + row) * length + length) * EXTRAS + column / COLUMNS;
             return extra + gate * token + head * WIDTH + 8 * (column % COLUMNS);
         },
         [&](int row, int column) {
@@ -117,7 +119,7 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(i, i);
 
-    const long long own_state = (long long)(first + at.row) * token + head * WIDTH + at.channel;
+    const long long own_state = (long long)(first + row) * token + head * WIDTH + channel;
     float carry[STATES], bias[GATES];
 #pragma unroll
     for (int i = 0; i < GATES; i++) bias[i] = 0.0f;
@@ -136,7 +138,7 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
         u32 operand[RECURRENTS][STEPS][2];
 #pragma unroll
         for (int k = 0; k < RECURRENTS; k++)
-            load_vectors(operand[k], now + GATE_OF[k] * VECTOR_BYTES, G_BYTES, at);
+            load_vector(operand[k], now + at.column() * G_BYTES + GATE_OF[k] * VECTOR_BYTES, at);
         // gates inside: neighbouring products do not wait for one another
 #pragma unroll
         for (int i = 0; i < STEPS; i++)
@@ -148,16 +150,16 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
 
         float g[GATES], old[STATES];
         gate_words kept;
-        load_gates(kept, here + at.row * GATE_BYTES + at.inside * (GATES_KEPT * GATE_SIZE));
+        load_gates(kept, here + row * GATE_BYTES + inside * (GATES_KEPT * GATE_SIZE));
         unpack_gates(g, kept);
-        const float grad = widen(((const half_t*)(here + GRAD_AT + at.row * HALF_ROW_BYTES))[at.inside]);
-        const bool starts = RESETS && at.row < live && t >= 0 && bit(resets, words, first + at.row, t);
+        const float grad = widen(((const half_t*)(here + GRAD_AT + row * HALF_ROW_BYTES))[inside]);
+        const bool starts = RESETS && row < live && t >= 0 && bit(resets, words, first + row, t);
 #pragma unroll
         for (int i = 0, k = 0; i < STATES; i++) {
             old[i] = 0.0f;
-            if (NEEDS[i] && i == 0) old[i] = widen(((const half_t*)(here + H_AT + at.row * HALF_ROW_BYTES))[at.inside]);
+            if (NEEDS[i] && i == 0) old[i] = widen(((const half_t*)(here + H_AT + row * HALF_ROW_BYTES))[inside]);
             if (NEEDS[i] && i > 0) {
-                old[i] = ((const float*)(here + OLD_AT + (k * ROWS + at.row) * STATE_BYTES))[at.inside];
+                old[i] = ((const float*)(here + OLD_AT + (k * ROWS + row) * STATE_BYTES))[inside];
                 k++;
             }
         }
@@ -171,13 +173,14 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
         drain.write(out, step > 0);
         if (EXTRAS > 0) extra_drain.write(out_extra, step > 0);
         fetch(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+        copy_wait<STAGES - 2>();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int k = 1; k < RECURRENTS; k++) sum[0][j] += sum[k][j];
         float through = hf_min(hf_max(own(sum, at, 0, 0), -clip), clip);
-        if (RESETS && at.row < live && step > 0 && bit(resets, words, first + at.row, t + 1)) through = 0.0f;
+        if (RESETS && row < live && step > 0 && bit(resets, words, first + row, t + 1)) through = 0.0f;
         carry[0] += through;
         if (t >= 0) {
             float d[STATES], dg[GATES];
@@ -188,14 +191,13 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
             if (RESETS && starts)
 #pragma unroll
                 for (int i = 0; i < STATES; i++) carry[i] = 0.0f;
-            half_t* to = (half_t*)(next + at.row * G_BYTES + 2 * at.channel);
+            half_t* to = (half_t*)(next + row * G_BYTES + 2 * channel);
 #pragma unroll
             for (int i = 0; i < GATES; i++) {
                 bias[i] += alive ? dg[i] : 0.0f;
-                to[i * (VECTOR_BYTES / 2)] = padding ? (half_t)0 : narrow(dg[i]);
+                if (channel < width) to[i * (VECTOR_BYTES / 2)] = narrow(dg[i]);
             }
         }
-        copy_wait<STAGES - 2>();
         __syncthreads();
         char* used = (char*)now;
         now = next;
@@ -207,6 +209,6 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
 #pragma unroll
     for (int i = 0; i < GATES; i++) {
         const float total = bias[i] + __shfl_xor_sync(0xffffffffu, bias[i], 1);
-        if (at.row == 0 && exists) db[(((long long)blockIdx.x * GATES + i) * heads + head) * WIDTH + at.channel] = total;
+        if (row == 0 && exists) db[(((long long)blockIdx.x * GATES + i) * heads + head) * WIDTH + channel] = total;
     }
 }

@@ -3,11 +3,13 @@
 // what does not fit there either is read again for every tile, from the L2 cache.
 // The warps of a block share the sum over k out: each takes groups of 32 channels, and the block adds what they found.
 //
-// Vectors pass between blocks through memory that only they write, each word once: filled beforehand with SENTINEL, a pair
-// of NaNs that no conversion yields, every word is its own flag. No fence, no barrier between blocks: a reader asks again
+// Vectors pass between blocks through memory that only they write, each number once: filled beforehand with SENTINEL, a NaN
+// that no conversion yields, every number is its own flag. No fence, no barrier between blocks: a reader asks again
 // until no word is the sentinel, a bounded number of times; then it reports that the grid is stuck and waits no more.
+// The first REACH steps are filled before the launch. What comes after, the lanes that will write it fill REACH steps ahead;
+// a fence at either end, some steps later, keeps a reader from seeing what was there before.
 // Before this file: constexpr int WIDTH and SLICE (multiples of 8), WARPS (4, 8, 12 or 16), IN_REGISTERS, IN_SHARED, RESETS,
-// TAKEN and LEFT.
+// TAKEN, LEFT and REACH.
 
 // Two roles: WARPS warps wait for vectors and multiply, four more have a lane for each EACH cells of a tile, add up what the
 // others found, run the cell and publish. They hand sums over through two buffers, so that both work at once.
@@ -17,9 +19,11 @@ static_assert(TILE % EACH == 0, "all lanes have as many sequences");
 constexpr int GROUPS = (WIDTH + 31) / 32, PER_WARP = (GROUPS + WARPS - 1) / WARPS;
 constexpr int ON_CHIP = IN_REGISTERS + IN_SHARED;  // groups of a warp
 constexpr int EIGHTS = SLICE / 8;  // of a slice's channels
-#define ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
-constexpr u32 SENTINEL = 0xffffffffu;
+
+constexpr u32 SENTINEL = 0xffffu;
 constexpr int PATIENCE = 1 << 22;
+// Whether to fence, after the first tile of step t: once or more between the filling of a step and the look at it.
+HF_DEVICE bool fences(int t) { return t % ((REACH + 3) / 4) == 0; }
 
 // named barriers
 enum { FULL = 1, EMPTY = 3, PUBLISHED = 5, SUMMED = 7 };
@@ -41,7 +45,7 @@ template <int MATRICES> struct Weights {
     u32 held[MATRICES][IN_REGISTERS > 0 ? IN_REGISTERS : 1][2][4];
     const uint4* rest;  // [matrix][group][half][lane] of this warp
 
-    // weight(m, half, r, k): of row 8 * half + r of matrix m, for input channel k
+    // weight(m, half, r, k): of row 8 * half + r of matrix m, for the eight input channels from k on
     template <typename Weight> HF_DEVICE void load(char* shared, int warp, int lane, Weight weight) {
         const int r = lane >> 2, q = lane & 3;
         uint4* mine = (uint4*)shared + warp * (MATRICES * IN_SHARED * 2 * 32) + lane;
@@ -50,25 +54,20 @@ template <int MATRICES> struct Weights {
         for (int m = 0; m < MATRICES; m++)
 #pragma unroll
             for (int i = 0; i < ON_CHIP; i++)
+            {
+                const int k = 32 * (warp * PER_WARP + i) + 8 * q;
+                uint4 v = {0, 0, 0, 0}, w = {0, 0, 0, 0};
+                if (k < WIDTH) v = weight(m, 0, r, k), w = weight(m, 1, r, k);
+                const u32 a[2][4] = {{v.x, w.x, v.y, w.y}, {v.z, w.z, v.w, w.w}};
 #pragma unroll
-                for (int u = 0; u < 2; u++) {
-                    u32 a[4];
-#pragma unroll
-                    for (int j = 0; j < 2; j++)
-#pragma unroll
-                        for (int half = 0; half < 2; half++) {
-                            const int k = 32 * (warp * PER_WARP + i) + 8 * q + 4 * u + 2 * j;
-                            const u32 low = k < WIDTH ? weight(m, half, r, k) : 0;
-                            const u32 high = k < WIDTH ? weight(m, half, r, k + 1) : 0;
-                            a[2 * j + half] = low | high << 16;
-                        }
+                for (int u = 0; u < 2; u++)
                     if (i < IN_REGISTERS) {
 #pragma unroll
-                        for (int j = 0; j < 4; j++) held[m][i < IN_REGISTERS ? i : 0][u][j] = a[j];
+                        for (int j = 0; j < 4; j++) held[m][i < IN_REGISTERS ? i : 0][u][j] = a[u][j];
                     } else {
-                        mine[((m * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32] = uint4{a[0], a[1], a[2], a[3]};
+                        mine[((m * IN_SHARED + i - IN_REGISTERS) * 2 + u) * 32] = uint4{a[u][0], a[u][1], a[u][2], a[u][3]};
                     }
-                }
+            }
     }
     // both products of a group that lies in memory: upper and lower are where this lane's eight channels of the rows r and r + 8
     // begin, if wanted
@@ -92,9 +91,9 @@ template <int MATRICES> struct Weights {
     }
 };
 
-HF_DEVICE u32 larger(u32 a, u32 b) { return a > b ? a : b; }
-// whether a word is SENTINEL, the largest of all
 HF_DEVICE u32 largest(const uint4& v) { return larger(larger(v.x, v.y), larger(v.z, v.w)); }
+// whether one of two numbers, each the largest of many, is SENTINEL, the largest of all
+HF_DEVICE bool missing(u32 most) { return most >> 16 == SENTINEL || (most & 0xffffu) == SENTINEL; }
 
 // the pieces of a warp's share that lie within the head; all where they do for every warp, known when this is compiled
 HF_DEVICE u32 pieces_inside(int first) {
@@ -129,9 +128,9 @@ template <int COUNT> struct Mail {
             u32 most = 0;
 #pragma unroll
             for (int i = 0; i < COUNT; i++) most = larger(most, largest(v[i]));
-            if (!__any_sync(0xffffffffu, most == SENTINEL)) return true;
+            if (!__any_sync(0xffffffffu, missing(most))) return true;
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) read_relaxed(v[i], where(i), largest(v[i]) == SENTINEL);
+            for (int i = 0; i < COUNT; i++) read_relaxed(v[i], where(i), missing(largest(v[i])));
         }
         return false;
     }
@@ -224,9 +223,10 @@ struct Share {
     int head, channel, first, live, tiles;
     HF_DEVICE bool keeps_pace() const { return tiles <= 2; }  // whether Clock is used
     HF_DEVICE Share(int batch, int rows, int first_head) {
-        channel = (int)(blockIdx.x % SLICES) * SLICE;
-        head = first_head + blockIdx.x / SLICES;
-        first = blockIdx.y * rows;
+        const int bx = blockIdx.x, by = blockIdx.y;
+        channel = bx % SLICES * SLICE;
+        head = first_head + bx / SLICES;
+        first = by * rows;
         live = min(rows, batch - first);
         tiles = (live + TILE - 1) / TILE;
     }

@@ -1,5 +1,6 @@
 // Backward pass of a head over many blocks, from the last step. Grid (slices of heads, ranges of rows sequences), cooperative.
-// Arguments as in resident_backward.cu; dx and extra filled with SENTINEL; entry is not needed. db [ranges, GATES, H, WIDTH].
+// Arguments as in resident_backward.cu; the last REACH steps of dx and extra are filled with SENTINEL; entry is not
+// needed. db [ranges, GATES, H, WIDTH].
 // Before this file: constexpr int AT_ONCE, the gates whose gradients a warp asks for together.
 
 // of weights that are read again and again, eight must lie side by side: R is [RECURRENTS, H, in, out] then
@@ -45,8 +46,11 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
         weights.load(shared, warp, lane, [&](int m, int half, int r, int k) {
             const int place = m % PER_GATE * 16 + 8 * half + r, channel = own.channel + place;
             const long long matrix = (long long)(m / PER_GATE) * heads + own.head;
-            const int row = TURNED ? channel : k, column = TURNED ? k : channel;
-            return place < SLICE && channel < WIDTH ? (u32)R[(matrix * WIDTH + row) * WIDTH + column] : 0u;
+            if (place >= SLICE || channel >= WIDTH) return uint4{0, 0, 0, 0};
+            if (TURNED) return *(const uint4*)(R + (matrix * WIDTH + channel) * WIDTH + k);
+            const half_t* from = R + (matrix * WIDTH + k) * WIDTH + channel;
+            auto two = [&](int i) { return from[2 * i * WIDTH] | (u32)from[(2 * i + 1) * WIDTH] << 16; };
+            return uint4{two(0), two(1), two(2), two(3)};
         });
         const u32 inside = pieces_inside(k0);
         const long long column = (long long)(own.first + r) * length * token, within = own.head * WIDTH + k0;
@@ -77,6 +81,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
         for (int t = length - 1; t >= -1; t--)
             for (int tile = 0; tile < own.tiles; tile++, turn++) {
                 const bool wraps = tile + 1 == own.tiles, ends = turn + 1 == turns;
+                if (turn > 1) meet(EMPTY + (turn & 1));
                 float sum[RECURRENTS * PER_GATE][4];
 #pragma unroll
                 for (int m = 0; m < RECURRENTS * PER_GATE; m++)
@@ -133,7 +138,6 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                 // the step whose dg the next turn multiplies, if there is one
                 const int next = t + 1 - wraps;
                 if (!own.keeps_pace() && !ends && next < length) ask();
-                if (turn > 1) meet(EMPTY + (turn & 1));
                 float* part = parts + ((turn & 1) * WARPS + warp) * PART_FLOATS;
 #pragma unroll
                 for (int e = 0; e < EIGHTS; e++)
@@ -145,6 +149,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                         part[(2 * q + j) * PITCH + 8 * e + r] = total;
                     }
                 arrive(FULL + (turn & 1));
+                if (tile == 0 && fences(t + 1)) fence();
                 if (own.keeps_pace() && !ends && next < length) {
                     pace.wait(turn + 1 - own.tiles);
                     ask();
@@ -154,7 +159,6 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
         leave_registers();
         const Cells my(own);
         const int channel = own.channel + my.d;
-        const bool even = my.d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
         const long long base = pinned((long long)(own.first + my.n) * length * token);  // of this lane's first row
         const long long beside = pinned((long long)BESIDE * length * token);            // to its next one
@@ -271,12 +275,12 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
 #pragma unroll
                     for (int i = 0; i < GATES; i++) {
                         const float value = alive && channel < width ? dg[i] : 0.0f;
-                        const u32 pair = pack(value, __shfl_down_sync(0xffffffffu, value, 1));
+                        const half_t found = narrow(value);
                         bias[i] += value;
                         if (INPUT_OF[i] >= 0)
-                            write_relaxed(dx + place * INPUTS + INPUT_OF[i] * token + at, pair, alive && even);
+                            write_relaxed(dx + place * INPUTS + INPUT_OF[i] * token + at, found, alive);
                         if (EXTRA_OF[i] >= 0)
-                            write_relaxed(extra + place * EXTRAS + EXTRA_OF[i] * token + at, pair, alive && even);
+                            write_relaxed(extra + place * EXTRAS + EXTRA_OF[i] * token + at, found, alive);
                     }
 #pragma unroll
                     for (int i = 0; i < STATES; i++)
@@ -288,6 +292,19 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                 }
             }
             if (own.keeps_pace() && t >= 0) pace.publish(turn);
+#pragma unroll
+            for (int c = 0; c < EACH; c++) {
+                const bool fills = my.exists && TILE * tile + my.n + c * BESIDE < own.live && t >= REACH;
+                const long long place = base + walk.at - REACH * token + c * beside;
+#pragma unroll
+                for (int i = 0; i < GATES; i++) {
+                    if (INPUT_OF[i] >= 0)
+                        write_relaxed(dx + place * INPUTS + INPUT_OF[i] * token + at, (half_t)SENTINEL, fills);
+                    if (EXTRA_OF[i] >= 0)
+                        write_relaxed(extra + place * EXTRAS + EXTRA_OF[i] * token + at, (half_t)SENTINEL, fills);
+                }
+            }
+            if (tile == 0 && t >= 0 && fences(t)) fence();
             take(ring.next(), t - wraps, wraps ? 0 : tile + 1);
         }
         // this block's share of db, added in one order

@@ -1,7 +1,8 @@
 // Forward pass of a head over many blocks. Grid (slices of heads, ranges of rows sequences), cooperative.
 // x [B, T, INPUTS, H, WIDTH], R [RECURRENTS, H, WIDTH, WIDTH], bias [GATES, H, WIDTH] or null, initial [STATES, B, H,
-// WIDTH] or null, entry [B, H, WIDTH] the initial h as operand, resets [B, words] or null.
-// h [B, T, H, WIDTH] filled with SENTINEL, final [STATES, B, H, WIDTH]; states and gates for the backward pass, or null.
+// WIDTH] or null, entry [B, H, WIDTH] the initial h as operand or null, resets [B, words] or null.
+// h [B, T, H, WIDTH], the first REACH steps filled with SENTINEL, final [STATES, B, H, WIDTH]; states and gates for the
+// backward pass, or null.
 // failed: set to 1 when the grid is stuck. pause: cycles to wait before asking for what no block can have yet.
 // Before this file: constexpr int AT_ONCE, 1 or 2: of how many turns vectors may be on their way.
 
@@ -38,7 +39,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
         weights.load(shared, warp, lane, [&](int m, int half, int r, int k) {
             const int n = 2 * m + half, channel = own.channel + n / RECURRENTS * 8 + r;
             const long long row = ((long long)(n % RECURRENTS) * heads + own.head) * WIDTH + channel;
-            return n < HALVES && channel < WIDTH ? (u32)R[row * WIDTH + k] : 0u;
+            return n < HALVES && channel < WIDTH ? *(const uint4*)(R + row * WIDTH + k) : uint4{0, 0, 0, 0};
         });
         const u32 inside = pieces_inside(k0);
         const half_t* entering = entry + (own.first + r) * token + own.head * WIDTH + k0;
@@ -54,7 +55,8 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
             if (asked.t == length) return;
             const half_t* source = asked.t == 0 ? entering + TILE * asked.tile * token : column + asked.at;
             const int row = TILE * asked.tile + r;
-            const bool reads = row < own.live && !bit(resets, words, own.first + min(row, own.live - 1), asked.t);
+            const bool reads = row < own.live && (asked.t > 0 || entry) &&
+                               !bit(resets, words, own.first + min(row, own.live - 1), asked.t);
             mails[m].ask([&](int i) { return source + 32 * i; }, [&](int i) { return reads && (inside >> i & 1); });
             sources[m] = source;
             asked.next();
@@ -66,6 +68,8 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
         auto take = [&](int turn, int m) ALWAYS_INLINE {
             Mail<PER_WARP>& mail = mails[m];
             const half_t* source = sources[m];
+            // now rather than where sums are stored: nobody waits for it here
+            if (turn > 1) meet(EMPTY + (turn & 1));
             // what is there from the start may have any bits, SENTINEL's too
             if (patient && turn >= own.tiles && !mail.wait([&](int i) { return source + 32 * i; })) {
                 patient = false;
@@ -105,7 +109,6 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                 ask(m);
             else if (!own.keeps_pace())
                 ask(AT_ONCE - 1 - m);
-            if (turn > 1) meet(EMPTY + (turn & 1));
             const u32 part = parts_at + (turn & 1) * PART_BYTES;
 #pragma unroll
             for (int p = 0; p < PLANES; p++)
@@ -122,6 +125,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                         write_shared(part + (u32)sizeof(Sums) * (p * PLACES + j * PITCH + 8 * e), f.gate);
                     }
             arrive(FULL + (turn & 1));
+            if (asked.tile == 0 && fences(asked.t)) fence();
             if (own.keeps_pace() && turn + 1 < turns) {
                 if (turn + 1 >= own.tiles) pace.wait(turn + 1 - own.tiles);
                 ask(AT_ONCE - 1 - m);
@@ -137,10 +141,10 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
         leave_registers();
         const Cells my(own);
         const int channel = own.channel + my.d;
-        const bool even = my.d % 2 == 0;
         const long long at = own.head * WIDTH + channel, plane = (long long)batch * length * token;
         const long long base = pinned((long long)(own.first + my.n) * length * token + at);  // of this lane's first cell
         const long long beside = pinned((long long)BESIDE * length * token);                 // to its next one
+        const long long reach = pinned(REACH * token);
         float* carried = (float*)(slots + SLOTS * Inputs::BYTES + CLOCK_BYTES) + my.at;  // [tile][state][cell]
         float offset[GATES];
 #pragma unroll
@@ -224,9 +228,15 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                     if (RECURRENT_OF[i] >= 0) g[c][i] += total[c][RECURRENT_OF[i]];
                 cell_forward(s[c], g[c], out[c]);
                 const float here = channel < width ? out[c][0] : 0.0f;
-                write_relaxed(h + place, pack(here, __shfl_down_sync(0xffffffffu, here, 1)), alive && even);
+                write_relaxed(h + place, narrow(here), alive);
             }
             if (own.keeps_pace() && turn + own.tiles < turns) pace.publish(turn);
+#pragma unroll
+            for (int c = 0; c < EACH; c++) {
+                const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
+                write_relaxed(h + base + walk.at + c * beside + reach, (half_t)SENTINEL, alive && walk.t + REACH < length);
+            }
+            if (tile == 0 && fences(walk.t)) fence();
 #pragma unroll
             for (int c = 0; c < EACH; c++) {
                 const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
