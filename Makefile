@@ -30,7 +30,7 @@ test: $(STAMP) ## Run the tests; ARGS='-k gla' passes options to pytest
 
 newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, without a GPU
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/newest-triton triton
-	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q tests/kernels -k 'compile and not cuda and not 80 and not 100' $(ARGS)
+	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q -n auto tests/kernels -k 'compile and not cuda and not 80 and not 100' $(ARGS)
 
 lint: $(STAMP) ## Check style and format
 	@$(BIN)/python -m ruff check --quiet
