@@ -5,14 +5,13 @@ from torch import Tensor
 
 from holdfast.kernels.common import triton_launch
 from holdfast.kernels.common.gluon_launch import launch, tiles
+from holdfast.planner.models.matrix_hopper_delta import PREPARE_REGISTERS
 
 from .hopper_delta_compose import compose
 from .hopper_delta_prepare import prepare
 from .hopper_delta_sweep import COLUMNS, delta_sweep
 from .hopper_launch import LAYOUT, TOKENS, Gates, kind, width_of
 
-# of a preparing warp: next to nothing spills, and a dozen of them fit on a multiprocessor
-REGISTERS = 168
 # columns of the state that one program carries over the segments
 COMPOSED = 16
 
@@ -47,7 +46,7 @@ def run_prepare(k: Tensor, heads: int, gates: Gates, cu_seqlens: Tensor | None =
     constants = {"HALVES": width_of(keys) // 64}
     types = (*gates.types(), k.dtype, kind(cu_seqlens))
     grid = (batch * heads, chunks, 1) if cu_seqlens is None else (heads * chunks, 1, 1)
-    launch(prepare, grid, arguments, constants, 1, types, REGISTERS)
+    launch(prepare, grid, arguments, constants, 1, types, PREPARE_REGISTERS)
     return a
 
 

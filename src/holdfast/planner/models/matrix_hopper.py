@@ -123,6 +123,13 @@ def _fill(segments: int) -> float:
     return FILL_SECONDS + (SEGMENT_SECONDS if segments > 1 else 0.0)
 
 
+def _kept(problem: Problem, plan: Plan) -> int:
+    """Bytes of the states that the sweep for dq leaves to the adjoint sweep."""
+    span = plan["span"]
+    segments = max(1, -(-problem["T"] // (span * CHUNK)))
+    return 2 * problem["B"] * problem["H"] * segments * -(-span // plan["save"]) * problem["K"] * problem["V"]
+
+
 def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int], summing: bool) -> Candidate | None:
     """One launch of hopper_sweep.py. widths: columns of q and k, and of v. summing: row sums are taken as well."""
     keys, values = widths
@@ -141,7 +148,7 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     # of q, k and v, those that come from the call's q and k are read once a group of heads
     forward = (2 * keys * share + 2 * values) if not summing else (2 * keys + values * (1 + 2 * share))
     states = 2 * 4 * pairs * problem["K"] * problem["V"]
-    moved = int(pairs * problem["T"] * (2 * forward + 8)) + states
+    moved = int(pairs * problem["T"] * (2 * forward + 8)) + states + (_kept(problem, plan) if summing else 0)
     operations = pairs * slices * chunks * 2 * CHUNK * (CHUNK * (wide + columns) + 2 * wide * columns)
     seconds = (SUMMING_SWEEP_SECONDS if summing else SWEEP_SECONDS)[wide, columns]
     return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + span * seconds)
@@ -163,5 +170,6 @@ def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
         return None
     share = problem["Hq"] / problem["H"]
     moved = int(pairs * problem["T"] * (2 * (problem["K"] * (2 * share + 1) + 3 * problem["V"]) + 16))
+    moved += _kept(problem, plan) if "decay=scalar" in problem.traits else 0
     operations = pairs * chunks * 2 * CHUNK * (2 * CHUNK * (wide + narrow) + 3 * wide * narrow)
     return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + span * ADJOINT_SECONDS[wide])

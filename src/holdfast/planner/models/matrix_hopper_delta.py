@@ -17,7 +17,7 @@ STAGES = 3
 SCORE_WARPS, OTHER_WARPS = 4, 4
 # barriers, and what the compiler aligns
 SCRATCH = 1024
-# registers of a warp that prepares a chunk
+# registers of a warp that prepares a chunk: next to nothing spills, and a dozen of them fit on a multiprocessor
 PREPARE_REGISTERS = 168
 # seconds, H200, docs/lab-notes.md: of a wave of warps that prepare; of a chunk of the sweep, and of one without
 # outputs, by columns of v a block; of either before its first and after its last chunk; of a segment in the scan
