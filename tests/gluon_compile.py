@@ -14,19 +14,23 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from triton_compile import bounded
-from uniform_registers import overwritten_operands, unset_uniform_registers
+from uniform_registers import overwritten_operands, spilled_among_products, unset_uniform_registers
 
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """shared: bytes a block. spilled: bytes a thread, as `bounded`. notes: what the assembler remarks."""
+    """shared: bytes a block. spilled: bytes a thread, as `bounded`. notes: what the assembler remarks.
+
+    reloaded: instructions for spilled registers in loops of products.
+    """
 
     shared: int
     spilled: int
     notes: str
     ptx: str
+    reloaded: list[str]
 
 
 class Recorded(Exception):
@@ -52,6 +56,7 @@ def recorded(monkeypatch: Any, *modules: Any) -> list[Recorded]:
         types: Any,
         registers: Any = None,
         overlaps: bool = False,
+        cooperative: bool = False,
     ) -> None:
         launches.append(Recorded(kernel, arguments, constants, warps, registers))
 
@@ -71,13 +76,14 @@ def _type_of(argument: Any) -> str:
     return f"tensordesc<{TYPES[argument.base.dtype]}[{block}],{argument.layout!r}>"
 
 
-def compile_launch(launch: Recorded) -> Compiled:
-    """Compiles for sm_90a what a recorded launch would run."""
+def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
+    """Compiles for sm_90a what a recorded launch would run. aligned: pointers at multiples of 16 bytes, as launched."""
     names = launch.kernel.arg_names
     values = dict(zip(names, launch.arguments, strict=False)) | launch.constants
     signature = {name: "constexpr" if name in launch.constants else _type_of(values[name]) for name in names}
     constants = {(names.index(name),): values[name] for name in names if signature[name] == "constexpr"}
-    source = GluonASTSource(launch.kernel, signature, constants)
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned if values.get(name) is not None}
+    source = GluonASTSource(launch.kernel, signature, constants, attributes)
     options = {"num_warps": launch.warps, "maxnreg": launch.registers}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +97,8 @@ def compile_launch(launch: Recorded) -> Compiled:
     assert not overwritten, overwritten
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
-    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"])
+    reloaded = spilled_among_products(cubin)
+    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], reloaded)
 
 
 def places_of_stores(ptx: str) -> list[int]:

@@ -2,8 +2,9 @@
 
 With gluon_emulator.py's operations. What runs by itself is done as badly as it may be: a TMA copy into shared memory
 overwrites what is there as soon as it starts, one out of it reads no sooner than at the wait for it, and so does a
-product, whose result is NaN until then. What a barrier waits for has to happen within seconds. No element of a result
-may be written twice: results are to hold NaN beforehand, as conftest.py fills new memory.
+product, whose result is NaN until then. What TMA stores is in memory when that is waited for too, or when the partition
+ends. What a barrier waits for has to happen within seconds. No element of a result may be written twice: results are to
+hold NaN beforehand, as conftest.py fills new memory.
 """
 
 import math
@@ -85,14 +86,43 @@ class _Block:
         self.mine = threading.local()
 
     def start(self, warps: int) -> None:
-        self.mine.warps, self.mine.products, self.mine.stores = warps, [], []
+        self.mine.warps, self.mine.products, self.mine.stores, self.mine.landing = warps, [], [], []
+
+
+class _Grid:
+    """The barrier of blocks that run at once."""
+
+    def __init__(self, blocks: int) -> None:
+        self.changed, self.blocks, self.arrived, self.failed = threading.Condition(), blocks, 0, False
+
+    def before(self) -> Value:
+        with self.changed:
+            return Value(torch.tensor(-(self.arrived // self.blocks % 2), dtype=torch.int32))
+
+    def arrive(self) -> None:
+        with self.changed:
+            self.arrived += 1
+            self.changed.notify_all()
+
+    def fail(self) -> None:
+        with self.changed:
+            self.failed = True
+            self.changed.notify_all()
+
+    def wait(self, before: Value) -> None:
+        with self.changed:
+            turned = self.changed.wait_for(
+                lambda: self.failed or (self.arrived // self.blocks % 2 == 0) != (int(before.data) >= 0), _SECONDS
+            )
+            assert turned, "a block that is waited for does not arrive"
+            assert not self.failed, "another block failed"
 
 
 class _Hopper:
     """The operations of one block, by the names under which kernels import them."""
 
-    def __init__(self, program: tuple[int, ...], grid: tuple[int, ...], warps: int) -> None:
-        self.block = _Block()
+    def __init__(self, program: tuple[int, ...], grid: tuple[int, ...], warps: int, blocks: _Grid) -> None:
+        self.block, self.blocks = _Block(), blocks
         self.block.start(warps)
         language = _Language(program[0], warps)
         allocate = language.allocate_shared_memory
@@ -129,6 +159,9 @@ class _Hopper:
             "barrier": lambda: None,
             "reinterpret": Shared.reinterpret,
             "square": _square,
+            "panel": _panel,
+            "wide": lambda x: x.to(DType(torch.float32)),
+            "chosen": lambda x, y, first: Value(torch.where(first.data == 0, y.data, x.data)),
             "fence_async_shared": lambda: None,
             "tma_load": self.tma_load,
             "tma_store": self.tma_store,
@@ -139,6 +172,11 @@ class _Hopper:
             # instructions of the processor, and shuffles between lanes, which are not emulated
             "wait_for_launch": lambda: None,
             "let_launch": lambda: None,
+            "fence_async": lambda: None,
+            "land_stores": self.land_stores,
+            "before_grid": blocks.before,
+            "arrive_at_grid": blocks.arrive,
+            "wait_for_grid": blocks.wait,
             "to_half": lambda x, dtype: Value(x.data.to(dtype.torch)),
             "rounded": lambda x, dtype: Value(x.data.to(dtype.torch).to(torch.float32)),
             "eight_columns": lambda x: x,
@@ -151,12 +189,14 @@ class _Hopper:
             self.block.start(of)
             try:
                 function(*arguments)
+                self.land_stores()
                 assert not self.block.mine.products
                 assert not self.block.mine.stores
             except BaseException as failure:
                 with self.block.changed:
                     self.block.failures.append(failure)
                     self.block.changed.notify_all()
+                self.blocks.fail()
 
         own = self.block.mine.warps
         threads = [
@@ -180,17 +220,19 @@ class _Hopper:
 
     def tma_store(self, tiles: Tiles, corner: list[Any], source: Shared) -> None:
         here, there = tiles.at(corner)
-
-        def write() -> None:
-            assert here.isnan().all(), "written twice"
-            here.copy_(source.data[there])
-
-        self.block.mine.stores.append(write)
+        self.block.mine.stores.append((here, source.data[there]))
 
     def tma_store_wait(self, outstanding: int) -> None:
         stores = self.block.mine.stores
         while len(stores) > outstanding:
-            stores.pop(0)()
+            here, data = stores.pop(0)
+            self.block.mine.landing.append((here, data.clone()))
+
+    def land_stores(self) -> None:
+        while self.block.mine.landing:
+            here, data = self.block.mine.landing.pop(0)
+            assert here.isnan().all(), "written twice"
+            here.copy_(data)
 
     def warpgroup_mma(self, a: Any, b: Shared, sum_: Value, use_acc: bool = True, is_async: bool = False) -> Value:
         result = Value(torch.full_like(sum_.data, math.nan))
@@ -219,6 +261,10 @@ def _square(matrix: Shared, row: int, column: int, layout: Any) -> Shared:
     """The same memory by other strides: here a matrix is not in panels."""
     part = matrix.data[64 * row : 64 * (row + 1), 64 * column : 64 * (column + 1)]
     return Shared(part[None, :, None, :])
+
+
+def _panel(tile: Shared, half: Any) -> Shared:
+    return tile.slice(64 * int(_raw(half)), 64, 1)
 
 
 def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
@@ -259,11 +305,40 @@ def _argument(x: Any) -> Any:
 
 
 def launch(
-    kernel: Any, grid: tuple[int, int, int], arguments: Any, constants: dict[str, Any], warps: int, *rest: Any
+    kernel: Any,
+    grid: tuple[int, int, int],
+    arguments: Any,
+    constants: dict[str, Any],
+    warps: int,
+    types: Any,
+    registers: int | None = None,
+    overlaps: bool = False,
+    cooperative: bool = False,
 ) -> None:
-    """In place of holdfast.kernels.common.gluon_launch.launch; blocks run one after another."""
+    """In place of holdfast.kernels.common.gluon_launch.launch; blocks run one after another, or all at once."""
     given = [_argument(x) for x in arguments]
-    for z in range(grid[2]):
-        for y in range(grid[1]):
-            for x in range(grid[0]):
-                _rebound(kernel.fn, _Hopper((x, y, z), grid, warps).names)(*given, **constants)
+    failures: list[BaseException] = []
+    blocks = _Grid(math.prod(grid))
+
+    def run(place: tuple[int, int, int]) -> None:
+        try:
+            block = _Hopper(place, grid, warps, blocks)
+            _rebound(kernel.fn, block.names)(*given, **constants)
+            block.land_stores()
+        except BaseException as failure:
+            failures.append(failure)
+
+    places = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+    if cooperative:
+        threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in places]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        for place in places:
+            run(place)
+            if failures:
+                break
+    if failures:
+        raise failures[0]

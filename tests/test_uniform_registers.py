@@ -1,6 +1,6 @@
 """What ptxas made of a kernel that failed on a GPU is found; what is right is not."""
 
-from uniform_registers import overwritten_in, unset_in
+from uniform_registers import overwritten_in, spilled_in, unset_in
 
 PROLOGUE = """
         /*0010*/                   UIADD3 UR10, UR4, 0x10000, URZ ;
@@ -46,3 +46,18 @@ def test_an_operand_that_is_written_while_its_product_runs_is_found():
     assert list(overwritten_in(IN_FLIGHT.format(nothing, wide, wide))) == [wide]
     # a store reads, and so does what has it as another operand
     assert list(overwritten_in(IN_FLIGHT.format("STS.64 [R92], R88", "FMUL R100, R96, R97", nothing))) == []
+
+
+def test_a_register_that_is_spilled_in_a_loop_of_products_is_found():
+    loop = """
+        STL [R1], R8 ;
+.L_x_1:
+        HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR16].tnspB, R24, gsb0 ;
+        {}
+   @!P0 BRA `(.L_x_1) ;
+.L_x_2:
+        LDL R8, [R1] ;
+   @!P0 BRA `(.L_x_2) ;
+"""
+    assert list(spilled_in(loop.format("NOP"))) == []
+    assert list(spilled_in(loop.format("LDL R8, [R1] ;"))) == ["LDL R8, [R1] ;"]

@@ -17,6 +17,7 @@ TARGETS = (80, 90, 100)
 BOUNDED = "3.6."
 
 _POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",

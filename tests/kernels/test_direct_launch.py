@@ -61,7 +61,7 @@ class Driver:
 
     def __init__(self, *statuses):
         self.statuses, self.launches, self.maps, self.entered = list(statuses), [], [], []
-        self.overlapping = 0
+        self.attributes = []
 
     def cuLaunchKernel(self, function, *rest):
         *dimensions, shared, stream, addresses, extra = rest
@@ -74,8 +74,7 @@ class Driver:
 
     def cuLaunchKernelEx(self, config, function, addresses, extra):
         *dimensions, shared, stream, attributes, count = struct.unpack("7I4xQQI4x", ctypes.string_at(config, 56))
-        assert [struct.unpack("I4xi", ctypes.string_at(attributes + 72 * n, 12)) for n in range(count)] == [(6, 1)]
-        self.overlapping += 1
+        self.attributes.append([struct.unpack("I4xi", ctypes.string_at(attributes + 72 * n, 12)) for n in range(count)])
         return self.cuLaunchKernel(function, *dimensions, shared, stream, addresses, extra)
 
     def cuTensorMapEncodeTiled(self, place, dtype, rank, address, *rest):
@@ -126,17 +125,18 @@ def test_parameters_are_packed_as_the_kernel_declares_them(driver):
     assert driver.maps == [(9, 2, tiles.data_ptr(), [16, 6], [32], [8, 4], [1, 1], [0, 3, 2, 0])]
 
 
-def test_a_programmatic_dependent_is_launched_as_one(driver):
-    plain, overlapping = (direct_launch.Direct(compiled(launch_pdl=pdl)) for pdl in (False, True))
+@pytest.mark.parametrize(("option", "attribute"), [("launch_pdl", 6), ("launch_cooperative_grid", 2)])
+def test_a_programmatic_dependent_or_a_cooperative_kernel_is_launched_as_one(driver, option, attribute):
+    plain, other = (direct_launch.Direct(compiled(**{option: asked})) for asked in (False, True))
     arguments = tiled(torch.zeros(8, 8, dtype=torch.float16)), None, torch.zeros(5), 1, 2**40, 1.0, 64
-    for run in (plain, overlapping):
+    for run in (plain, other):
         run((2, 3, 4), arguments, (64,))
     first, second = driver.launches
-    assert driver.overlapping == 1
+    assert driver.attributes == [[(attribute, 1)]]
     assert first[:-1] == second[:-1]
     assert first[-1][1:] == second[-1][1:]
     driver.statuses[:] = [201, 0]
-    overlapping((2, 3, 4), arguments, (64,))
+    other((2, 3, 4), arguments, (64,))
     assert driver.entered == [3]
 
 
@@ -204,7 +204,6 @@ def test_a_bound_launch_starts_again_and_again_beside_others(driver):
     "changes",
     [
         {"num_ctas": 2},
-        {"launch_cooperative_grid": True},
         {"global_scratch_size": 128},
         {"profile_scratch_size": 128},
         {"tensordesc_meta": None},

@@ -49,6 +49,10 @@ HOPPER = {
     "hopper, channels that decay by -50": ({"T": 1000, "g": "channels"} | WIDE, None, True),
     "hopper, resets, decays in bfloat16": ({"T": 1000, "g": "resets", "decays": torch.bfloat16} | WIDE, None, True),
     "hopper, decays of fifty": ({"T": 300, "g": "strong", "state": False} | WIDE, None, False),
+    "hopper, packed": ({"T": 1000} | WIDE | {"B": 1}, PACKED, True),
+    "hopper, strengths": ({"T": 1000} | WIDE | {"beta": True}, None, True),
+    "hopper, packed, strengths, resets": ({"T": 1000, "g": "resets"} | WIDE | {"B": 1, "beta": True}, PACKED, True),
+    "hopper, strengths, narrow, grouped": ({"T": 300} | WIDE | {"Hq": 2, "K": 24, "V": 40, "beta": True}, None, True),
     "hopper, 131072 tokens": ({"T": 131072} | WIDE | {"B": 1, "H": 1, "Hq": 1, "K": 64, "V": 64}, None, True),
 }
 
@@ -185,9 +189,26 @@ def test_a_captured_graph(backend):
         assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
+def vector_ssd(dtype):
+    a = RECURRENCES["ssd"].example(Draw(0, dtype, device="cuda"), Sizes(B=1, T=130, H=4, Hq=2, K=64, V=64))
+    return a | {"A": a["A"][:, None] * torch.rand(4, 64, device="cuda")}
+
+
 def test_a_vector_decay_in_ssd():
-    a = RECURRENCES["ssd"].example(Draw(0, device="cuda"), Sizes(B=1, T=130, H=4, Hq=2, K=64, V=64))
-    a["A"] = a["A"][:, None] * torch.rand(4, 64, device="cuda")
+    a = vector_ssd(torch.float32)
     mine = values_and_grads(lambda b: holdfast.ssd(**b, output_final_state=True, backend="triton"), a)
     theirs = values_and_grads(lambda b: holdfast.ssd(**b, output_final_state=True, backend="chunked"), a)
     assert all(relative_error(x.double(), y.double()) <= 5e-6 for x, y in zip(mine, theirs, strict=True))
+
+
+def test_a_vector_decay_in_ssd_on_hopper():
+    if not is_hopper():
+        pytest.skip("it needs a GPU of compute capability 9.0")
+
+    def found(a, backend):
+        return values_and_grads(lambda b: holdfast.ssd(**b, output_final_state=True, backend=backend), a)
+
+    a = vector_ssd(torch.bfloat16)
+    mine = found(a, "hopper")
+    right = found({name: x.double() for name, x in a.items()}, "chunked")
+    assert all(relative_error(x.double(), y) <= 8e-3 for x, y in zip(mine, right, strict=True))

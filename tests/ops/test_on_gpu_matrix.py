@@ -247,4 +247,18 @@ def test_mlstm_gates(dtype):
     mlstm_gates_parity.check(B=2, T=3000, H=5, dtype=dtype, device="cuda")
     mlstm_gates_parity.check(B=1, T=1300, H=5, packed=(0, 0, 5, 700, 1300), dtype=dtype, device="cuda")
     mlstm_gates_parity.check(B=2, T=700, H=5, dtype=dtype, exponential=False, device="cuda")
-    mlstm_gates_parity.nan_shows("cuda")
+    mlstm_gates_parity.check(B=1, T=131072, H=4, dtype=dtype, device="cuda")
+    mlstm_gates_parity.check(B=1, T=300, H=1, packed=(0, 300), dtype=dtype, device="cuda")
+    mlstm_gates_parity.equal_arguments_share_the_gradient("cuda")
+    mlstm_gates_parity.nan_shows(3000, "cuda")
+    mlstm_gates_parity.nan_stays_in_its_sequence("cuda")
+
+
+def test_mlstm_gates_repeat_their_bits():
+    i, f, *cotangents = (torch.randn(2, 3000, 5, device="cuda") for _ in range(5))
+
+    def run():
+        found = mlstm_gates_parity.kernel.forward(i, f, None, None, True)
+        return *found, *mlstm_gates_parity.kernel.backward(i, f, None, None, True, found[:3], *cotangents, None)[:2]
+
+    assert all(torch.equal(x, y) for x, y in zip(run(), run(), strict=True))

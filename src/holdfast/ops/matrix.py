@@ -39,13 +39,15 @@ BACKENDS = (
 
 
 def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """What planning needs to know of a call: sizes B, T, H, Hq, K, V, v's dtype and traits.
+    """What planning needs to know of a call: sizes B, T, H, Hq, K, V, of packed sequences N, v's dtype and traits.
 
     op: the recurrence's name. call: q, k [B, T, Hq, K], v [B, T, H, V] and the rest of a MatrixCall, checked.
     cu_seqlens: int32 or int64 [N + 1], or None. grad: whether a backward pass may follow. Reads no values.
     """
     batch, length, heads, width = call.v.shape
     sizes = {"B": batch, "T": length, "H": heads, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": width}
+    if cu_seqlens is not None:
+        sizes["N"] = cu_seqlens.shape[0] - 1
     traits = {
         "decay=vector": call.g is not None and call.g.dim() == 4,
         "decay=scalar": call.g is not None and call.g.dim() == 3,
@@ -87,7 +89,8 @@ def _select(
 ) -> tuple[Any, Plan]:
     q, k, v, g, beta, floor = call[:6]
     # what `problem` reads, in less time than it takes to make and hash a Problem
-    axes = (q.shape[2], k.shape[3], 0 if g is None else g.dim(), beta is None, floor is None, cu_seqlens is None)
+    offsets = None if cu_seqlens is None else cu_seqlens.shape[0]
+    axes = (q.shape[2], k.shape[3], 0 if g is None else g.dim(), beta is None, floor is None, offsets)
     key = (BACKENDS, op, v.shape, v.dtype, v.device, axes, call.delta, grad, direction, backend)
     found = _SELECTED.get(key)
     if found is None:
@@ -147,7 +150,7 @@ def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str)
         sizes = {"B": 1, "T": 1, "H": 1, "Hq": 1, "K": int(call.k.shape[3]), "V": int(call.v.shape[3])}
         one = replace(problem("gla", call, cu_seqlens, grad), sizes=tuple(sizes.items()))
         if HOPPER.reject(one, describe(call.v.device)) is None:
-            return call.v.new_empty(kept_shape(call.g, call.v.shape[3]))
+            return call.v.new_empty(kept_shape(call.g, call.v.shape[3], cu_seqlens))
     return call.v.new_empty(0)
 
 

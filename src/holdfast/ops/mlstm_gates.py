@@ -15,7 +15,7 @@ from .registration import define, differentiable
 
 def fused_gates(i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool) -> Gates:
     """recurrences.mlstm.gates for float32 results: (g, beta, floor, last m)."""
-    return tuple(_gates(i, f, m, cu_seqlens, exponential)[:4])
+    return tuple(_gates(i, f, m, cu_seqlens, exponential))
 
 
 def can_fuse(i: Tensor, f: Tensor, wide: torch.dtype) -> bool:
@@ -35,9 +35,8 @@ _serves._dynamo_marked_constant = True
 
 def _forward(
     i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """g, beta, floor [B, T, H], the last m [N, H] and what m_{t-1} has of m_t's gradient [B, T, H], for the backward
-    pass of exponential gating; a head's tokens are side by side."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """g, beta, floor [B, T, H] and the last m [N, H]; a head's tokens are side by side."""
     from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
 
@@ -53,9 +52,8 @@ def _by_head(i: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _forward_fake(i, f, m, cu_seqlens, exponential):
     sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    share = _by_head(i, torch.float32) if exponential else i.new_empty(0, dtype=torch.float32)
     last = i.new_empty(sequences, i.shape[2], dtype=torch.float32)
-    return *(_by_head(i, torch.float32) for _ in range(3)), last, share
+    return *(_by_head(i, torch.float32) for _ in range(3)), last
 
 
 def _gradients(
@@ -64,9 +62,9 @@ def _gradients(
     m: Tensor | None,
     cu_seqlens: Tensor | None,
     exponential: bool,
+    g: Tensor,
     beta: Tensor,
     floor: Tensor,
-    share: Tensor,
     dg: Tensor | None,
     dbeta: Tensor | None,
     dfloor: Tensor | None,
@@ -74,7 +72,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of i, f [B, T, H] and m [N, H], empty if m was not given. A gradient that is None is 0.
 
-    beta, floor, share: as _forward returned them.
+    g, beta, floor: as _forward returned them.
     """
     from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
@@ -82,19 +80,18 @@ def _gradients(
     given = [torch.zeros_like(i, dtype=torch.float32) if x is None else x for x in (dg, dbeta, dfloor)]
     with on_device_of(i):
         di, df, dm = triton_mlstm_gates.backward(
-            i, f, None if m is None else m.contiguous(), cu_seqlens, exponential, (beta, floor, share), *given, dlast
+            i, f, None if m is None else m.contiguous(), cu_seqlens, exponential, (g, beta, floor), *given, dlast
         )
     return di, df, i.new_empty(0) if dm is None else dm
 
 
-def _gradients_fake(i, f, m, cu_seqlens, exponential, beta, floor, share, dg, dbeta, dfloor, dlast):
+def _gradients_fake(i, f, m, cu_seqlens, exponential, g, beta, floor, dg, dbeta, dfloor, dlast):
     dm = i.new_empty(0) if m is None else m.new_empty(m.shape, dtype=torch.float32)
     return i.new_empty(i.shape), f.new_empty(f.shape), dm
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(outputs[4])
-    ctx.save_for_backward(*inputs[:4], outputs[1], outputs[2], outputs[4])
+    ctx.save_for_backward(*inputs[:4], *outputs[:3])
     ctx.exponential = inputs[4]
 
 

@@ -1,5 +1,7 @@
 """The delta rule on Hopper: what it refuses, that its plans compile and fit with no GPU, that it is right on one."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -93,10 +95,13 @@ def example(
     return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, K**-0.5, 0.0, True)
 
 
-def plans_of(call, direction="forward", packed=False):
+def plans_of(call, direction="forward", packed=0):
+    """packed: how many sequences are."""
     B, T, H, V = call.v.shape
     sizes = {"B": B, "T": T, "H": H, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": V}
-    traits = {"decay=scalar": call.g is not None, "varlen": packed}
+    if packed:
+        sizes["N"] = packed
+    traits = {"decay=scalar": call.g is not None, "varlen": packed > 0}
     given = problem(sizes, traits, str(call.v.dtype).removeprefix("torch."))
     return model.candidates(given, H200, direction)
 
@@ -106,22 +111,61 @@ def over(plan, **values):
     return Plan(plan.backend, tuple((name, values.get(name, value)) for name, value in plan.values))
 
 
-def composed(kernel, blocks, tensors, numbers, constants, *_):
+def segments_of(cu_seqlens, length, tokens):
+    """Of each sequence, where its segments of so many tokens are kept, and of each where it begins and ends."""
+    if cu_seqlens is None:
+        return [[(i, i * tokens, min(length, i * tokens + tokens)) for i in range(-(-length // tokens))]]
+    found = []
+    for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        starts = range(begin, max(begin + 1, end), tokens)
+        found.append([(begin // tokens + n + i, at, min(end, at + tokens)) for i, at in enumerate(starts)])
+    return found
+
+
+def composed(tensors, numbers, constants):
     """In place of the launch of hopper_delta_compose.py."""
-    local, transition, first, states = tensors
-    states[:] = torch.nan
-    order = range(states.shape[1])[:: -1 if constants["BACK"] else 1]
-    state = torch.zeros_like(states[:, 0]) if first is None else first
-    for turn, segment in enumerate(order):
-        states[:, segment] = state
-        if segment == order[-1]:
-            return
-        row = segment - 1 if constants["BACK"] else segment
-        state = (
-            local[:, row]
-            if constants["BACK"] and turn == 0
-            else local[:, row] + (transition[:, segment].mT if constants["BACK"] else transition[:, segment]) @ state
-        )
+    local, transition, first, states, cu_seqlens = tensors
+    # what is found at a place that no segment has: a number, so that a kernel that hands it on writes something twice
+    states[:] = 7.0
+    length, span, back = numbers[0], numbers[3], constants["BACK"]
+    for n, sequence in enumerate(segments_of(cu_seqlens, length, span * CHUNK)):
+        own = slice(None) if cu_seqlens is None else slice(n, n + 1)
+        state = torch.zeros_like(states[:, 0]) if first is None else first[own]
+        order = [place for place, _, _ in sequence][:: -1 if back else 1]
+        for turn, place in enumerate(order):
+            states[:, place] = state
+            if place != order[-1]:
+                through = transition[:, place].mT if back else transition[:, place]
+                state = local[:, place] + (0 if first is None and turn == 0 else through @ state)
+
+
+def pulled_back(tensors, numbers, constants):
+    """In place of the launch of hopper_delta_pull.py."""
+    w, do, local, cu_seqlens = tensors
+    local[:] = torch.nan
+    for sequence in segments_of(cu_seqlens, w.shape[1], numbers[3] * CHUNK):
+        for place, begin, end in sequence[1:]:
+            left, right = (x[:, begin:end].float().transpose(1, 2) for x in (w, do))
+            local[:, place] = left.mT @ right
+
+
+def launched(kernel, blocks, tensors, numbers, constants, *_):
+    """In place of a launch of a Triton kernel."""
+    {"compose": composed, "pull_back": pulled_back}[kernel.fn.__name__](tensors, numbers, constants)
+
+
+def test_what_outputs_say_of_states_compiles():
+    pytest.importorskip("triton")
+    from holdfast.kernels.matrix.hopper_delta_pull import pull_back
+    from triton_compile import compile_for
+
+    pointers = dict.fromkeys(("w_ptr", "do_ptr"), torch.bfloat16) | {"local_ptr": torch.float32}
+    sizes = {"sequences": 2, "T": 4096, "H": 8, "span": 4, "do_b": 2**24, "do_t": 1024, "do_h": 128}
+    constants = {"KEYS": 128, "VALUES": 128, "WIDE": 128, "BLOCK": 128}
+    for offsets in (None, torch.int32, torch.int64):
+        made = compile_for(pull_back, 90, pointers | {"cu_ptr": offsets} | sizes | constants, num_warps=8)
+        assert made.stack == 0
+        assert made.shared <= H200.shared_per_block
 
 
 @pytest.mark.slow
@@ -155,6 +199,8 @@ def test_the_scan_over_segments_in_the_interpreter():
     from interpreted import interpret
 
     assert "2 40 24 True" in interpret("kernels.matrix.delta_compose_parity", "interpreted")
+    assert "packed True" in interpret("kernels.matrix.delta_compose_parity", "interpreted_packed")
+    assert "pulled back" in interpret("kernels.matrix.delta_compose_parity", "pulled_back")
 
 
 def test_the_scan_over_segments_compiles():
@@ -163,10 +209,11 @@ def test_the_scan_over_segments_compiles():
     from triton_compile import compile_for
 
     pointers = dict.fromkeys(("local_ptr", "transition_ptr", "first_ptr", "enter_ptr"), torch.float32)
-    sizes = {"H": 8, "segments": 16, "KEYS": 128, "VALUES": 128, "WIDE": 128, "BLOCK": 16}
+    numbers = {"T": 4096, "H": 8, "segments": 16, "span": 4, "local_rows": 16, "transition_rows": 16}
+    constants = {"KEYS": 128, "VALUES": 128, "WIDE": 128, "BLOCK": 16}
     for back in (False, True):
-        for heads in (1, 8):
-            given = pointers | sizes | {"H": heads, "BACK": back}
+        for heads, offsets in ((1, None), (8, None), (8, torch.int32), (8, torch.int64)):
+            given = pointers | {"cu_ptr": offsets} | numbers | constants | {"H": heads, "BACK": back}
             assert compile_for(compose, 90, given, num_warps=8).stack == 0
 
 
@@ -247,7 +294,7 @@ def test_right_on_a_cpu(given, columns, state_columns, span, monkeypatch):
     from holdfast.kernels.matrix import hopper_delta_launch
 
     monkeypatch.setattr(hopper_delta_launch, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", composed)
+    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
     assert_right(example(**{"B": 1, "H": 1} | given), columns=columns, state_columns=state_columns, span=span)
 
 

@@ -13,11 +13,12 @@ from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
 from holdfast.planner.models import matrix_hopper_delta as model
 from kernels.matrix.delta_parity import errors
 from kernels.matrix.single_pass_parity import LIMITS, run
-from kernels.matrix.test_hopper_delta import H200, composed, example, over, plans_of, problem
+from kernels.matrix.test_hopper_delta import CHUNK, H200, example, launched, over, plans_of, problem
 from kernels.matrix.test_hopper_delta_gradients import InPlace, weak
 
 # of one token and of none, at both ends too; that end with a chunk, one before it and one behind it
 LENGTHS = (0, 0, 1, 1, 64, 127, 192, 320, 320)
+NEIGHBOURS = (0, 100, 230, 300)
 
 
 def packed_example(offsets, device="cpu", state=True, beta=True, **of):
@@ -38,40 +39,38 @@ def cotangents_of(call, sequences):
 
 
 def plans(call, **values):
-    """The planner's for packed sequences, forward and backward, with other values; as for one segment of each alone."""
+    """The planner's for packed sequences, forward and backward, with other values; one segment of each if no span."""
     values = {"span": 1 << 20} | values
-    return tuple(over(plans_of(call, way, True)[0].plan, **values) for way in ("forward", "backward"))
+    return tuple(over(plans_of(call, way, 2)[0].plan, **values) for way in ("forward", "backward"))
 
 
-def assert_as_apart(call, offsets, which, dtype=torch.int32):
+def assert_as_apart(call, offsets, which, dtype=torch.int32, backend=HopperDelta):
     """Outputs, states and gradients are bit for bit those of each sequence alone."""
     grad_o, grad_final = cotangents_of(call, len(offsets) - 1)
     cu_seqlens = torch.tensor(offsets, dtype=dtype, device=call.v.device)
-    packed = run(HopperDelta(), which, call, cu_seqlens, (grad_o, grad_final))
+    packed = run(backend(), which, call, cu_seqlens, (grad_o, grad_final))
     for n, (begin, end) in enumerate(pairwise(offsets)):
         tokens, states = slice(begin, end), slice(n, n + 1)
         own = [None if x is None else x[:, tokens] for x in call[:6]]
         state = None if call.initial_state is None else call.initial_state[states]
         alone = call._replace(**dict(zip(call._fields, (*own, state), strict=False)))
-        right = run(HopperDelta(), which, alone, None, (grad_o[:, tokens], grad_final[states]))
+        right = run(backend(), which, alone, None, (grad_o[:, tokens], grad_final[states]))
         assert right.keys() == packed.keys()
         for name, x in right.items():
             mine = packed[name][states] if name.endswith("state") else packed[name][:, tokens]
             assert torch.equal(mine, x), (name, n)
 
 
-def assert_apart_from_nan(device):
-    """NaN in one sequence's numbers reaches no other's, though tiles hold tokens of both."""
-    offsets = (0, 100, 230, 300)
-    call = packed_example(offsets, device, H=2, K=64, V=64)
-    which, cu_seqlens = plans(call), torch.tensor(offsets, device=device)
-    cotangents = cotangents_of(call, 3)
-    spoilt = call._replace(**{name: getattr(call, name).clone() for name in ("q", "k", "v", "g", "beta")})
+def assert_apart_from_nan(call, which, backend=HopperDelta):
+    """NaN in one sequence's numbers reaches no other's, though tiles hold tokens of both. call: of NEIGHBOURS."""
+    cu_seqlens, cotangents = torch.tensor(NEIGHBOURS, device=call.v.device), cotangents_of(call, 3)
+    given = {name: x.clone() for name in ("q", "k", "v", "g", "beta") if (x := getattr(call, name)) is not None}
     grad_o = cotangents[0].clone()
-    for x in (*spoilt[:5], grad_o):
+    for x in (*given.values(), grad_o):
         x[:, 100:230] = torch.nan
-    good = run(HopperDelta(), which, call, cu_seqlens, cotangents)
-    bad = run(HopperDelta(), which, spoilt, cu_seqlens, (grad_o, cotangents[1]))
+    spoilt = call._replace(**given)
+    good = run(backend(), which, call, cu_seqlens, cotangents)
+    bad = run(backend(), which, spoilt, cu_seqlens, (grad_o, cotangents[1]))
     for name, x in bad.items():
         others = (slice(0, 1), slice(2, 3)) if name.endswith("state") else (slice(0, 100), slice(230, 300))
         for part in others:
@@ -89,33 +88,46 @@ def on_cpu(monkeypatch):
     in_place = InPlace(hopper_delta_passes)
     for module in (hopper_delta_launch, hopper_delta_passes):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", composed)
+    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
     for name in ("run_states", "run_adjoint"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
 
 
-def plan_of(heads):
-    packed = problem({"B": 1, "T": 16384, "H": heads, "Hq": heads}, {"varlen": True})
-    return model.candidates(packed, H200, "forward")[0].plan
+def plan_of(sequences, length, heads, direction="forward"):
+    packed = problem({"B": 1, "T": sequences * length, "H": heads, "Hq": heads, "N": sequences}, {"varlen": True})
+    return model.candidates(packed, H200, direction)[0].plan
 
 
-def test_they_are_served_and_not_cut():
+def test_they_are_served():
     pytest.importorskip("triton.experimental.gluon")
-    packed = problem({"B": 1, "H": 8, "Hq": 8}, {"varlen": True})
-    assert HopperDelta().reject(packed, H200) is None
+    assert HopperDelta().reject(problem({"B": 1, "H": 8, "Hq": 8, "N": 3}, {"varlen": True}), H200) is None
+
+
+@pytest.mark.parametrize(("sequences", "length", "heads"), [(1, 16384, 32), (1, 4096, 4), (8, 4096, 4)])
+def test_few_are_cut_into_segments(sequences, length, heads):
+    assert plan_of(sequences, length, heads, "backward")["span"] < length // CHUNK
+    forward, alone = plan_of(sequences, length, heads)["span"], plan_of(1, sequences * length, heads)["span"]
+    assert alone < sequences * length // CHUNK
+    assert forward <= sequences * length // CHUNK
+
+
+@pytest.mark.parametrize(("sequences", "length", "heads"), [(4, 4096, 32), (64, 256, 32), (16, 1024, 32), (3, 1, 1)])
+def test_many_are_not(sequences, length, heads):
     for direction in ("forward", "backward"):
-        found = model.candidates(packed, H200, direction)
-        assert {candidate.plan["span"] for candidate in found} == {4096 // model.SEQUENCES // 64}
-    # they fill the device sooner than one sequence of as many tokens would
-    assert plan_of(heads=16)["columns"] == 128
-    assert plan_of(heads=4)["columns"] == 64
+        # as long as all of them together: none is longer
+        assert plan_of(sequences, length, heads, direction)["span"] == -(-sequences * length // CHUNK)
+
+
+def test_more_columns_where_sequences_are_many():
+    assert plan_of(8, 2048, heads=16)["columns"] == 128
+    assert plan_of(8, 2048, heads=4)["columns"] == 64
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("K", "V", "Hq"), [(128, 128, 4), (64, 64, 2)])
 def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import compile_launch, recorded
+    from gluon_compile import recorded
     from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
 
     launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
@@ -126,11 +138,42 @@ def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
     HopperDelta().backward(backward, call, cu_seqlens, torch.ones_like(call.v), None)
     limits = {"prepare": 8, "delta_sweep": 24, "delta_states": 8, "delta_adjoint": 680}
     assert [launch.kernel.fn.__name__ for launch in launches] == ["prepare", "delta_sweep", "prepare", *[*limits][2:]]
+    assert_fit(launches, limits)
+
+
+def assert_fit(launches, limits):
+    """They compile, and spill no more bytes than that."""
+    from gluon_compile import compile_launch
+
     for launch in launches:
         made = compile_launch(launch)
         assert made.spilled <= limits[launch.kernel.fn.__name__], launch.kernel.fn.__name__
         assert "C75" not in made.notes
         assert made.shared <= H200.shared_per_block
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [128, 64])
+def test_segments_compile_and_fit(columns, monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    from gluon_compile import recorded
+    from holdfast.kernels.common import triton_launch
+    from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
+
+    launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
+    # a plain Triton kernel, compiled in test_hopper_delta.py
+    monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
+    call = packed_example((0, 100, 128), H=4)
+    cu_seqlens = torch.tensor((0, 100, 128), dtype=torch.int32)
+    forward, backward = plans(call, columns=columns, state_columns=columns, span=1)
+    HopperDelta().forward(forward, call, cu_seqlens)
+    HopperDelta().backward(backward, call, cu_seqlens, torch.ones_like(call.v), None)
+    names = [launch.kernel.fn.__name__ for launch in launches]
+    sweeps = ["prepare", "delta_sweep", "delta_sweep"]
+    assert names == [*sweeps, *sweeps, "delta_states", "delta_adjoint"]
+    # the state before each segment takes the last a dozen bytes more than none does
+    limits = {"delta_sweep": 64, "delta_states": 8, "delta_adjoint": 704}
+    assert_fit([launch for launch in launches if launch.kernel.fn.__name__ in limits], limits)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +183,13 @@ def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
         ((0, 100, 130), {"H": 2}, {"columns": 128}),
         ((0, 65, 128), {"H": 2, "Hq": 1, "K": 48, "V": 80, "state": False}, {"columns": 64}),
         ((0, 63, 129), {"V": 80, "g": None, "beta": False, "dtype": torch.float16}, {"columns": 128}),
+        ((0, 300), {"K": 64, "V": 64}, {"span": 2}),
+        ((0, 0, 65, 128, 129, 400, 400), {"K": 64, "V": 64}, {"span": 1}),
+        ((0, 64, 420), {"H": 2, "Hq": 1, "K": 48, "V": 80, "state": False}, {"span": 2, "state_columns": 128}),
+        # a span as long as all of them
+        ((0, 64, 128), {"K": 64, "V": 64}, {"span": 2}),
+        # the first has room for two segments and is one
+        ((0, 100, 150, 320), {"K": 64, "V": 64}, {"span": 2}),
     ],
 )
 def test_as_apart_on_a_cpu(on_cpu, offsets, of, values):
@@ -156,7 +206,8 @@ def test_lengths_of_all_kinds_on_a_cpu(on_cpu, lengths):
 
 
 def test_nan_stays_in_its_sequence_on_a_cpu(on_cpu):
-    assert_apart_from_nan("cpu")
+    call = packed_example(NEIGHBOURS, H=2, K=64, V=64)
+    assert_apart_from_nan(call, plans(call))
 
 
 def test_near_the_truth_on_a_cpu(on_cpu):
@@ -210,14 +261,45 @@ def test_near_the_truth(g, beta):
 
 
 @gpu
-def test_nan_stays_in_its_sequence():
-    assert_apart_from_nan("cuda")
+@pytest.mark.parametrize(
+    ("K", "V", "H", "Hq", "dtype", "values"),
+    [
+        (128, 128, 4, 4, torch.bfloat16, {"span": 1}),
+        (128, 128, 4, 2, torch.bfloat16, {"span": 4, "columns": 64, "state_columns": 64}),
+        (64, 64, 3, 1, torch.float16, {"span": 2}),
+        (48, 80, 3, 1, torch.bfloat16, {"span": 2, "columns": 128, "state_columns": 64}),
+        (64, 128, 2, 2, torch.float16, {"span": 8, "columns": 64}),
+    ],
+)
+@pytest.mark.parametrize("offsets", [RAGGED, (0, 2000)])
+def test_in_segments(K, V, H, Hq, dtype, values, offsets):
+    """Near the truth, and bit for bit what each sequence is alone in segments of its own."""
+    of = {"H": H, "Hq": Hq, "K": K, "V": V, "dtype": dtype}
+    assert_near_the_truth(packed_example(offsets, **of, state=V == 128), offsets, values)
+    call = packed_example(offsets, "cuda", **of)
+    assert_as_apart(weak(call), offsets, plans(call, **values))
 
 
 @gpu
-def test_in_a_cuda_graph():
+def test_the_planners_segments():
+    call = packed_example((0, 4096), "cuda", H=2)
+    which = tuple(plans_of(call, way, 1)[0].plan for way in ("forward", "backward"))
+    assert all(plan["span"] < 64 for plan in which)
+    assert_as_apart(call, (0, 4096), which)
+
+
+@gpu
+def test_nan_stays_in_its_sequence():
+    call = packed_example(NEIGHBOURS, "cuda", H=2, K=64, V=64)
+    assert_apart_from_nan(call, plans(call))
+
+
+@gpu
+@pytest.mark.parametrize("span", [1 << 20, 3])
+def test_in_a_cuda_graph(span):
     call = packed_example(RAGGED, "cuda", H=2)
-    cu_seqlens, which, cotangents = torch.tensor(RAGGED, device="cuda"), plans(call), cotangents_of(call, 10)
+    which = plans(call, span=span)
+    cu_seqlens, cotangents = torch.tensor(RAGGED, device="cuda"), cotangents_of(call, 10)
     right = run(HopperDelta(), which, call, cu_seqlens, cotangents)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

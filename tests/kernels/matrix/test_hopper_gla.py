@@ -28,8 +28,6 @@ def problem(sizes=(), traits=(), dtype="bfloat16"):
         (problem(traits={"decay=vector": False}), H200, "one log decay a key channel"),
         (problem(traits={"delta": True}), H200, "the delta rule"),
         (problem(traits={"normalizer": True}), H200, "a normaliser"),
-        (problem(traits={"beta": True}), H200, "a write strength"),
-        (problem(traits={"varlen": True}), H200, "packed sequences"),
         (problem({"V": 20}), H200, "a V that 8 divides; got 20"),
         (problem({"K": 256}), H200, "got K = 256"),
         (problem({"T": 2**23}), H200, "a T up to 4194240"),
@@ -82,7 +80,8 @@ def test_kernels_compile_and_fit(K, V, monkeypatch):
         assert "wgmma.mma_async" in made.ptx
         assert "cp.async.bulk.tensor" in made.ptx
         assert "serialized" not in made.notes, "a product waits for the one before it"
-        assert made.spilled <= 160
+        # a reload or two a chunk in the sweeps: ten take 5% of them
+        assert made.spilled <= (24 if launch.kernel.__name__ == "gla_sweep" else 160)
     # two of its blocks share an SM
     assert made.shared <= 113 * 1024
 

@@ -11,12 +11,6 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.triton_decode_step import decode
-from holdfast.kernels.matrix.triton_mlstm_gates import (
-    mlstm_gates,
-    mlstm_gates_gradient,
-    mlstm_stabilizer,
-    mlstm_stabilizer_gradient,
-)
 from interpreted import interpret
 from parity import relative_error
 from triton_compile import TARGETS, compile_for
@@ -26,10 +20,6 @@ SINGLE_STATE = [name for name, r in RECURRENCES.items() if r.family == "matrix" 
 
 def test_decoding_interpreted():
     assert "mlstm" in interpret("kernels.matrix.decode_parity", "interpreted")
-
-
-def test_gates_interpreted():
-    assert "20.0" in interpret("kernels.matrix.mlstm_gates_parity", "interpreted")
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -43,16 +33,6 @@ def test_decoding_compiles(capability):
     # the state moves 16 bytes a thread at a time
     assert "ld.global.v4" in made.ptx
     assert "st.global.v4" in made.ptx
-
-
-@pytest.mark.parametrize("size", [1, 32])
-@pytest.mark.parametrize("kernel", [mlstm_gates, mlstm_gates_gradient, mlstm_stabilizer, mlstm_stabilizer_gradient])
-def test_gates_compile(kernel, size):
-    found = dict.fromkeys(kernel.arg_names, size) | {"largest": 87.0, "cu_seqlens": None, "EXPONENTIAL": True}
-    found |= {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")}
-    found |= {"i_ptr": torch.bfloat16, "f_ptr": torch.bfloat16, "BLOCK": 512, "TOKENS": 64, "HEADS": 16}
-    made = compile_for(kernel, 80, {name: found[name] for name in kernel.arg_names}, num_warps=4)
-    assert made.stack == 0
 
 
 def test_what_decoding_cannot_serve_is_said():

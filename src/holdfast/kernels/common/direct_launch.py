@@ -5,7 +5,8 @@ is encoded once for each address, shape and strides. Where the PTX has other par
 for, as another version of Triton may arrange, Triton's own launch runs.
 
 A kernel that was compiled with launch_pdl is launched as a programmatic dependent: its blocks may start while the
-launch before it on the stream still runs, and it says itself what has to wait (griddepcontrol.wait).
+launch before it on the stream still runs, and it says itself what has to wait (griddepcontrol.wait). One that was
+compiled with launch_cooperative_grid runs with all its blocks at once, or its launch fails.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ _MAP_BYTES, _MAP_ALIGNMENT, _L2_128_BYTES = 128, 64, 2
 _INVALID_CONTEXT = 201
 # CUlaunchConfig: grid, block, shared bytes, stream, attributes and how many; CUlaunchAttribute: id, value of 64 bytes
 _CONFIG, _ATTRIBUTE = struct.Struct("=7I4xQQI4x"), struct.Struct("=I4xi60x")
-_PROGRAMMATIC_SERIALIZATION = 6
+_COOPERATIVE, _PROGRAMMATIC_SERIALIZATION = 2, 6
 # addresses, shapes and strides that a descriptor argument has had
 _REMEMBERED = 1024
 
@@ -77,8 +78,7 @@ def understood(compiled: Any) -> bool:
     """Whether the kernel's parameters are those that its signature asks for, as far as this file knows."""
     try:
         data = compiled.metadata
-        plain = data.num_ctas == 1 and not data.launch_cooperative_grid
-        plain = plain and not (data.global_scratch_size or data.profile_scratch_size)
+        plain = data.num_ctas == 1 and not (data.global_scratch_size or data.profile_scratch_size)
         _, declared = _entry(compiled.asm["ptx"])
         asked = [size for _, _, sizes in _arguments(compiled) for size, _ in sizes]
     except (AttributeError, KeyError, ValueError):
@@ -121,11 +121,14 @@ class Direct:
     """Launches one kernel. places: of each argument that is passed its place, and of a descriptor its Tiles."""
 
     def __init__(self, compiled: Any) -> None:
-        self.name, self.shared = compiled.name, compiled.metadata.shared
+        data = compiled.metadata
+        self.name, self.shared = compiled.name, data.shared
         self.device, self.stream_of = driver.active.get_current_device(), driver.active.get_current_stream
         # Triton's own loading, but for a launcher in C, which takes a quarter of a second to compile
         _, self.function, *_ = driver.active.utils.load_binary(self.name, compiled.kernel, self.shared, self.device)
-        self.cuda_launch, self.overlaps = _cuda().cuLaunchKernel, bool(compiled.metadata.launch_pdl)
+        self.cuda_launch = _cuda().cuLaunchKernel
+        asked = (_PROGRAMMATIC_SERIALIZATION, data.launch_pdl), (_COOPERATIVE, data.launch_cooperative_grid)
+        self.attributes = b"".join(_ATTRIBUTE.pack(attribute, 1) for attribute, is_asked in asked if is_asked)
         self.threads, _ = _entry(compiled.asm["ptx"])
         arguments = _arguments(compiled)
         self.places = [(place, None if about is None else Tiles(about)) for place, about, _ in arguments]
@@ -171,7 +174,7 @@ class Direct:
         return partial(self._launch, grid, addresses)
 
     def _launch(self, grid: tuple[int, int, int], addresses: Any) -> None:
-        launch = self._overlapping if self.overlaps else self._plain
+        launch = self._attributed if self.attributes else self._plain
         status = launch(grid, addresses)
         if status == _INVALID_CONTEXT:
             _enter(self.device)
@@ -183,9 +186,10 @@ class Direct:
         stream = self.stream_of(self.device)
         return self.cuda_launch(self.function, *grid, self.threads, 1, 1, self.shared, stream, addresses, None)
 
-    def _overlapping(self, grid: tuple[int, int, int], addresses: Any) -> int:
-        attribute = ctypes.create_string_buffer(_ATTRIBUTE.pack(_PROGRAMMATIC_SERIALIZATION, 1))
-        how = (*grid, self.threads, 1, 1, self.shared, self.stream_of(self.device), ctypes.addressof(attribute), 1)
+    def _attributed(self, grid: tuple[int, int, int], addresses: Any) -> int:
+        attributes, count = ctypes.create_string_buffer(self.attributes), len(self.attributes) // _ATTRIBUTE.size
+        stream = self.stream_of(self.device)
+        how = (*grid, self.threads, 1, 1, self.shared, stream, ctypes.addressof(attributes), count)
         config = ctypes.create_string_buffer(_CONFIG.pack(*how))
         return _cuda().cuLaunchKernelEx(config, self.function, addresses, None)
 

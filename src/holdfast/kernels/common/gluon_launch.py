@@ -40,6 +40,7 @@ def launch(
     types: tuple[Any, ...],
     registers: int | None = None,
     overlaps: bool = False,
+    cooperative: bool = False,
 ) -> None:
     """Runs kernel on the current stream: arguments in its order, then constants in its order.
 
@@ -47,6 +48,7 @@ def launch(
     None, and which integers may take more than 32 bits. The first argument is a descriptor, and its device the one that
     runs. registers: the most that a thread may take; None leaves it to the compiler. overlaps: whether it may start
     before the launch ahead of it has ended, and waits itself before it touches what that one may write or read.
+    cooperative: all blocks run at once, or the launch fails.
     What a compiled kernel is looked up by holds neither values nor alignments. So the kernel must not be specialised on
     them (do_not_specialize), but for pointers that are always at a multiple of 16 bytes. Where a version of Triton
     launches no compiled kernels, its own launch runs.
@@ -54,14 +56,15 @@ def launch(
     device = arguments[0].base.device
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return launch(kernel, grid, arguments, constants, warps, types, registers, overlaps)
+            return launch(kernel, grid, arguments, constants, warps, types, registers, overlaps, cooperative)
     options = {"num_warps": warps, "maxnreg": registers, "launch_pdl": overlaps}
+    options["launch_cooperative_grid"] = cooperative
     if not LAUNCHES_COMPILED:
         note_launch(None, grid, arguments)
         kernel[grid](*arguments, **constants, **options)
         return None
     # the function, since a kernel's hash is that of its source and of all that it reads
-    key = (kernel.fn, device, warps, registers, overlaps, *constants.values(), *types)
+    key = (kernel.fn, device, warps, registers, overlaps, cooperative, *constants.values(), *types)
     run = _COMPILED.get(key)
     if run is None:
         found = compiled(key, kernel, grid, arguments, constants | options, device, bool(RECORDING))

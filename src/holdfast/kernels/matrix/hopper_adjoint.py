@@ -33,9 +33,6 @@ from .hopper_gates import (
         "H",
         "q_group",
         "v_group",
-        "g_b",
-        "g_t",
-        "g_h",
         "beta_b",
         "beta_t",
         "beta_h",
@@ -67,9 +64,6 @@ def adjoint(
     H,
     q_group,
     v_group,
-    g_b,
-    g_t,
-    g_h,
     beta_b,
     beta_t,
     beta_h,
@@ -80,6 +74,7 @@ def adjoint(
     VALUES: gl.constexpr,
     TURNED: gl.constexpr,
     SAVE: gl.constexpr,
+    FROM: gl.constexpr,
     ROUNDING: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -90,9 +85,11 @@ def adjoint(
     blocks [1, 64, 1, columns].
     start, end: dS after each segment's last and before its first token, float32 [B, segments, H, KEYS, VALUES], or
     [..., VALUES, KEYS] if TURNED, or None.
+    g: log decays to base 2 [B, H, T], as hopper_sweep.py left them, or None.
     dg: [B, T, H], contiguous, or None. For it, row [slices, B, H, T]: what hopper_sweep.py summed; last [slices, B,
     segments, H]: its parts of <S, dS> after each segment, None for 0; saved [B, H, segments * ceil(span / SAVE), KEYS,
-    VALUES], by a descriptor of blocks [1, 1, *, *]: the states it saved, before every SAVE-th chunk of each segment.
+    VALUES], by a descriptor of blocks [1, 1, *, *]: the states it saved, before every SAVE-th chunk of each segment
+    from chunk FROM on, which is 1 where the first state is 0.
     ROUNDING: the variance of one number's rounding, relative to its square. dbeta: [B, T, H], or None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
@@ -112,14 +109,19 @@ def adjoint(
     # itself, of what comes from later chunks, and of the products of states, with the gradient as it is and rounded
     later_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps // 4, CHUNK], plain)
     earlier_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], plain)
-    own_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], plain)
+    if dbeta_ptr is None:
+        own_parts: gl.constexpr = None
+    else:
+        own_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], plain)
     cross_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps, CHUNK], plain)
     state_parts = gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    # of the chunks since the last saved state: dg, and, as often as there are tokens, two numbers that correct it
+    # of the chunks since the last saved state: dg, and two numbers that correct it
     if SAVE > 0:
-        pending = gl.allocate_shared_memory(gl.float32, [SAVE * 3 - 3, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        waiting = gl.allocate_shared_memory(gl.float32, [SAVE - 1, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        strays = gl.allocate_shared_memory(gl.float32, [SAVE * 2 - 2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     else:
-        pending: gl.constexpr = None
+        waiting: gl.constexpr = None
+        strays: gl.constexpr = None
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -135,7 +137,7 @@ def adjoint(
     let_launch()
     batch, begin, length = place_of(cu_ptr, T, H)
     if g_ptr is not None:
-        g_ptr += of_token(H, batch, begin, g_b, g_t, g_h)
+        g_ptr += (batch * H + gl.program_id(0) % H).to(gl.int64) * T + begin
     if beta_ptr is not None:
         beta_ptr += of_token(H, batch, begin, beta_b, beta_t, beta_h)
     head = gl.program_id(0) % H
@@ -186,20 +188,21 @@ def adjoint(
                     VALUES,
                     TURNED,
                     SAVE,
+                    FROM,
                     STAGES,
                 ),
             ),
             (_copy, (tiles, sources, loaded, free, place, H, q_group, v_group, first, count, STAGES)),
-            (gate, (places, g_ptr, beta_ptr, g_t, beta_t, length, first, count, scale, STAGES)),
+            (gate, (places, g_ptr, beta_ptr, beta_t, length, first, count, scale, STAGES)),
             (
                 sum_up,
                 (
-                    places,
+                    (gated, free),
                     parts,
-                    pending,
+                    (waiting, strays),
                     g_ptr,
                     beta_ptr,
-                    g_t,
+                    None,
                     beta_t,
                     row_ptr,
                     last_ptr,
@@ -208,19 +211,21 @@ def adjoint(
                     length,
                     (gl.num_programs(0) if cu_ptr is None else H).to(gl.int64) * T,
                     H,
+                    H,
                     slices,
                     first,
                     count,
                     TURNED,
                     SAVE,
+                    FROM,
                     ROUNDING,
                     STAGES,
                 ),
             ),
         ],
         [1, 1, 1],
-        # of the last the fewest that spill little: eight more take four from each thread that multiplies
-        [40, 40, 56],
+        # a number that a thread that multiplies has to spill in its loop costs 10 us, since no L1 cache is left for it
+        [40, 40, 40],
     )
 
 

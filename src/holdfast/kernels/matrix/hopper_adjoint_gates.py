@@ -22,14 +22,33 @@ _LOG_ZERO = gl.constexpr(-149.9)
 
 
 @gluon.jit
-def gate(places, g_ptr, beta_ptr, g_t, beta_t, length, first, count, scale, STAGES: gl.constexpr):
+def _load(g_ptr, beta_ptr, beta_t, chunk, is_inside, T):
+    """Log decay to base 2, as the sweep for dq left it, and strength of a chunk; nothing where is_inside is false."""
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
+    inside = (tokens < T) & is_inside
+    if g_ptr is None:
+        g = gl.zeros([CHUNK], gl.float32, layout)
+    else:
+        g = gl.load(g_ptr + tokens, mask=inside, other=0.0)
+    if beta_ptr is None:
+        beta = gl.full([CHUNK], 1.0, gl.float32, layout)
+    else:
+        beta = gl.load(beta_ptr + tokens.to(gl.int64) * beta_t, mask=inside, other=0.0).to(gl.float32)
+    return g, beta
+
+
+@gluon.jit
+def gate(places, g_ptr, beta_ptr, beta_t, length, first, count, scale, STAGES: gl.constexpr):
     """Weighs each chunk when its stage is free."""
     gates, decays, _, gated, free = places
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 1, count > 0, length)
+    # log decays are what the launch ahead leaves
+    wait_for_launch()
+    g, beta = _load(g_ptr, beta_ptr, beta_t, first + count - 1, count > 0, length)
     stage = 0
     phase = 1
     for i in range(count):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + count - 2 - i, i + 1 < count, length)
+        g_next, beta_next = _load(g_ptr, beta_ptr, beta_t, first + count - 2 - i, i + 1 < count, length)
         mbarrier.wait(free.index(stage), phase)
         weigh(gates, decays, gated, stage, g, beta, scale, True)
         g = g_next
@@ -42,7 +61,7 @@ def gate(places, g_ptr, beta_ptr, g_t, beta_t, length, first, count, scale, STAG
 
 @gluon.jit
 def sum_up(
-    places,
+    signals,
     parts,
     pending,
     g_ptr,
@@ -56,19 +75,28 @@ def sum_up(
     length,
     slice_rows,
     H,
+    step,
     slices,
     first,
     count,
     TURNED: gl.constexpr,
     SAVE: gl.constexpr,
+    FROM: gl.constexpr,
     ROUNDING: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Turns the row sums of each chunk into dg and dbeta when its stage comes back."""
-    _, _, _, gated, free = places
+    """Turns the row sums of each chunk into dg and dbeta when its stage comes back.
+
+    g_t: from one token's natural-log decay to the next, or None for what `gate` reads. step: the same of dg and dbeta.
+    """
+    gated, free = signals
+    waiting, strays = pending
     later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     rows: gl.constexpr = gl.BlockedLayout([state_parts.shape[1] // 32], [32], [1], [0])
+    # nothing has been left in a stage yet that would have to be read first
+    for i in gl.static_range(STAGES):
+        mbarrier.arrive(gated.index(i), count=1, pred=i < count)
     # <S, dS> at a chunk's end, and the variance of its error, relative to its square
     carry = 0.0
     wait_for_launch()
@@ -77,70 +105,72 @@ def sum_up(
             carry += gl.load(last_ptr + part * (gl.num_programs(0) * gl.num_programs(1)) + of_segment(H, 1))
     doubt = ROUNDING * 1.0
     stage = 0
-    phase = 1
-    for i in range(count + STAGES):
-        # of the chunk that leaves: loaded before the wait
-        chunk = first + count - 1 - i + STAGES
-        tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
-        inside = (tokens < length) & (i >= STAGES)
-        gain = gl.zeros([CHUNK], gl.float32, layout)
+    phase = 0
+    for i in range(count):
+        slot = count - 1 - i
+        # loaded before the wait
+        tokens = (first + slot) * CHUNK + gl.arange(0, CHUNK, layout)
+        inside = tokens < length
         if dg_ptr is not None:
-            for part in range(slices):
+            gain = gl.load(row_ptr + tokens, mask=inside, other=0.0)
+            for part in range(1, slices):
                 gain += gl.load(row_ptr + part * slice_rows + tokens, mask=inside, other=0.0)
-        own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i >= STAGES, length)
+        if g_t is None:
+            own_g, own_beta = _load(g_ptr, beta_ptr, beta_t, first + slot, True, length)
+        else:
+            own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + slot, True, length)
         mbarrier.wait(free.index(stage), phase)
-        # of a stage that nothing was left in yet, numbers that are not used
         within_chunk, cross = gather(earlier_parts, stage), gather(cross_parts, stage)
         if dbeta_ptr is not None:
             own = gather(own_parts, stage)
         if dg_ptr is not None:
             pairs = gather(later_parts, stage)
-            states = state_parts.index(stage * 2).load(rows)
-            rounded_states = state_parts.index(stage * 2 + 1).load(rows)
+            kept = 0.0
+            kept_rounded = 0.0
+            if SAVE > 0:  # noqa: SIM102 - known while compiling
+                if slot % SAVE == 0:
+                    kept = gl.sum(state_parts.index(stage * 2).load(rows), 0)
+                    kept_rounded = gl.sum(state_parts.index(stage * 2 + 1).load(rows), 0)
         # they have been read, so that the chunk that takes the stage may leave its own
-        mbarrier.arrive(gated.index(stage), count=1, pred=i < count)
-        if i >= STAGES:
-            if dbeta_ptr is not None:
-                gl.store(dbeta_ptr + tokens.to(gl.int64) * H, within_chunk + cross + own, mask=inside)
-            if dg_ptr is not None:
-                pairs -= within_chunk * own_beta
-                cross *= own_beta
-                dg = gl.associative_scan(gain + pairs, 0, add, reverse=True)
-                dg += gl.associative_scan(cross, 0, add) - cross
-                # what passes the chunk: the sum that is carried on, and that it is about the decay of the whole
-                decay = gl.exp2(gl.sum(own_g, 0))
-                expected = carry - gl.sum(cross, 0)
-                read = gl.sum(gain, 0)
-                doubted = doubt + ROUNDING
-                known = decay * decay / (decay * decay + doubted)
-                # of the next chunk's error, the share that is this one's too
-                shared = doubt / doubted
-                doubt = doubted * known
-                past = expected * known
-                entry = i - STAGES
-                slot = (count - 1 - entry) % SAVE
-                if slot == 0:
-                    seen = gl.sum(states, 0) - read
-                    if TURNED:
-                        # here the sweep's sums are not of numbers rounded as this kernel's are
-                        past += doubt / (doubt + ROUNDING) * (seen - past)
-                    else:
-                        past = gl.where(decay > 0.0, seen, 0.0)
-                    carry = gl.sum(rounded_states, 0)
-                    doubt = ROUNDING * 1.0
+        mbarrier.arrive(gated.index(stage), count=1, pred=i + STAGES < count)
+        if dbeta_ptr is not None:
+            gl.store(dbeta_ptr + tokens.to(gl.int64) * step, within_chunk + cross + own, mask=inside)
+        if dg_ptr is not None:
+            pairs -= within_chunk * own_beta
+            cross *= own_beta
+            dg = gl.associative_scan(gain + pairs, 0, add, reverse=True)
+            dg += gl.associative_scan(cross, 0, add) - cross
+            # what passes the chunk: the sum that is carried on, and that it is about the decay of the whole
+            decay = gl.exp2(gl.sum(own_g, 0))
+            expected = carry - gl.sum(cross, 0)
+            read = gl.sum(gain, 0)
+            doubted = doubt + ROUNDING
+            known = decay * decay / (decay * decay + doubted)
+            # of the next chunk's error, the share that is this one's too
+            share = doubt / doubted
+            doubt = doubted * known
+            past = expected * known
+            carry = read + past
+            if slot % SAVE == 0:
+                if TURNED:
+                    # here the sweep's sums are not of numbers rounded as this kernel's are
+                    past += doubt / (doubt + ROUNDING) * (kept - carry)
                 else:
-                    carry = read + past
-                dg = gl.where(own_g < _LOG_ZERO, 0.0, dg + past)
-                everywhere = gl.full([CHUNK], 1.0, gl.float32, layout)
-                shares = everywhere * shared
-                stray = everywhere * (past - expected)
-                if slot == 0:
-                    gl.store(dg_ptr + tokens.to(gl.int64) * H, dg, mask=inside)
-                    _correct(pending, shares, stray, dg_ptr, tokens, length, H, entry, SAVE)
-                else:
-                    pending.index(slot * 3 - 3).store(dg)
-                    pending.index(slot * 3 - 2).store(shares)
-                    pending.index(slot * 3 - 1).store(stray)
+                    past = gl.where(decay > 0.0, kept - read, 0.0)
+                # nothing passes from a first state of 0
+                past = gl.where(slot >= FROM, past, 0.0)
+                carry = kept_rounded
+                doubt = ROUNDING * 1.0
+            stray = past - expected
+            dg = gl.where(own_g < _LOG_ZERO, 0.0, dg + past)
+            if slot % SAVE == 0:
+                gl.store(dg_ptr + tokens.to(gl.int64) * step, dg, mask=inside)
+                _correct(pending, share, stray, dg_ptr, tokens, length, step, i, SAVE)
+            else:
+                one = gl.full([1], 1.0, gl.float32, layout)
+                waiting.index(slot % SAVE - 1).store(dg)
+                strays.index(slot % SAVE * 2 - 2).store(one * share)
+                strays.index(slot % SAVE * 2 - 1).store(one * stray)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -148,14 +178,14 @@ def sum_up(
 
 
 @gluon.jit
-def _correct(pending, shares, stray, dg_ptr, tokens, length, H, entry, SAVE: gl.constexpr):
+def _correct(pending, share, stray, dg_ptr, tokens, length, step, entry, SAVE: gl.constexpr):
     """Writes dg of the chunks after one with a saved state, with their share of the error that it shows."""
+    waiting, strays = pending
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    for slot in gl.static_range(1, SAVE):
-        error = shares * stray
-        # the last window of a segment has fewer
+    # the last window of a segment has fewer
+    for slot in range(1, gl.minimum(SAVE, entry + 1)):
+        error = share * stray
         later = tokens + slot * CHUNK
-        dg = pending.index(slot * 3 - 3).load(layout) + error
-        gl.store(dg_ptr + later.to(gl.int64) * H, dg, mask=(later < length) & (slot <= entry))
-        shares = pending.index(slot * 3 - 2).load(layout)
-        stray = error + pending.index(slot * 3 - 1).load(layout)
+        gl.store(dg_ptr + later.to(gl.int64) * step, waiting.index(slot - 1).load(layout) + error, mask=later < length)
+        share = gl.sum(strays.index(slot * 2 - 2).load(layout), 0)
+        stray = error + gl.sum(strays.index(slot * 2 - 1).load(layout), 0)

@@ -33,6 +33,10 @@ from .hopper_gates import (
     within,
 )
 
+# chunks between saved states from which on one is fetched when it is wanted, and not while a chunk's last products run,
+# for which all chunks have a barrier more
+SELDOM = gl.constexpr(8)
+
 
 @gluon.jit
 def multiply(
@@ -61,6 +65,7 @@ def multiply(
     VALUES: gl.constexpr,
     TURNED: gl.constexpr,
     SAVE: gl.constexpr,
+    FROM: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The products of every chunk, and the gradient of the state from the last to the first."""
@@ -175,18 +180,10 @@ def multiply(
         if SUMS or WEIGHTED:
             kt = k.permute((1, 0)).load(k_layout)
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
-        if SAVE > 0:
-            # every warp is past the products with the state's tile; a saved one comes while the others run
+        if SAVE > 0 and SAVE < SELDOM:
             barrier()
-            here = (chunk - first) % SAVE == 0
-            entry = (chunk - first) // SAVE
-            mbarrier.expect(restored, saved_desc.block_type.nbytes, pred=here)
-            if dk_ptr is None:
-                entry += gl.program_id(1) * gl.cdiv(span, SAVE)
-                tma_load(saved_desc, [gl.program_id(0), entry, 0, 0], restored, s_tile, pred=here)
-            else:
-                entry += begin // (CHUNK * SAVE) + gl.program_id(0) // H
-                tma_load(saved_desc, [head, entry, 0, 0], restored, s_tile, pred=here)
+            here = ((chunk - first) % SAVE == 0) & (chunk - first >= FROM)
+            _fetch(saved_desc, restored, s_tile, (chunk - first) // SAVE, begin, span, H, dk_ptr, SAVE, here)
         dk = dk * read_k[None, :]
         dv = dv * read_v[None, :]
         if SUMS or WEIGHTED:
@@ -219,7 +216,9 @@ def multiply(
                 tma_store(dv_desc, [batch, begin + chunk * CHUNK, head, 0], dv_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if (count - 1 - i) % SAVE == 0:
+            if ((chunk - first) % SAVE == 0) & (chunk - first >= FROM):
+                if SAVE >= SELDOM:
+                    _fetch(saved_desc, restored, s_tile, (chunk - first) // SAVE, begin, span, H, dk_ptr, SAVE)
                 mbarrier.wait(restored, turns & 1)
                 turns += 1
                 kept = s.load(s_layout).to(gl.float32)
@@ -243,3 +242,15 @@ def multiply(
             at = rows[:, None] * VALUES + columns[None, :]
         gl.store(end_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, state, mask=inside)
     tma_store_wait(0)
+
+
+@gluon.jit
+def _fetch(saved_desc, restored, s_tile, entry, begin, span, H, dk_ptr, SAVE: gl.constexpr, pred=True):
+    """Asks for a saved state, in the place of the state's tile, of which every warp is past the products."""
+    mbarrier.expect(restored, saved_desc.block_type.nbytes, pred=pred)
+    if dk_ptr is None:
+        entry += gl.program_id(1) * gl.cdiv(span, SAVE)
+        tma_load(saved_desc, [gl.program_id(0), entry, 0, 0], restored, s_tile, pred=pred)
+    else:
+        entry += begin // (CHUNK * SAVE) + gl.program_id(0) // H
+        tma_load(saved_desc, [gl.program_id(0) % H, entry, 0, 0], restored, s_tile, pred=pred)

@@ -1,8 +1,9 @@
 """What a segment of a sequence adds to the state that enters it: a sweep without outputs, for few sequences and heads.
 
-Few blocks leave most of a GPU idle, so sequences are cut: local states of the segments here, a scan over them
-(hopper_compose.py), and then each segment's own sweep from its state. The composition is exact. The backward pass needs
-the states, forward in time, and their gradients, backward in time: a block finds one after the other in one launch.
+Few blocks leave most of a GPU idle, so sequences are cut: local states of the segments here, and then each segment's
+own sweep, which adds up those before it (hopper_segments.py). The backward pass needs the states, forward in time, and
+their gradients, backward in time: a block finds one after the other in one launch, and a scan over them follows
+(hopper_compose.py).
 
 A segment's state is a sum over its tokens, each weighed with the decay from there to the segment's end. It is added up
 from the end back, and its gradient from the start on, so that no state has to decay and the chunks that were read last
@@ -21,6 +22,7 @@ from holdfast.kernels.common.gluon import (
 )
 
 from .hopper_gates import add, let_launch, load_gates, of_head, of_segment
+from .hopper_segments import store_added
 
 
 @gluon.jit(
@@ -51,17 +53,17 @@ def advance(
     VALUES: gl.constexpr,
     TURNS: gl.constexpr,
     FIRST: gl.constexpr,
-    LAST: gl.constexpr,
     TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, segments of `span` chunks of TOKENS).
+    """Grid (B * H, segments of `span` chunks of TOKENS); where TURNS is 1 without the last, which adds to no other.
 
     k, q: [B, T, H / k_group, KEYS], v, u: [B, T, H, VALUES], by descriptors of blocks [1, TOKENS, 1, columns]; q and
     u, the gradient of the output, are None where TURNS is 1.
-    end: the state that each segment ends in if it starts from zero, float32 [TURNS, B, segments, H, KEYS, VALUES],
-    first of k and v forward in time, then of q and u backward. LAST, FIRST: whether the last segment's is wanted of the
-    one, and the first's of the other; else it is 0. decay [B, segments, H]: log2 of each segment's decay; or None.
+    end: the state that each segment ends in if it starts from zero. Where TURNS is 1 as store_added writes it, [B,
+    segments, H, V * K]; else float32 [2, B, segments, H, KEYS, VALUES], first of k and v forward in time, of the last
+    segment 0, then of q and u backward, of the first 0 unless FIRST. decay [B, segments, H]: log2 of each segment's
+    decay; or None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -83,7 +85,7 @@ def advance(
     # chunks of each turn
     forth = count * 1
     back = count * 1
-    if not LAST:
+    if TURNS == 2:
         forth = gl.where(gl.program_id(1) == gl.num_programs(1) - 1, 0, count)
     if not FIRST:
         back = gl.where(gl.program_id(1) == 0, 0, count)
@@ -220,31 +222,31 @@ def _multiply(
     TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """S = decay S + (K^T * write) V, over the segment's chunks."""
+    """S^T = S^T + (V^T * write) K, over the segment's chunks."""
     gates, loaded, gated, free = places
     _, forth, back = chunks
     K: gl.constexpr = k_tiles.shape[4]
     V: gl.constexpr = v_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, V, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, K, 16])
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    rows = gl.arange(0, K, gl.SliceLayout(1, s_layout))
-    columns = gl.arange(0, V, gl.SliceLayout(0, s_layout))
+    rows = gl.arange(0, V, gl.SliceLayout(1, s_layout))
+    columns = gl.arange(0, K, gl.SliceLayout(0, s_layout))
     if KEYS == K and VALUES == V:
         inside: gl.constexpr = None
     else:
-        inside = (rows < KEYS)[:, None] & (columns < VALUES)[None, :]
+        inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
     stage = 0
     phase = 0
     for turn in range(TURNS):
-        state = gl.zeros([K, V], gl.float32, s_layout)
+        state = gl.zeros([V, K], gl.float32, s_layout)
         count = gl.where(turn == 0, forth, back)
-        written = gl.zeros([K, TOKENS], dtype, write_layout)
+        written = gl.zeros([V, TOKENS], dtype, write_layout)
         if count > 0:
-            written = _weighed(k_tiles, gates, loaded, gated, stage, phase, write_layout)
+            written = _weighed(v_tiles, gates, loaded, gated, stage, phase, write_layout)
         for i in range(count):
             state, written = warpgroup_mma_wait(0, deps=(state, written))
-            state = warpgroup_mma(written, v_tiles.index(stage).reshape([TOKENS, V]), state, is_async=True)
+            state = warpgroup_mma(written, k_tiles.index(stage).reshape([TOKENS, K]), state, is_async=True)
             last = stage
             turned = phase
             stage += 1
@@ -256,23 +258,26 @@ def _multiply(
             more = i + 1 < count
             there = gl.where(more, stage, last)
             then = gl.where(more, phase, turned)
-            onward = _weighed(k_tiles, gates, loaded, gated, there, then, write_layout)
+            onward = _weighed(v_tiles, gates, loaded, gated, there, then, write_layout)
             state, written, onward = warpgroup_mma_wait(0, deps=(state, written, onward))
             written = onward
             fence_async_shared()
             barrier()
             mbarrier.arrive(free.index(last), count=1)
-        place = turn * (gl.num_programs(0) * gl.num_programs(1)).to(gl.int64) + of_segment(H, 1)
-        at = rows[:, None] * VALUES + columns[None, :]
-        gl.store(end_ptr + place * (KEYS * VALUES) + at, state, mask=inside)
+        if TURNS == 1:
+            store_added(end_ptr + of_segment(H, 1) * (K * V), state, dtype)
+        else:
+            place = turn * (gl.num_programs(0) * gl.num_programs(1)).to(gl.int64) + of_segment(H, 1)
+            at = columns[None, :] * VALUES + rows[:, None]
+            gl.store(end_ptr + place * (KEYS * VALUES) + at, state, mask=inside)
 
 
 @gluon.jit
-def _weighed(k_tiles, gates, loaded, gated, stage, phase, layout: gl.constexpr):
-    """A chunk's K^T * write, [K, TOKENS], when it is there."""
-    K: gl.constexpr = k_tiles.shape[4]
+def _weighed(v_tiles, gates, loaded, gated, stage, phase, layout: gl.constexpr):
+    """A chunk's V^T * write, [V, TOKENS], when it is there."""
+    V: gl.constexpr = v_tiles.shape[4]
     mbarrier.wait(loaded.index(stage), phase)
     mbarrier.wait(gated.index(stage), phase)
-    kt = k_tiles.index(stage).reshape([k_tiles.shape[2], K]).permute((1, 0)).load(layout)
+    vt = v_tiles.index(stage).reshape([v_tiles.shape[2], V]).permute((1, 0)).load(layout)
     write = gates.index(stage).load(gl.SliceLayout(0, layout))
-    return (kt.to(gl.float32) * write[None, :]).to(k_tiles.dtype)
+    return (vt.to(gl.float32) * write[None, :]).to(v_tiles.dtype)

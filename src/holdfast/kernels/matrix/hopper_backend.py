@@ -47,6 +47,7 @@ class Hopper:
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_launch as launch
+        from .hopper_resident_launch import run_resident
 
         q, k, v = (launch.tileable(x) for x in call[:3])
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -59,11 +60,12 @@ class Hopper:
             plan["span"],
             launch.Gates(call.g, call.beta, call.scale),
         )
+        if plan["resident"]:
+            run_resident(q, k, v, o, gates, start, final)
+            return o, final
         ends = launch.Ends(start, final)
         if cu_seqlens is None and span * launch.TOKENS < v.shape[1]:
-            ends = launch.Ends(
-                launch.entering(launch.Turn(k, v, start, None), None, gates, plan["stages"], span)[0], final
-            )
+            ends = launch.Ends(start, final, added=launch.added(k, v, gates, span))
         launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens)
         return o, final
 
@@ -91,8 +93,8 @@ class Hopper:
         ends, grad_ends = launch.Ends(start, turned=True), launch.Ends(w, grad_state)
         segments = 1 if cu_seqlens is not None else -(-length // (span * launch.TOKENS))
         if segments > 1:
-            forth, back = launch.Turn(k, v, start, None), launch.Turn(q, u, w, grad_state)
-            states, grad_states = launch.entering(forth, back, gates, stages, span)
+            forth, back = launch.Turn(k, v, start), launch.Turn(q, u, w)
+            states, grad_states = launch.entering(forth, back, grad_state, gates, span)
             ends, grad_ends = launch.Ends(states, turned=True), launch.Ends(grad_states)
         kept = dg = None
         if call.g is not None:
@@ -101,7 +103,8 @@ class Hopper:
                 entries = length // (save * launch.TOKENS) + sequences
             saved = torch.empty(batch, heads, entries, keys * values, dtype=v.dtype, device=device)
             rows = torch.empty(-(-keys // plan["columns"]), batch, heads, length, dtype=torch.float32, device=device)
-            kept = launch.Kept(q, rows, saved, save)
+            log = torch.empty(batch, heads, length, dtype=torch.float32, device=device)
+            kept = launch.Kept(q, rows, log, saved, save, ends.start is None)
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
             if grad_ends.start is not None:
                 last = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)

@@ -1,4 +1,5 @@
-"""The scan over a sequence's segments: from what each adds to the state (hopper_advance.py) to what enters it.
+"""The backward pass's scan over a sequence's segments: from what each adds to the state and its gradient
+(hopper_advance.py) to what enters it.
 
 All of a cell's segments are loaded at once. A loop over them, which must wait for each, took about a microsecond each.
 """
@@ -20,7 +21,6 @@ def compose(
     first_ptr,
     back_first_ptr,
     enter_ptr,
-    last_ptr,
     back_last_ptr,
     H,
     size,
@@ -29,12 +29,12 @@ def compose(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Grid (B * H, blocks of BLOCK of a state's `size` cells, turns): forward in time, and as the second turn backward.
+    """Grid (B * H, blocks of BLOCK of a state's `size` cells, 2): states forward in time, then gradients backward.
 
     PADDED: segments, rounded up to a power of two. OVERLAPS: whether the launches before and behind may overlap it.
-    local, enter: float32 [turns, B, segments, H, size], in and out. decay: [B, segments, H], log2 of each segment's, or
-    None. first, last: [B, H, size], the state before and after the sequence, or None; back_first, back_last: after and
-    before it, of the second turn.
+    local, enter: float32 [2, B, segments, H, size], in and out. decay: [B, segments, H], log2 of each segment's, or
+    None. first: [B, H, size], the state before the sequence, or None; back_first, back_last: its gradient after and
+    before it, or None.
     """
     if OVERLAPS:
         gdc_launch_dependents()
@@ -69,7 +69,5 @@ def compose(
     opening = tl.where(back == 1, segments - 1, 0)
     tl.store(enter_ptr + states + ((batch * segments + opening) * H + head) * size + cell, start, mask=cell < size)
     ending = inside & (turn == segments - 1)[:, None]
-    if last_ptr is not None:
-        tl.store(tl.broadcast_to((last_ptr + pair)[None, :], [PADDED, BLOCK]), after, mask=ending & (back == 0))
     if back_last_ptr is not None:
         tl.store(tl.broadcast_to((back_last_ptr + pair)[None, :], [PADDED, BLOCK]), after, mask=ending & (back == 1))

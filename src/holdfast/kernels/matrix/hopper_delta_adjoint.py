@@ -36,7 +36,7 @@ from .hopper_delta_adjoint_gates import (
     unknown,
 )
 from .hopper_delta_adjoint_products import find_gradients
-from .hopper_delta_packed import of_sequence, of_tokens
+from .hopper_delta_packed import of_part, of_sequence, of_tokens
 from .hopper_gates import CHUNK, of_segment
 
 # a vector whose numbers for a thread's columns of a product lie together: few addresses, and four numbers a load
@@ -46,6 +46,7 @@ _MATRIX = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitw
 
 @gluon.jit(
     do_not_specialize=[
+        "sequences",
         "T",
         "H",
         "qk_group",
@@ -84,6 +85,7 @@ def delta_adjoint(
     dg_ptr,
     dbeta_ptr,
     cu_ptr,
+    sequences,
     T,
     H,
     qk_group,
@@ -110,7 +112,8 @@ def delta_adjoint(
     float32, or None. start: dS after each segment, float32 [B, segments, H, KEYS, VALUES], or None for 0; end: dS
     before the sequence, [B, H, KEYS, VALUES], or None. A chunk's rows of dv may be where its U is, and those of dq and
     dk where S is; but not those of packed sequences: cu [N + 1] says where they begin and end, u is kept as
-    delta_states keeps it, and start and end are [N, H, KEYS, VALUES].
+    delta_states keeps it, and start and end are [N, H, KEYS, VALUES]. sequences: N if they are cut into segments, else
+    None; the grid is then (places * H, 1), and start is of places, as hopper_delta_packed.py counts them.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = do_desc.block_type.shape[3]
@@ -146,6 +149,7 @@ def delta_adjoint(
     mbarrier.init(loaded.index(STAGES), count=1)
     fence_async_shared()
 
+    first: gl.constexpr = None
     # where the tokens of all chunks begin
     if cu_ptr is None:
         aside: gl.constexpr = None
@@ -153,7 +157,11 @@ def delta_adjoint(
         count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
         origin = (gl.program_id(0) // H).to(gl.int64) * T
     else:
-        chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        if sequences is None:
+            chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        else:
+            chunk0, shift, T, sequence, part, _ = of_part(cu_ptr, gl.program_id(0) // H, span, sequences, T)
+            first = gl.where(part == 0, sequence, -1)
         aside = (shift, T)
         count = gl.cdiv(T, CHUNK) - chunk0
         origin = shift.to(gl.int64)
@@ -169,7 +177,10 @@ def delta_adjoint(
     values = (v_ptr, v_b, v_t, v_h)
     gl.warp_specialize(
         [
-            (_walk_back, (tiles, scores, places, start_ptr, end_ptr, numbers, KEYS, VALUES, dg_ptr is not None)),
+            (
+                _walk_back,
+                (tiles, scores, places, (start_ptr, end_ptr, first), numbers, KEYS, VALUES, dg_ptr is not None),
+            ),
             (find_gradients, (tiles, scores, places, results, values, numbers, KEYS, VALUES)),
             (copy, (tiles, sources, results, places, qk_group, numbers)),
             (gate, (places, g_ptr, beta_ptr, g_t, beta_t, dg_ptr, numbers)),
@@ -195,8 +206,7 @@ def _walk_back(
     tiles,
     scores,
     places,
-    start_ptr,
-    end_ptr,
+    ends,
     numbers,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
@@ -206,6 +216,7 @@ def _walk_back(
     q_tiles, k_tiles, do_tiles, a_tiles, _, s_tiles, y_tiles, ds_tiles = tiles
     gates, crossings, _, loaded, gated, walked, _, full, empty = places
     _, H, _, count, scale, _, _ = numbers
+    start_ptr, end_ptr, first = ends
     V: gl.constexpr = ds_tiles.shape[1]
     K: gl.constexpr = ds_tiles.shape[2]
     dtype: gl.constexpr = ds_tiles.dtype
@@ -310,6 +321,11 @@ def _walk_back(
     # addresses are computed again: kept from the start, they would take as many registers as the state
     rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
     if end_ptr is not None:
-        inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :] & (gl.program_id(1) == 0)
-        at = gl.program_id(0).to(gl.int64) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        if first is None:
+            inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :] & (gl.program_id(1) == 0)
+            place = gl.program_id(0).to(gl.int64)
+        else:
+            inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :] & (first >= 0)
+            place = first.to(gl.int64) * H + gl.program_id(0) % H
+        at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         gl.store(end_ptr + at, state, mask=inside)

@@ -59,8 +59,8 @@ class HopperDelta:
         start = aligned(call.initial_state)
         gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
         a = launch.run_prepare(k, heads, gates, cu_seqlens)
-        if cu_seqlens is None and span * TOKENS < length:
-            start, _ = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start)
+        if span * TOKENS < length:
+            start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start, None, cu_seqlens)
         launch.run_sweep(q, k, v, a, o, gates, start, final, None, plan["columns"], stages, span, cu_seqlens)
         return o, final
 

@@ -9,27 +9,33 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["H", "segments"])
+@triton.jit(do_not_specialize=["T", "H", "segments", "span", "local_rows", "transition_rows"])
 def compose(
     local_ptr,
     transition_ptr,
     first_ptr,
     enter_ptr,
+    cu_ptr,
+    T,
     H,
     segments,
+    span,
+    local_rows,
+    transition_rows,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     BACK: tl.constexpr,
 ):
-    """Grid (B * H, blocks of BLOCK columns).
+    """Grid (B * H, blocks of BLOCK columns), or (N * H, blocks) of packed sequences.
 
-    local: float32 [B, segments - 1, H, KEYS, VALUES], transition: [B, segments - 1, H, KEYS, KEYS], of all segments but
-    the last. first: [B, H, KEYS, VALUES], the state before the sequence, or None. enter: that before each segment,
-    [B, segments, H, KEYS, VALUES]. WIDE: KEYS, rounded up to a power of two. BACK: first and enter are of the state's
-    gradient, after the sequence and after each segment; local is what all segments but the first add to it, and the
-    last one's has in it what it makes of first.
+    local: float32 [B, local_rows, H, KEYS, VALUES], transition: [B, transition_rows, H, KEYS, KEYS], of all segments
+    but perhaps the last. first: [B, H, KEYS, VALUES], the state before the sequence, or None. enter: that before each
+    segment, [B, segments, H, KEYS, VALUES]. WIDE: KEYS, rounded up to a power of two. BACK: first and enter are of the
+    state's gradient, after the sequence and after each segment; local and transition are of all segments but perhaps
+    the first. cu: [N + 1], where packed sequences begin and end, or None; with it local, transition and enter are
+    [places, H, ...], as hopper_delta_packed.py counts segments of `span` chunks, and T is how many tokens there are.
     """
     batch = (tl.program_id(0) // H).to(tl.int64)
     head = tl.program_id(0) % H
@@ -38,39 +44,45 @@ def compose(
     cell = key[:, None] * VALUES + column[None, :]
     inside = (key < KEYS)[:, None] & (column < VALUES)[None, :]
     square = (key < KEYS)[:, None] & (key < KEYS)[None, :]
-    local_ptr += (batch * (segments - 1) * H + head) * (KEYS * VALUES)
-    transition_ptr += (batch * (segments - 1) * H + head) * (KEYS * KEYS)
-    enter_ptr += (batch * segments * H + head) * (KEYS * VALUES)
-    # of a turn: rows of local, of enter and of transition, and how far the next turn's are
-    row = H.to(tl.int64) * (segments - 2 if BACK else 0)
-    into = H.to(tl.int64) * (segments - 1 if BACK else 0)
-    step = -H if BACK else H
-    entries = key[None, :] * KEYS + key[:, None] if BACK else key[:, None] * KEYS + key[None, :]
+    if cu_ptr is None:
+        enter_ptr += (batch * segments * H + head) * (KEYS * VALUES)
+        local_ptr += (batch * local_rows * H + head) * (KEYS * VALUES)
+        transition_ptr += (batch * transition_rows * H + head) * (KEYS * KEYS)
+    else:
+        begin = tl.minimum(tl.maximum(tl.load(cu_ptr + batch), 0), T)
+        tokens = tl.minimum(tl.maximum(tl.load(cu_ptr + batch + 1), begin), T) - begin
+        segments = tl.maximum(tl.cdiv(tokens, span * 64), 1).to(tl.int32)
+        place = (begin // (span * 64) + batch).to(tl.int64)
+        enter_ptr += (place * H + head) * (KEYS * VALUES)
+        local_ptr += (place * H + head) * (KEYS * VALUES)
+        transition_ptr += (place * H + head) * (KEYS * KEYS)
     if first_ptr is None:
         state = tl.zeros([WIDE, BLOCK], tl.float32)
     else:
         state = tl.load(first_ptr + tl.program_id(0).to(tl.int64) * (KEYS * VALUES) + cell, mask=inside, other=0.0)
-    begin: tl.constexpr = 1 if first_ptr is None or BACK else 0
-    if begin == 1:
+    if cu_ptr is not None:  # noqa: SIM102 - known while compiling
+        if segments == 1:
+            tl.store(enter_ptr + cell, state, mask=inside)
+            return
+    # of the turn's segment, how far to the next one's, and the last that has a transition
+    row = H.to(tl.int64) * (segments - 1 if BACK else 0)
+    step = -H if BACK else H
+    end = H.to(tl.int64) * (1 if BACK else segments - 2)
+    entries = key[None, :] * KEYS + key[:, None] if BACK else key[:, None] * KEYS + key[None, :]
+    if first_ptr is None:
         # what leaves the first segment is what it adds
-        tl.store(enter_ptr + into * (KEYS * VALUES) + cell, state, mask=inside)
+        tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)
         state = tl.load(local_ptr + row * (KEYS * VALUES) + cell, mask=inside, other=0.0)
         row += step
-        into += step
-    # no further than the last segment that has a transition
-    through = into if BACK else row
-    end = H.to(tl.int64) * (tl.minimum(1, segments - 2) if BACK else segments - 2)
-    ahead = tl.maximum(through, end) if BACK else tl.minimum(through, end)
+    ahead = tl.maximum(row, end) if BACK else tl.minimum(row, end)
     transition = tl.load(transition_ptr + ahead * (KEYS * KEYS) + entries, mask=square, other=0.0)
-    for _ in range(begin, segments - 1):
+    for _ in range(1 if first_ptr is None else 0, segments - 1):
         # loaded ahead: a store keeps the compiler from doing so
-        through += step
-        ahead = tl.maximum(through, end) if BACK else tl.minimum(through, end)
+        ahead = tl.maximum(row + step, end) if BACK else tl.minimum(row + step, end)
         transition_next = tl.load(transition_ptr + ahead * (KEYS * KEYS) + entries, mask=square, other=0.0)
         local = tl.load(local_ptr + row * (KEYS * VALUES) + cell, mask=inside, other=0.0)
-        tl.store(enter_ptr + into * (KEYS * VALUES) + cell, state, mask=inside)
+        tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)
         state = tl.dot(transition, state, local, input_precision="tf32x3")
         transition = transition_next
         row += step
-        into += step
-    tl.store(enter_ptr + into * (KEYS * VALUES) + cell, state, mask=inside)
+    tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)

@@ -3,6 +3,9 @@
 Chunks count from each sequence's first token. Sequence n's are those from begin // 64 + n on, of T // 64 + N, so that
 no two sequences' meet: in all that is kept of chunks they are whole. `aside` is how far a token lies from there, and
 where its sequence ends in whole chunks; None where nothing is packed.
+
+Segments of `span` chunks count likewise: sequence n's are those from begin // (64 span) + n on, of T // (64 span) + N.
+A segment is a shorter sequence to the kernels; a place for one that no sequence has is one without chunks.
 """
 
 from holdfast.kernels.common.gluon import barrier, fence_async_shared, gl, gluon, mbarrier
@@ -22,18 +25,38 @@ def of_sequence(cu_ptr, n, T):
 
 
 @gluon.jit
-def of_chunk(cu_ptr, chunk, sequences, T):
-    """How far aside a chunk's tokens are, and where its sequence ends: before the chunk, if it is none's."""
-    # the last sequence whose chunks do not begin behind this one
-    n = chunk * 0
+def _owner(cu_ptr, place, tokens, sequences, T):
+    """The last sequence whose chunks or segments, of so many tokens each, do not begin behind this one."""
+    n = place * 0
     behind = n + sequences
     while behind - n > 1:
         middle = (n + behind) // 2
-        first, _, _ = of_sequence(cu_ptr, middle, T)
-        n = gl.where(first > chunk, n, middle)
-        behind = gl.where(first > chunk, middle, behind)
+        first = gl.minimum(gl.maximum(gl.load(cu_ptr + middle), 0), T).to(gl.int32) // tokens + middle
+        n = gl.where(first > place, n, middle)
+        behind = gl.where(first > place, middle, behind)
+    return n
+
+
+@gluon.jit
+def of_chunk(cu_ptr, chunk, sequences, T):
+    """How far aside a chunk's tokens are, and where its sequence ends: before the chunk, if it is none's."""
+    n = _owner(cu_ptr, chunk, CHUNK, sequences, T)
     _, shift, end = of_sequence(cu_ptr, n, T)
     return shift, end
+
+
+@gluon.jit
+def of_part(cu_ptr, place, span, sequences, T):
+    """A segment as a sequence of its own, as of_sequence; then whose it is, which of its segments, of how many."""
+    tokens = span * CHUNK
+    n = _owner(cu_ptr, place, tokens, sequences, T)
+    chunk, shift, end = of_sequence(cu_ptr, n, T)
+    part = place - (chunk * CHUNK + shift) // tokens - n
+    parts = gl.maximum(gl.cdiv(end - chunk * CHUNK, tokens), 1)
+    # what is no sequence's segment is behind all chunks, where nothing is kept
+    chunk = gl.where(part < parts, chunk + part * span, T // CHUNK + sequences)
+    end = gl.maximum(gl.minimum(end, (chunk + span) * CHUNK), chunk * CHUNK)
+    return chunk, shift, end, n, part, parts
 
 
 @gluon.jit

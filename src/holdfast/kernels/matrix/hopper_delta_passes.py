@@ -5,19 +5,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common import varlen
+from holdfast.kernels.common import triton_launch, varlen
 from holdfast.kernels.common.gluon_launch import aligned, launch, tiles
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_delta_adjoint import delta_adjoint
-from .hopper_delta_launch import chunks_of, entering, run_compose, run_prepare
-from .hopper_delta_reverse import delta_reverse
+from .hopper_delta_ahead import COLUMNS
+from .hopper_delta_launch import (
+    blocks_of,
+    chunks_of,
+    entering,
+    local_of,
+    run_compose,
+    run_prepare,
+    run_sweep,
+    sequences_in_segments,
+)
+from .hopper_delta_pull import pull_back
 from .hopper_delta_states import delta_states
-from .hopper_delta_sweep import COLUMNS
 from .hopper_launch import LAYOUT, TOKENS, Gates, kind, tileable, ungroup, width_of
 
 HALF = COLUMNS.value
+# columns of the state that a program of `pull_back` has
+PULLED = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,55 +80,54 @@ def run_states(
     """One launch of `delta_states`: u [B, T, H, V] and the states of every chunk.
 
     start: the states before the segments of plan["span"] chunks, float32 [B, segments, H, K, V], or None. cu_seqlens
-    [N + 1]: where packed sequences begin and end; u is then [1, chunks * 64, H, V].
+    [N + 1]: where packed sequences begin and end; u is then [1, chunks * 64, H, V], and start [1, places, H, K, V].
     """
     batch, length, heads, values = v.shape
-    keys = k.shape[3]
-    consumers = plan["columns"] // HALF
+    keys, span = k.shape[3], plan["span"]
+    consumers, sequences = plan["columns"] // HALF, sequences_in_segments(length, span, cu_seqlens)
     arguments = (
         _whole(k), _rows(v), _inverse(a), _rows(u), *kept.tiles(width_of(keys)), gates.g, gates.beta, start, cu_seqlens,
-        length, heads, heads // k.shape[2], *gates.strides(), plan["span"],
+        sequences, length, heads, heads // k.shape[2], *gates.strides(), span,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": consumers, "STAGES": plan["stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), start is None, kind(cu_seqlens))
-    sequences, segments = batch, -(-length // (plan["span"] * TOKENS))
-    if cu_seqlens is not None:
-        sequences, segments = cu_seqlens.shape[0] - 1, 1
-    grid = (sequences * heads, -(-values // plan["columns"]), segments)
-    overlaps = start is None or grid[2] == 1
+    types = (*gates.types(), k.dtype, width_of(keys), start is None, sequences is None, kind(cu_seqlens))
+    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
+    grid = (blocks * heads, -(-values // plan["columns"]), segments)
+    overlaps = start is None or (sequences is None and segments == 1)
     launch(delta_states, grid, arguments, constants, 4, types, None, overlaps)
 
 
-def run_reverse(
-    q: Tensor, k: Tensor, do: Tensor, a: Tensor, gates: Gates, last: Tensor | None, local: Tensor, plan: Plan
-) -> None:
-    """One launch of `delta_reverse`: local, float32 [B, segments - 1, H, K, V].
+def run_pull_back(w: Tensor, do: Tensor, local: Tensor, span: int, cu_seqlens: Tensor | None = None) -> None:
+    """One launch of `pull_back`: local [B, segments, H, K, V] of w [B, T, H, K] and do [B, T, H, V]."""
+    batch, length, heads, keys = w.shape
+    values = do.shape[3]
+    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
+    sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": PULLED}
+    numbers = (sequences, length, heads, span, *do.stride()[:3])
+    grid = (blocks * heads, -(-values // PULLED), segments)
+    with torch.cuda.device_of(w):
+        triton_launch.launch(pull_back, grid, (w, do, local, cu_seqlens), numbers, constants, 8)
 
-    last: dS after the sequence, [B, H, K, V], or None for 0.
+
+def entering_both(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, w: Tensor, gates: Gates, start: Tensor | None,
+    last: Tensor | None, plan: Plan, cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The state before each segment and the gradient of that after it, float32 [B, segments, H, K, V].
+
+    start: the state before the sequence, and last: dS after it, or None for 0. w: room for [B, T, H, K] in k's dtype.
+    cu_seqlens [N + 1]: where packed sequences begin and end; start and last are then [N, H, K, V], and what is of
+    segments [1, places, H, K, V].
     """
-    batch, length, heads, values = do.shape
-    keys, columns = k.shape[3], plan["state_columns"]
-    arguments = (
-        _whole(q), _whole(k), _rows(do), _inverse(a), gates.g, gates.beta, last, local,
-        length, heads, heads // k.shape[2], *gates.strides(), plan["span"], gates.scale,
-    )  # fmt: skip
-    constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // HALF, "STAGES": plan["reverse_stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), last is None)
-    grid = (batch * heads, -(-values // columns), local.shape[1])
-    launch(delta_reverse, grid, arguments, constants, 4, types)
-
-
-def entering_back(
-    q: Tensor, k: Tensor, do: Tensor, a: Tensor, transition: Tensor, gates: Gates, last: Tensor | None, plan: Plan
-) -> Tensor:
-    """dS after each segment, float32 [B, segments, H, K, V].
-
-    transition: as `entering` returns it. last: dS after all, or None for 0.
-    """
-    batch, _, heads, values = do.shape
-    local = transition.new_empty(batch, transition.shape[1], heads, k.shape[3], values)
-    run_reverse(q, k, do, a, gates, last, local, plan)
-    return run_compose(local, transition, last, True)
+    (length, heads, values), span = v.shape[1:], plan["span"]
+    columns, stages = plan["state_columns"], plan["stages"]
+    transition = local_of(k, heads, k.shape[3], True, span, cu_seqlens)
+    run_sweep(q, k, None, a, w, gates, None, None, transition, columns, stages, span, cu_seqlens)
+    local = local_of(k, heads, values, True, span, cu_seqlens)
+    run_pull_back(w, do, local, span, cu_seqlens)
+    last = run_compose(local, transition, last, True, length, span, cu_seqlens)
+    return entering(k, v, a, gates, columns, stages, span, start, transition, cu_seqlens), last
 
 
 def run_adjoint(
@@ -129,10 +139,10 @@ def run_adjoint(
 
     start: dS after each segment of `span` chunks, float32 [B, segments, H, K, V], or None for 0; end: dS before the
     sequence, [B, H, K, V], or None. cu_seqlens [N + 1]: where packed sequences begin and end; start and end are then
-    [N, H, K, V], and u is [1, chunks * 64, H, V].
+    [N, H, K, V], of their segments [1, places, H, K, V], and u is [1, chunks * 64, H, V].
     """
     batch, length, heads, values = v.shape
-    keys = k.shape[3]
+    keys, sequences = k.shape[3], sequences_in_segments(length, span, cu_seqlens)
     dq, dk, dv, dg, dbeta = grads
     parts = dq.dtype == torch.float32
     outputs = (None, None) if parts else (_whole(dq), _whole(dk))
@@ -140,16 +150,15 @@ def run_adjoint(
     arguments = (
         _whole(q), _whole(k), _whole(do), _inverse(a), _whole(u), low, high, *outputs, _whole(dv),
         gates.g, gates.beta, v, start, end, dq, dk, dv, dg, dbeta, cu_seqlens,
-        length, heads, heads // k.shape[2], *gates.strides(), *(x // 8 for x in v.stride()[:3]), span, gates.scale,
+        sequences, length, heads, heads // k.shape[2], *gates.strides(), *(x // 8 for x in v.stride()[:3]), span,
+        gates.scale,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values}
     wide = tuple(stride < 2**31 for stride in v.stride()[:3])
-    optional = (start is None, end is None, dg is None, dbeta is None)
+    optional = (start is None, end is None, dg is None, dbeta is None, sequences is None)
     types = (*gates.types(), k.dtype, width_of(keys), width_of(values), parts, *optional, *wide, kind(cu_seqlens))
-    sequences, segments = batch, -(-length // (span * TOKENS))
-    if cu_seqlens is not None:
-        sequences, segments = cu_seqlens.shape[0] - 1, 1
-    grid = (sequences * heads, segments, 1)
+    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
+    grid = (blocks * heads, segments, 1)
     launch(delta_adjoint, grid, arguments, constants, width_of(values) // 16, types)
 
 
@@ -194,9 +203,10 @@ def backward(
     states = Kept.within(dq, dk, k.dtype) if is_whole else Kept.of(k, chunks, heads, values)
     u = grads["v"] if cu_seqlens is None else v.new_empty(1, chunks * TOKENS, heads, values)
     span, last = plan["span"], aligned(grad_final)
-    if cu_seqlens is None and span < chunks:
-        start, transition = entering(k, v, a, gates, plan["state_columns"], plan["stages"], span, start)
-        last = entering_back(q, k, do, a, transition, gates, last, plan)
+    if span * TOKENS < length:
+        # where dq will be, unless that is in another dtype
+        w = dq if dq.dtype == k.dtype else k.new_empty(per_head)
+        start, last = entering_both(q, k, v, do, a, w, gates, start, last, plan, cu_seqlens)
     run_states(k, v, a, u, states, gates, start, plan, cu_seqlens)
     found = (dq, dk, grads["v"], dg, dbeta)
     run_adjoint(q, k, v, do, a, u, states, gates, last, grad_state, found, span, cu_seqlens)

@@ -17,14 +17,14 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_delta_packed import of_sequence, of_tokens, place_of
+from .hopper_delta_ahead import COLUMNS, copy, gate
+from .hopper_delta_packed import of_part, of_sequence, of_tokens, place_of
 from .hopper_delta_prepare import parts
-from .hopper_delta_sweep import COLUMNS, _copy, _gate
 from .hopper_gates import CHUNK, READ, STRENGTH, VECTORS, WRITE, of_segment
 
 
 @gluon.jit(
-    do_not_specialize=["T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
+    do_not_specialize=["sequences", "T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "cu_ptr"],
 )
 def delta_states(
@@ -38,6 +38,7 @@ def delta_states(
     beta_ptr,
     start_ptr,
     cu_ptr,
+    sequences,
     T,
     H,
     k_group,
@@ -55,7 +56,7 @@ def delta_states(
 ):
     """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments of `span` chunks), or (N * H, slices, 1).
 
-    cu: as of delta_sweep. Of packed sequences u is kept in whole chunks as well, [1, chunks * 64, H, VALUES].
+    cu, sequences: as of delta_sweep. Of packed sequences u is in whole chunks as well, [1, chunks * 64, H, VALUES].
     k: [B, T, H / k_group, KEYS], v, u: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and u 64.
     a: of hopper_delta_prepare.py, by a descriptor of blocks [1, 1, 64, 64]. start: state before each segment,
     float32 [B, segments, H, KEYS, VALUES], or None. low, high: [B, chunks * 64, H, KEYS] by descriptors of blocks
@@ -85,7 +86,10 @@ def delta_states(
         chunk0 = gl.program_id(2) * span
         count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
     else:
-        chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        if sequences is None:
+            chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        else:
+            chunk0, shift, T, _, _, _ = of_part(cu_ptr, gl.program_id(0) // H, span, sequences, T)
         aside = (shift, T)
         count = gl.cdiv(T, CHUNK) - chunk0
     if g_ptr is not None:
@@ -102,8 +106,8 @@ def delta_states(
             [
                 (_walk, (tiles, kept, places, start_ptr, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                 (_walk, (tiles, kept, places, start_ptr, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
-                (_copy, (tiles, sources, loaded, free, k_group, numbers, CONSUMERS, STAGES)),
-                (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (copy, (tiles, sources, loaded, free, k_group, numbers, CONSUMERS, STAGES)),
+                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
             [4, 1, 1],
             [232, 40, 40],
@@ -112,8 +116,8 @@ def delta_states(
         gl.warp_specialize(
             [
                 (_walk, (tiles, kept, places, start_ptr, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (_copy, (tiles, sources, loaded, free, k_group, numbers, CONSUMERS, STAGES)),
-                (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (copy, (tiles, sources, loaded, free, k_group, numbers, CONSUMERS, STAGES)),
+                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
             [1, 1],
             [40, 40],

@@ -11,41 +11,25 @@ in registers to be the next one's operand, and the state S^T never leaves them:
 E stays in float32, since its rounding would be the same for every write of a strength.
 """
 
-# ruff: noqa: RUF005 - Gluon does not compile starred expressions
 from holdfast.kernels.common.gluon import (
     barrier,
     fence_async_shared,
     gl,
     gluon,
     mbarrier,
-    tma_load,
     tma_store,
     tma_store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from .hopper_delta_packed import clear_cut, of_sequence, of_tokens, place_of
-from .hopper_gates import (
-    CHUNK,
-    READ,
-    STRENGTH,
-    TOTAL,
-    VECTORS,
-    WRITE,
-    add,
-    load_gates,
-    of_segment,
-    store_rows,
-    wait_for_launch,
-)
-
-# columns of v that four warps work on
-COLUMNS = gl.constexpr(64)
+from .hopper_delta_ahead import COLUMNS, copy, gate
+from .hopper_delta_packed import of_part, of_sequence, of_tokens, place_of
+from .hopper_gates import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, of_segment, store_rows
 
 
 @gluon.jit(
-    do_not_specialize=["T", "H", "qk_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
+    do_not_specialize=["sequences", "T", "H", "qk_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr", "transition_ptr", "cu_ptr"],
 )
 def delta_sweep(
@@ -61,6 +45,7 @@ def delta_sweep(
     transition_ptr,
     cu_ptr,
     o_ptr,
+    sequences,
     T,
     H,
     qk_group,
@@ -79,19 +64,25 @@ def delta_sweep(
 ):
     """Grid (B * H, slices, segments of `span` chunks), or (N * H, slices, 1) of packed sequences.
 
-    cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that end in
-    another sequence, and a: [H, T // 64 + N, 64, 64], sequence n's chunks from begin // 64 + n on.
     q, k: [B, T, H / qk_group, KEYS], v, o: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and o
     64; q and o both None where only states are wanted. a: [B * H, chunks, 64, 64] by a descriptor of blocks
     [1, 1, 64, 64]. start: state before each segment, float32 [B, segments, H, KEYS, VALUES], or None. end: the state
     after each segment likewise, or with q and o that after the last, [B, H, KEYS, VALUES], or None.
     transition: [B, segments, H, KEYS, KEYS], what each segment multiplies the state before it with, or None; its
-    columns are the slices after v's.
+    columns are the slices after v's. With v None they are all, and o, [B, T, H, KEYS], is what the outputs multiply
+    that state with; VALUES is then KEYS.
+    cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that end in
+    another sequence, and a: [H, T // 64 + N, 64, 64], sequence n's chunks from begin // 64 + n on. sequences: N if they
+    are cut into segments, else None; the grid is then (places * H, slices, 1), and start, end and transition are of
+    places, as hopper_delta_packed.py counts them, but for the end with q and o, which is of sequences.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, 1, CHUNK, 1, COLUMNS], v_desc.layout)
+    if v_desc is None:
+        v_tiles: gl.constexpr = None
+    else:
+        v_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, 1, CHUNK, 1, COLUMNS], v_desc.layout)
     a_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
     gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -118,12 +109,21 @@ def delta_sweep(
     mbarrier.init(loaded.index(STAGES), count=1)
     fence_async_shared()
 
+    last: gl.constexpr = None
     if cu_ptr is None:
         aside: gl.constexpr = None
         chunk0 = gl.program_id(2) * span
         count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
     else:
-        chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        if sequences is None:
+            chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        else:
+            chunk0, shift, T, sequence, part, parts = of_part(cu_ptr, gl.program_id(0) // H, span, sequences, T)
+            is_last = part == parts - 1
+            if q_desc is None:
+                # nobody asks for the state after the last segment: it comes with the outputs
+                T = gl.where(is_last, chunk0 * CHUNK, T)
+            last = gl.where(is_last, sequence, -1)
         aside = (shift, T)
         count = gl.cdiv(T, CHUNK) - chunk0
     if g_ptr is not None:
@@ -133,7 +133,7 @@ def delta_sweep(
     tiles = (q_tiles, k_tiles, v_tiles, a_tiles, p_tiles)
     sources = (q_desc, k_desc, v_desc, a_desc)
     places = (gates, decays, loaded, gated, scored, free)
-    ends = (start_ptr, end_ptr, transition_ptr)
+    ends = (start_ptr, end_ptr, transition_ptr, last)
     out = (o_desc, o_ptr)
     numbers = (H, chunk0, count, scale, aside)
     if CONSUMERS == 2:
@@ -142,8 +142,8 @@ def delta_sweep(
                 [
                     (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                     (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
-                    (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                    (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                    (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                    (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
                 ],
                 [4, 1, 1],
                 [232, 40, 40],
@@ -154,8 +154,8 @@ def delta_sweep(
                     (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                     (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
                     (_score, (tiles, places, numbers, STAGES)),
-                    (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                    (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                    (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                    (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
                 ],
                 [4, 4, 1, 1],
                 [208, 56, 40, 40],
@@ -164,8 +164,8 @@ def delta_sweep(
         gl.warp_specialize(
             [
                 (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
             [1, 1],
             [40, 40],
@@ -175,84 +175,12 @@ def delta_sweep(
             [
                 (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                 (_score, (tiles, places, numbers, STAGES)),
-                (_copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                (_gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
+                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
             [4, 1, 1],
             [88, 40, 40],
         )
-
-
-@gluon.jit
-def _copy(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
-    """Keeps STAGES chunks of q, k, v and A on their way into shared memory."""
-    q_tiles, k_tiles, v_tiles, a_tiles, _ = tiles
-    q_desc, k_desc, v_desc, a_desc = sources
-    H, chunk0, count, _, aside = numbers
-    keys: gl.constexpr = k_desc.block_type.nbytes * (1 if q_desc is None else 2)
-    width: gl.constexpr = keys + CONSUMERS * v_desc.block_type.nbytes + a_desc.block_type.nbytes
-    head = gl.program_id(0) % H
-    stage = 0
-    phase = 1
-    for i in range(count):
-        mbarrier.wait(free.index(stage), phase)
-        batch, token = place_of(aside, chunk0 + i, H)
-        arrived = loaded.index(stage)
-        if aside is not None:
-            rows = aside[1] - (chunk0 + i) * CHUNK
-            arrived = loaded.index(gl.where(rows < CHUNK, STAGES, stage))
-        mbarrier.expect(arrived, width)
-        tma_load(k_desc, [batch, token, head // qk_group, 0], arrived, k_tiles.index(stage))
-        if q_desc is not None:
-            tma_load(q_desc, [batch, token, head // qk_group, 0], arrived, q_tiles.index(stage))
-        for consumer in gl.static_range(CONSUMERS):
-            # past v's columns, where a transition is found, it reads zeros
-            column = (gl.program_id(1) * CONSUMERS + consumer) * COLUMNS
-            tile = v_tiles.index(stage * CONSUMERS + consumer)
-            tma_load(v_desc, [batch, token, head, column], arrived, tile)
-        if i == 0:
-            # the launch ahead may still be at the inverses; all else was there before it
-            wait_for_launch()
-        tma_load(a_desc, [batch * H + head, chunk0 + i, 0, 0], arrived, a_tiles.index(stage))
-        if aside is not None:  # noqa: SIM102 - known while compiling
-            if rows < CHUNK:
-                cut = (k_tiles.index(stage),)
-                for consumer in gl.static_range(CONSUMERS):
-                    cut = cut + (v_tiles.index(stage * CONSUMERS + consumer),)
-                clear_cut(cut, rows, arrived, loaded.index(stage))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-
-@gluon.jit
-def _gate(places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES: gl.constexpr):
-    """Weighs each chunk when its stage is free: decays to each token, from it to the end, of the chunk; strengths."""
-    gates, decays, _, gated, _, free = places
-    _, chunk0, count, _, _ = numbers
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    stage = 0
-    phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0, count > 0, T)
-    for i in range(count):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + i + 1, i + 1 < count, T)
-        mbarrier.wait(free.index(stage), phase)
-        total = gl.associative_scan(g, 0, add)
-        whole = gl.sum(g, 0)
-        gates.index(stage * VECTORS + TOTAL).store(total)
-        gates.index(stage * VECTORS + READ).store(gl.exp2(total))
-        gates.index(stage * VECTORS + WRITE).store(gl.exp2(whole - total))
-        gates.index(stage * VECTORS + STRENGTH).store(beta)
-        decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(whole))
-        barrier()
-        mbarrier.arrive(gated.index(stage), count=1)
-        g = g_next
-        beta = beta_next
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
 
 
 @gluon.jit
@@ -312,7 +240,7 @@ def _multiply(
     """The products of every chunk with 64 columns of v, and their state from the first to the last."""
     q_tiles, k_tiles, v_tiles, a_tiles, p_tiles = tiles
     gates, decays, loaded, gated, scored, free = places
-    start_ptr, end_ptr, transition_ptr = ends
+    start_ptr, end_ptr, transition_ptr, last = ends
     o_desc, o_ptr = out
     H, chunk0, count, scale, aside = numbers
     K: gl.constexpr = k_tiles.shape[4]
@@ -334,8 +262,10 @@ def _multiply(
         at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         state = gl.load(start_ptr + at, mask=inside, other=0.0)
     if transition_ptr is not None:
-        # behind v's last slice the state starts from the identity, and is written nothing
-        own = rows - gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
+        # behind v's last slice, or without v, the state starts from the identity, and is written nothing
+        own = rows
+        if v_tiles is not None:
+            own -= gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
         state = gl.where(own[:, None] == keys[None, :], 1.0, state)
     held = gl.convert_layout(state.to(dtype), s_operand)
     held = warpgroup_mma_wait(0, deps=(held,))
@@ -345,16 +275,21 @@ def _multiply(
     for i in range(count):
         mbarrier.wait(loaded.index(stage), phase)
         k = k_tiles.index(stage).reshape([CHUNK, K])
-        v = v_tiles.index(stage * CONSUMERS + CONSUMER).reshape([CHUNK, COLUMNS])
+        if v_tiles is not None:
+            v = v_tiles.index(stage * CONSUMERS + CONSUMER).reshape([CHUNK, COLUMNS])
         a = a_tiles.index(stage).reshape([CHUNK, CHUNK])
         known = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
         known = warpgroup_mma(held, k.permute((1, 0)), known, use_acc=False, is_async=True)
         mbarrier.wait(gated.index(stage), phase)
-        vt = v.permute((1, 0)).load(operand)
+        if v_tiles is not None:
+            vt = v.permute((1, 0)).load(operand)
         read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout))
         strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, layout))
         known, held = warpgroup_mma_wait(0, deps=(known, held))
-        missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
+        if v_tiles is None:
+            missed = (known * read[None, :]) * -strength[None, :]
+        else:
+            missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
         new = gl.convert_layout(missed.to(dtype), operand)
         missed, new = warpgroup_mma_wait(0, deps=(missed, new))
         u = warpgroup_mma(new, a, missed, is_async=True)
@@ -421,16 +356,25 @@ def _multiply(
     rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
     if end_ptr is not None:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        if writes_out:
+        if not writes_out:
+            if last is not None:
+                inside = inside & (count > 0)
+            place = of_segment(H, 2)
+        elif last is None:
             inside = inside & (gl.program_id(2) == gl.num_programs(2) - 1)
             place = gl.program_id(0).to(gl.int64)
         else:
-            place = of_segment(H, 2)
+            inside = inside & (last >= 0)
+            place = last.to(gl.int64) * H + head
         at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         gl.store(end_ptr + at, state, mask=inside)
     if transition_ptr is not None:
-        own = rows - gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
+        own = rows
+        if v_tiles is not None:
+            own -= gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
         inside = (own >= 0)[:, None] & (own < KEYS)[:, None] & (keys < KEYS)[None, :]
+        if last is not None and not writes_out:
+            inside = inside & (count > 0)
         at = of_segment(H, 2) * (KEYS * KEYS) + (keys[None, :] * KEYS + own[:, None])
         gl.store(transition_ptr + at, state, mask=inside)
     if writes_out:

@@ -110,21 +110,33 @@ def of_segment(H, axis: gl.constexpr):
 
 
 @gluon.jit
+def floored(g):
+    """A natural-log decay to base 2, from where it is 0 in float32 on no less."""
+    # a maximum would hide a NaN
+    return gl.where(g < _LOG_FLOOR, _LOG_FLOOR, g) * _LOG2E
+
+
+@gluon.jit
 def load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
     """Log decay to base 2 and strength of a chunk of TOKENS; nothing is loaded where is_inside is false."""
+    g, beta = ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS)
+    return floored(g.to(gl.float32)), beta.to(gl.float32)
+
+
+@gluon.jit
+def ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
+    """As load_gates, but as they are in memory: where nothing is done with them yet, nobody waits for them."""
     layout: gl.constexpr = gl.BlockedLayout([TOKENS // 32], [32], [gl.num_warps()], [0])
     tokens = chunk * TOKENS + gl.arange(0, TOKENS, layout)
     inside = (tokens < T) & is_inside
     if g_ptr is None:
         g = gl.zeros([TOKENS], gl.float32, layout)
     else:
-        g = gl.load(g_ptr + tokens.to(gl.int64) * g_t, mask=inside, other=0.0).to(gl.float32)
-        # a maximum would hide a NaN
-        g = gl.where(g < _LOG_FLOOR, _LOG_FLOOR, g) * _LOG2E
+        g = gl.load(g_ptr + tokens.to(gl.int64) * g_t, mask=inside, other=0.0)
     if beta_ptr is None:
         beta = gl.full([TOKENS], 1.0, gl.float32, layout)
     else:
-        beta = gl.load(beta_ptr + tokens.to(gl.int64) * beta_t, mask=inside, other=0.0).to(gl.float32)
+        beta = gl.load(beta_ptr + tokens.to(gl.int64) * beta_t, mask=inside, other=0.0)
     return g, beta
 
 

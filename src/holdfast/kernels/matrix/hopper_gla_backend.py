@@ -14,18 +14,13 @@ from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_matrix import refusal
 
-_UNSERVED = {
-    "delta": "the delta rule",
-    "normalizer": "a normaliser",
-    "beta": "a write strength beside a vector decay",
-    "varlen": "packed sequences",
-}
+_UNSERVED = {"delta": "the delta rule", "normalizer": "a normaliser"}
 # tokens that the grid of hopper_gla_gradients.py has room for
 LONGEST = 65535 * model.CHUNK
 
 
 class HopperGLA:
-    """GLA in bfloat16 or float16 on NVIDIA's Hopper."""
+    """GLA, and SSD with a rate a key channel, in bfloat16 or float16 on NVIDIA's Hopper."""
 
     name = "hopper"
     reads_output = True
@@ -50,19 +45,23 @@ class HopperGLA:
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
         """o, the final state and, if the plan keeps them, the states before each chunk."""
+        from holdfast.kernels.common import varlen
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_gla_launch as launch
 
-        q, k, v, g = launch.inputs(call)
+        q, k, v, g, beta = launch.inputs(call)
+        cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        final = torch.empty(_state_shape(call), dtype=torch.float32, device=v.device)
-        kept = torch.empty(kept_shape(g, v.shape[3]), dtype=v.dtype, device=v.device) if plan["keeps"] else None
+        final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
+        kept = None
+        if plan["keeps"]:
+            kept = torch.empty(kept_shape(g, v.shape[3], cu_seqlens), dtype=v.dtype, device=v.device)
         found = (o, final) if kept is None else (o, final, kept)
         if v.numel() == 0:
             final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
             return found
-        launch.run_sweep(q, k, g, v, o, aligned(call.initial_state), final, kept, call.scale)
+        launch.run_sweep(q, k, g, v, o, aligned(call.initial_state), final, kept, call.scale, beta, cu_seqlens)
         return found
 
     def backward(
@@ -76,14 +75,18 @@ class HopperGLA:
         states: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
         """states: what forward kept, which runs again without them. o is not read."""
+        from holdfast.kernels.common import varlen
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_gla_launch as launch
         from .hopper_launch import tileable, ungroup
 
-        q, k, v, g = launch.inputs(call)
+        q, k, v, g, beta = launch.inputs(call)
+        cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
         end = aligned(grad_final)
-        grad_start = None if call.initial_state is None else torch.empty(_state_shape(call), device=v.device)
+        grad_start = None
+        if call.initial_state is not None:
+            grad_start = torch.empty(_state_shape(call, cu_seqlens), device=v.device)
         if v.numel() == 0:
             if grad_start is not None:
                 grad_start = grad_start.zero_() if end is None else grad_start.copy_(end)
@@ -94,18 +97,28 @@ class HopperGLA:
         dq, dk = (torch.empty(*g.shape, dtype=v.dtype, device=v.device) for _ in range(2))
         dg = torch.empty(g.shape, dtype=torch.float32, device=v.device)
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        ends = launch.ends(dq, dg, states)
-        launch.run_sweep(q, k, g, u, dv, end, grad_start, ends, call.scale, reverse=True)
-        launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, call.scale)
+        dbeta = None
+        if beta is not None:
+            dbeta = torch.empty(-(-g.shape[3] // model.CHUNK), *beta.shape, dtype=torch.float32, device=v.device)
+        # a chunk of a packed sequence is not where its gradients are
+        ends = launch.ends(dq, dg, states) if cu_seqlens is None else torch.empty_like(states)
+        launch.run_sweep(q, k, g, u, dv, end, grad_start, ends, call.scale, beta, cu_seqlens, reverse=True)
+        launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, call.scale, beta, dbeta, cu_seqlens)
         assert call.g is not None
-        return [ungroup(dq, q), ungroup(dk, k), dv, dg.to(call.g.dtype), None, None], grad_start
+        if dbeta is not None:
+            assert call.beta is not None
+            dbeta = dbeta.sum(0).to(call.beta.dtype)
+        return [ungroup(dq, q), ungroup(dk, k), dv, dg.to(call.g.dtype), dbeta, None], grad_start
 
 
-def kept_shape(g: Tensor, values: int) -> tuple[int, int, int, int]:
+def kept_shape(g: Tensor, values: int, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
     """Of a state of so many values for each chunk of 64 tokens, as the kernels keep and read it."""
     batch, length, heads, keys = g.shape
-    return batch, -(-length // model.CHUNK) * model.CHUNK, heads, tile(keys) * tile(values) // model.CHUNK
+    # packed sequences have spare chunks between them
+    chunks = -(-length // model.CHUNK) if cu_seqlens is None else length // model.CHUNK + cu_seqlens.shape[0] - 1
+    return batch, chunks * model.CHUNK, heads, tile(keys) * tile(values) // model.CHUNK
 
 
-def _state_shape(call: MatrixCall) -> tuple[int, int, int, int]:
-    return call.v.shape[0], call.v.shape[2], call.k.shape[3], call.v.shape[3]
+def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
+    sequences = call.v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3]

@@ -1,7 +1,7 @@
 """Vector decay on Hopper: gradients of queries, keys and log decays, of all chunks at once.
 
 With S the state before a chunk, dS the gradient of the one after it, u that of the output, and W = scale U V^T:
-    dq_t = scale (decay to t) S u_t + sum over s <= t of W_ts k_s (decay from s to t), and dk likewise.
+    dq_t = scale (decay to t) S u_t + sum over s <= t of W_ts beta_s k_s (decay from s to t), and dk likewise.
 A warp has 16 tokens, a thread all of them in two channels (hopper_gla_tokens.py). Pairs of tokens of one warp are
 summed one by one in float32: a sum over earlier tokens takes one factor of their decay after the other, as Horner's
 rule does. Pairs of different warps meet at their level, as in hopper_gla_weigh.py, by tensor cores.
@@ -24,11 +24,13 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_gates import CHUNK
+from .hopper_delta_packed import of_chunk
+from .hopper_gates import CHUNK, clear_rows
 from .hopper_gla_tokens import (
     BLOCKS,
     FLAT,
     HALF,
+    MMA_BLOCKS,
     NEAR,
     TOKENS,
     around,
@@ -80,6 +82,10 @@ def gla_gradients(
     dq_ptr,
     dk_ptr,
     dg_ptr,
+    beta_ptr,
+    dbeta_ptr,
+    cu_ptr,
+    sequences,
     T,
     qk_group,
     v_group,
@@ -87,13 +93,15 @@ def gla_gradients(
     H: gl.constexpr,
     KEYS: gl.constexpr,
 ):
-    """Grid (ceil(KEYS / 64) * H, chunks, B).
+    """Grid (ceil(KEYS / 64) * H, chunks, B), or (ceil(KEYS / 64) * H * chunks,) of packed sequences.
 
     q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H, KEYS], by descriptors of blocks [1, 64, 1, 64]; v, u:
     [B, T, H / v_group, V] and [B, T, H, V] of blocks [1, 64, 1, columns]. states, ends: the state that enters each
     chunk and the gradient of the one that leaves it, as hopper_gla_sweep.py keeps them, of blocks [1, 64, 1, 64].
     dq, dk, dg: [B, T, H, KEYS], dg in float32. ends may be in the memory of dg, or of dq if V is 64: a program reads
-    its part where it then writes.
+    its part where it then writes. beta: float32 [B, T, H], and dbeta: float32 [ceil(KEYS / 64), B, T, H], what each 64
+    columns have of its gradient; or both None. cu: [N + 1], where packed sequences begin and end, or None; chunks are
+    then those of hopper_delta_packed.py.
     """
     V: gl.constexpr = v_desc.block_type.shape[3]
     SLABS: gl.constexpr = V // 64
@@ -108,6 +116,8 @@ def gla_gradients(
     by_key = gl.allocate_shared_memory(gl.float32, [BLOCKS * NEAR, NEAR], _PLAIN)
     sums = gl.allocate_shared_memory(gl.float32, [4 * BLOCKS, HALF], _PLAIN)
     crossing = gl.allocate_shared_memory(gl.float32, [HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if beta_ptr is not None:
+        strengths = gl.allocate_shared_memory(gl.float32, [CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     pairs_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     own_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     states_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -119,10 +129,21 @@ def gla_gradients(
 
     halves: gl.constexpr = (KEYS + HALF - 1) // HALF
     half = gl.program_id(0) % halves
-    head = gl.program_id(0) // halves
-    chunk = gl.program_id(1)
-    batch = gl.program_id(2)
-    token = chunk * CHUNK
+    length = T
+    if cu_ptr is None:
+        head = gl.program_id(0) // halves
+        chunk = gl.program_id(1)
+        batch = gl.program_id(2)
+        token = chunk * CHUNK
+    else:
+        head = gl.program_id(0) // halves % H
+        chunk = gl.program_id(0) // (halves * H)
+        batch = gl.program_id(0) * 0
+        shift, end = of_chunk(cu_ptr, chunk, sequences, T)
+        if end <= chunk * CHUNK:
+            return
+        token = chunk * CHUNK + shift
+        T = end + shift
     v4 = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout)
     u4 = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], u_desc.layout)
     s5 = reinterpret(pool.index(2), dtype, [SLABS, 1, CHUNK, 1, HALF], states_desc.layout)
@@ -139,7 +160,7 @@ def gla_gradients(
     tma_load(k_desc, [batch, token, head // qk_group, half * HALF], own_come, k_tile)
     mbarrier.expect(states_come, states_width)
     for slab in gl.static_range(SLABS):
-        place = [batch, token, head, (half * SLABS + slab) * HALF]
+        place = [batch, chunk * CHUNK, head, (half * SLABS + slab) * HALF]
         tma_load(states_desc, place, states_come, s5.index(slab))
         tma_load(ends_desc, place, states_come, ds5.index(slab))
     v = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout).reshape([CHUNK, V])
@@ -148,13 +169,34 @@ def gla_gradients(
     ds = reinterpret(pool.index(3), dtype, [V, HALF], flat)
 
     # weights of pairs of one warp's tokens
+    if beta_ptr is not None:
+        tokens = token + gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [4], [0]))
+        beta_ptr += (batch * length).to(gl.int64) * H + head
+        dbeta_ptr += (half * gl.num_programs(2) + batch).to(gl.int64) * length * H + head
+        strengths.store(gl.load(beta_ptr + tokens.to(gl.int64) * H, mask=tokens < T, other=0.0))
+        barrier()
     mbarrier.wait(pairs_come, 0)
+    if cu_ptr is not None:  # noqa: SIM102 - known while compiling
+        if token + CHUNK > T:
+            clear_rows(v4, T - token)
+            clear_rows(u4, T - token)
+            barrier()
     near = near_product(u, v) * scale
-    by_query.store(gl.reshape(gl.permute(near, (1, 0, 2)), [BLOCKS * NEAR, NEAR]))
+    weighed = near
+    if beta_ptr is not None:
+        by_block = reinterpret(strengths, gl.float32, [BLOCKS, NEAR], _PLAIN)
+        weighed = near * by_block.load(gl.SliceLayout(1, MMA_BLOCKS))[:, None, :]
+    by_query.store(gl.reshape(gl.permute(weighed, (1, 0, 2)), [BLOCKS * NEAR, NEAR]))
     by_key.store(gl.reshape(gl.permute(near, (2, 0, 1)), [BLOCKS * NEAR, NEAR]))
 
     # pairs of different warps, at their level
     mbarrier.wait(own_come, 0)
+    if cu_ptr is not None:  # noqa: SIM102 - known while compiling
+        if token + CHUNK > T:
+            clear_rows(g_tile, T - token)
+            clear_rows(q_tile, T - token)
+            clear_rows(k_tile, T - token)
+            barrier()
     own = decays_of(tokens_of(g_tile.reshape([CHUNK, HALF]).load(FLAT)))
     to_here = (own[0],)
     to_end = (gl.full(own[0].shape, 1.0, gl.float32, TOKENS),)
@@ -189,6 +231,8 @@ def gla_gradients(
     w, wt = warpgroup_mma_wait(0, deps=(w, wt))
     row = gl.arange(0, CHUNK, gl.SliceLayout(1, _WGMMA))[:, None]
     column = gl.arange(0, CHUNK, gl.SliceLayout(0, _WGMMA))[None, :]
+    if beta_ptr is not None:
+        w = w * strengths.load(gl.SliceLayout(0, _WGMMA))[None, :]
     w = gl.where(row > column, w, wt) * scale
     operand: gl.constexpr = gl.DotOperandLayout(0, _WGMMA, 2)
     sixteen = gl.convert_layout(gl.where((row ^ column) >> 4 == 1, w, 0.0).to(dtype), operand)
@@ -227,12 +271,20 @@ def gla_gradients(
     columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKENS))[None, :]
     first = token + block * NEAR
     place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
+    if beta_ptr is not None:
+        of_strengths = dbeta_ptr + first.to(gl.int64) * H
     ahead, ahead_states, ahead_far, behind_ends, behind_far = nothing, nothing, nothing, nothing, nothing
     end = gl.full(own[0].shape, 1.0, gl.float32, TOKENS)
     from_states, from_ends = _token(pool.index(2)), _token(pool.index(3))
     levels, far_levels = _token(pool.index(0)), _token(pool.index(1))
     later = ()
     earlier = ()
+    # beside strengths they would spill: in the place of tiles that are in registers by then
+    laters = reinterpret(g_tile, gl.float32, [NEAR, BLOCKS, HALF], _PLAIN)
+    earliers = (
+        reinterpret(q_tile, gl.float32, [NEAR // 2, BLOCKS, HALF], _PLAIN),
+        reinterpret(k_tile, gl.float32, [NEAR // 2, BLOCKS, HALF], _PLAIN),
+    )
     for t in gl.static_range(NEAR - 1, -1, -1):
         to_query = _weights(by_query, t)
         to_key = _weights(by_key, t)
@@ -255,15 +307,25 @@ def gla_gradients(
         inside = (first + t < T) & (columns < KEYS)
         at = place + t * (H * KEYS)
         gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
-        gl.store(dk_ptr + at, (after_it + to_key[t] * q + end * back).to(dtype), mask=inside)
+        to_write = after_it + to_key[t] * q + end * back
+        if beta_ptr is not None:
+            beta = by_block.slice(t, 1, 1).load(TOKENS)
+            gl.store(of_strengths + t * H, gl.sum(k * to_write, 1)[:, None], mask=first + t < T)
+            to_write = to_write * beta
+            k = k * beta
+        gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
         ahead += before_it * q - after_it * k
         ahead_states = (ahead_states + q * state_part) * own[t]
         ahead_far = (ahead_far + q * far_part) * own[t]
         key = k * end
         behind_ends += key * end_part
         behind_far += key * far_part
-        later = (ahead,) + later
-        earlier = (key * back,) + earlier
+        if beta_ptr is None:
+            later = (ahead,) + later
+            earlier = (key * back,) + earlier
+        else:
+            laters.index(t).store(ahead)
+            earliers[t % 2].index(t // 2).store(key * back)
     sums.slice(BLOCKS, BLOCKS, 0).store(ahead_states * before)
     sums.slice(2 * BLOCKS, BLOCKS, 0).store(behind_ends * after)
     sums.slice(3 * BLOCKS, BLOCKS, 0).store(ahead_far * far_queries + behind_far * far_keys)
@@ -276,5 +338,7 @@ def gla_gradients(
     rest += gl.where(block == 2, sums.slice(3 * BLOCKS + 3, 1, 0).load(TOKENS), 0.0)
     for i in gl.static_range(NEAR):
         inside = (first + i < T) & (columns < KEYS)
-        gl.store(dg_ptr + place + i * (H * KEYS), later[i] + rest, mask=inside)
-        rest += earlier[i]
+        crossing_it = later[i] if beta_ptr is None else laters.index(i).load(TOKENS)
+        behind_it = earlier[i] if beta_ptr is None else earliers[i % 2].index(i // 2).load(TOKENS)
+        gl.store(dg_ptr + place + i * (H * KEYS), crossing_it + rest, mask=inside)
+        rest += behind_it

@@ -4,14 +4,16 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.common.gluon import gl
-from holdfast.kernels.common.gluon_launch import launch, tiles
+from holdfast.kernels.common.gluon_launch import aligned, launch, tiles
 from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_gla_gradients import gla_gradients
 from .hopper_gla_sweep import gla_sweep
-from .hopper_launch import LAYOUT, TOKENS, tileable, width_of
+from .hopper_launch import LAYOUT, TOKENS, kind, tileable, width_of
 
 DECAYS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
+# of rows that one instruction reads: a thread finds all of its numbers beside one address
+PLAIN_DECAYS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=4)
 
 
 def run_sweep(
@@ -24,21 +26,27 @@ def run_sweep(
     end: Tensor | None,
     kept: Tensor | None,
     scale: float,
+    beta: Tensor | None,
+    cu_seqlens: Tensor | None,
     reverse: bool = False,
 ) -> None:
     """One launch of `gla_sweep`, whose arguments these are; g's heads are a multiple of those of q, k and v."""
     batch, length, heads, keys = g.shape
     values = v.shape[3]
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     wide, tall = width_of(keys), width_of(values)
     arguments = (
         tiles(k, [1, TOKENS, 1, wide], LAYOUT),
         tiles(q, [1, TOKENS, 1, wide], LAYOUT),
-        tiles(g, [1, TOKENS, 1, 64], DECAYS),
+        tiles(g, [1, TOKENS, 1, 64], PLAIN_DECAYS),
         tiles(v, [1, TOKENS, 1, tall], LAYOUT),
         tiles(out, [1, TOKENS, 1, tall], LAYOUT),
         None if kept is None else tiles(kept, [1, TOKENS, 1, 64], LAYOUT),
+        beta,
         start,
         end,
+        cu_seqlens,
+        None if cu_seqlens is None else out,
         length,
         heads,
         heads // k.shape[2],
@@ -46,8 +54,8 @@ def run_sweep(
         scale,
     )
     constants = {"KEYS": keys, "VALUES": values, "REVERSE": reverse}
-    types = (k.dtype, wide, tall, start is None, end is None, kept is None)
-    launch(gla_sweep, (batch * heads, 1, 1), arguments, constants, tall // 16, types)
+    types = (k.dtype, wide, tall, start is None, end is None, kept is None, beta is None, kind(cu_seqlens))
+    launch(gla_sweep, (sequences * heads, 1, 1), arguments, constants, tall // 16, types)
 
 
 def run_gradients(
@@ -62,11 +70,15 @@ def run_gradients(
     dk: Tensor,
     dg: Tensor,
     scale: float,
+    beta: Tensor | None,
+    dbeta: Tensor | None,
+    cu_seqlens: Tensor | None,
 ) -> None:
     """One launch of `gla_gradients`, whose arguments these are; dq, dk and dg have the heads of u."""
     batch, length, heads, keys = dq.shape
-    tall = width_of(v.shape[3])
-    grid = (-(-keys // 64) * heads, -(-length // TOKENS), batch)
+    tall, chunks = width_of(v.shape[3]), states.shape[1] // TOKENS
+    across = -(-keys // 64) * heads
+    grid = (across, chunks, batch) if cu_seqlens is None else (across * chunks, 1, 1)
     arguments = (
         tiles(q, [1, TOKENS, 1, 64], LAYOUT),
         tiles(k, [1, TOKENS, 1, 64], LAYOUT),
@@ -78,12 +90,17 @@ def run_gradients(
         dq,
         dk,
         dg,
+        beta,
+        dbeta,
+        cu_seqlens,
+        None if cu_seqlens is None else cu_seqlens.shape[0] - 1,
         length,
         heads // q.shape[2],
         heads // v.shape[2],
         scale,
     )
-    launch(gla_gradients, grid, arguments, {"H": heads, "KEYS": keys}, 4, (q.dtype, tall))
+    types = (q.dtype, tall, beta is None, kind(cu_seqlens))
+    launch(gla_gradients, grid, arguments, {"H": heads, "KEYS": keys}, 4, types)
 
 
 def ends(dq: Tensor, dg: Tensor, states: Tensor) -> Tensor:
@@ -94,8 +111,9 @@ def ends(dq: Tensor, dg: Tensor, states: Tensor) -> Tensor:
     return torch.empty_like(states)
 
 
-def inputs(call: MatrixCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and g as the kernels read them, g in float32."""
+def inputs(call: MatrixCall) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """q, k, v, g and beta as the kernels read them, the last two in float32."""
     assert call.g is not None
     q, k, v = (tileable(x) for x in call[:3])
-    return q, k, v, tileable(call.g.float())
+    beta = None if call.beta is None else aligned(call.beta.float())
+    return q, k, v, tileable(call.g.float()), beta

@@ -1,6 +1,6 @@
 """One sweep over a sequence on Hopper: the additive recurrence with one decay a key channel, its state in registers.
 
-    S = diag(exp(g_t)) S + k_t v_t^T;  o_t = scale S^T q_t.
+    S = diag(exp(g_t)) S + beta_t k_t v_t^T;  o_t = scale S^T q_t.
 
 A block owns a (batch, head) and walks over chunks of 64 tokens. Eight warps turn each chunk's queries, keys and log
 decays into operands (hopper_gla_weigh.py), a chunk ahead of the eight that multiply. Who has read a tile has the chunk
@@ -8,8 +8,10 @@ that takes its place copied in by TMA. Products are transposed, so that the stat
 rounded in registers to be the next one's operand:
     O^T = S^T Q^T + V^T P^T;  S^T = S^T decays + V^T K.
 Backward in time, with do for v and queries and keys exchanged, the same is the gradient of the state, and that of v.
+
+A packed sequence is walked over by itself, its chunks as hopper_delta_packed.py counts them. Where its last one ends in
+another sequence those that weigh make 0 of the rows that would reach it: of what is written, of values and log decays.
 """
-# ruff: noqa: RUF005 - Gluon does not compile starred expressions
 
 from holdfast.kernels.common.gluon import (
     barrier,
@@ -25,9 +27,12 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_gates import CHUNK
+from .hopper_delta_adjoint_gates import unknown
+from .hopper_delta_packed import of_sequence
+from .hopper_gates import CHUNK, clear_rows, store_rows
+from .hopper_gla_scores import scores_of
 from .hopper_gla_tokens import HALF
-from .hopper_gla_weigh import PARTS, fetch_decays, scores_of, weigh
+from .hopper_gla_weigh import PARTS, fetch_decays, weigh
 
 # chunks of queries and keys (one comes, one is weighed, one is multiplied), and of values
 STAGES = gl.constexpr(3)
@@ -42,8 +47,11 @@ def gla_sweep(
     v_desc,
     o_desc,
     kept_desc,
+    beta_ptr,
     start_ptr,
     end_ptr,
+    cu_ptr,
+    o_ptr,
     T,
     H,
     qk_group,
@@ -53,13 +61,15 @@ def gla_sweep(
     VALUES: gl.constexpr,
     REVERSE: gl.constexpr,
 ):
-    """Grid (B * H,).
+    """Grid (B * H,), or (N * H,) of packed sequences.
 
     q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H, KEYS], v: [B, T, H / v_group, VALUES], o: [B, T, H, VALUES],
     by descriptors of blocks [1, 64, 1, columns], of g 64 columns.
     kept: S as each chunk reads it, rounded, [B, 64 chunks, H, K V / 64] of blocks [1, 64, 1, 64], or None, K and V the
     widths of tiles. Its columns are [K / 64, V / 64, 64], and a row is that of one of each 64 values.
-    start, end: S before and after the sweep, float32 [B, H, KEYS, VALUES], or None.
+    beta: float32 [B, T, H], or None for 1. start, end: S before and after the sweep, float32 [B, H, KEYS, VALUES], or
+    None. cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that
+    end in another sequence, N for B in states, and kept's chunks T // 64 + N, sequence n's from begin // 64 + n on.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -72,12 +82,17 @@ def gla_sweep(
     p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], flat)
     near_tile = gl.allocate_shared_memory(gl.float32, [8, 16, 16], PARTS)
     # each by itself: between stores into parts of one the compiler has all warps wait for each other
-    met_tiles = ()
-    for _ in gl.static_range(2 * (K // HALF)):
-        met_tiles = met_tiles + (gl.allocate_shared_memory(dtype, [CHUNK, HALF], flat),)
+    met_tiles = (
+        gl.allocate_shared_memory(dtype, [K // HALF, CHUNK, HALF], flat),
+        gl.allocate_shared_memory(dtype, [K // HALF, CHUNK, HALF], flat),
+    )
     totals = gl.allocate_shared_memory(gl.float32, [4, HALF], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     # a chunk is weighed when the one before the last has been multiplied
-    decays = gl.allocate_shared_memory(gl.float32, [PAIR, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    decays = gl.allocate_shared_memory(gl.float32, [PAIR * K // HALF, HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    if beta_ptr is None:
+        strengths: gl.constexpr = None
+    else:
+        strengths = gl.allocate_shared_memory(gl.float32, [PAIR, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     qk_come = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_come = gl.allocate_shared_memory(gl.int64, [PAIR, 1], mbarrier.MBarrierLayout())
     g_come = gl.allocate_shared_memory(gl.int64, [K // HALF, 1], mbarrier.MBarrierLayout())
@@ -96,16 +111,28 @@ def gla_sweep(
 
     # what those that multiply leave to those that weigh
     registers: gl.constexpr = 160 if V == HALF else 136 if K == HALF else 112
-    count = gl.cdiv(T, CHUNK)
-    batch = gl.program_id(0) // H
+    if cu_ptr is None:
+        count = gl.cdiv(T, CHUNK)
+        batch = gl.program_id(0) // H
+        aside: gl.constexpr = None
+    else:
+        chunk0, shift, end = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        count = gl.cdiv(end, CHUNK) - chunk0
+        batch = gl.program_id(0) * 0
+        # where its tokens begin, how far that is from its chunks, where they end
+        aside = (chunk0 * CHUNK + shift, shift, end + shift)
     head = gl.program_id(0) % H
-    keys = (q_desc, k_desc, qk_tiles, qk_come, batch, head // qk_group, count)
-    values = (v_desc, v_tiles, v_come, batch, head // v_group, count)
+    walk = (batch, count, aside)
+    keys = (q_desc, k_desc, qk_tiles, qk_come, head // qk_group)
+    values = (v_desc, v_tiles, v_come, head // v_group)
     for half in gl.static_range(K // HALF):
-        fetch_decays(g_desc, g_tiles, g_come, half, (batch, _token(0, count, REVERSE), head, count > 0))
+        mbarrier.expect(g_come.index(half), g_desc.block_type.nbytes, pred=count > 0)
+        fetch_decays(g_desc, g_tiles, g_come, half, (batch, _token(0, walk, REVERSE), head, count > 0))
     for i in gl.static_range(STAGES - 1):
-        _fetch_keys(keys, i, i, REVERSE)
-    _fetch_values(values, 0, 0, REVERSE)
+        mbarrier.expect(qk_come.index(i), 2 * k_desc.block_type.nbytes, pred=i < count)
+        _fetch_keys(keys, walk, i, i, REVERSE)
+    mbarrier.expect(v_come.index(0), v_desc.block_type.nbytes, pred=count > 0)
+    _fetch_values(values, walk, 0, 0, REVERSE)
     gl.warp_specialize(
         [
             (
@@ -117,13 +144,18 @@ def gla_sweep(
                     p_tile,
                     near_tile,
                     decays,
+                    strengths,
                     weighed,
                     met_read,
                     o_desc,
                     kept_desc,
                     start_ptr,
                     end_ptr,
-                    head,
+                    o_ptr,
+                    cu_ptr,
+                    T,
+                    H,
+                    walk,
                     scale,
                     KEYS,
                     VALUES,
@@ -135,17 +167,22 @@ def gla_sweep(
                 (
                     qk_tiles,
                     g_tiles,
+                    v_tiles,
                     met_tiles,
                     near_tile,
                     totals,
                     decays,
+                    strengths,
                     qk_come,
                     g_come,
+                    v_come,
                     weighed,
                     met_read,
                     g_desc,
+                    beta_ptr,
+                    T,
                     H,
-                    count,
+                    walk,
                     scale,
                     REVERSE,
                 ),
@@ -157,29 +194,33 @@ def gla_sweep(
 
 
 @gluon.jit
-def _token(i, count, REVERSE: gl.constexpr):
+def _token(i, walk, REVERSE: gl.constexpr):
     """The first token of the chunk that has turn i."""
+    _, count, aside = walk
     if REVERSE:
-        return (count - 1 - i) * CHUNK
+        token = (count - 1 - i) * CHUNK
     else:
-        return i * CHUNK
+        token = i * CHUNK
+    if aside is not None:
+        token += aside[0]
+    return token
 
 
 @gluon.jit
-def _fetch_keys(keys, i, stage, REVERSE: gl.constexpr):
-    """Has the queries and keys of turn i copied in, if there is one."""
-    q_desc, k_desc, tiles, come, batch, head, count = keys
-    token = _token(i, count, REVERSE)
-    mbarrier.expect(come.index(stage), 2 * k_desc.block_type.nbytes, pred=i < count)
+def _fetch_keys(keys, walk, i, stage, REVERSE: gl.constexpr):
+    """Has the queries and keys of turn i copied in, if there is one. Who waits for them expects them already."""
+    q_desc, k_desc, tiles, come, head = keys
+    batch, count, _ = walk
+    token = _token(i, walk, REVERSE)
     tma_load(q_desc, [batch, token, head, 0], come.index(stage), tiles.index(2 * stage + 1), pred=i < count)
     tma_load(k_desc, [batch, token, head, 0], come.index(stage), tiles.index(2 * stage), pred=i < count)
 
 
 @gluon.jit
-def _fetch_values(values, i, turn, REVERSE: gl.constexpr):
-    v_desc, v_tiles, come, batch, head, count = values
-    token = _token(i, count, REVERSE)
-    mbarrier.expect(come.index(turn), v_desc.block_type.nbytes, pred=i < count)
+def _fetch_values(values, walk, i, turn, REVERSE: gl.constexpr):
+    v_desc, v_tiles, come, head = values
+    batch, count, _ = walk
+    token = _token(i, walk, REVERSE)
     tma_load(v_desc, [batch, token, head, 0], come.index(turn), v_tiles.index(turn), pred=i < count)
 
 
@@ -187,38 +228,84 @@ def _fetch_values(values, i, turn, REVERSE: gl.constexpr):
 def _weigh(
     qk_tiles,
     g_tiles,
+    v_tiles,
     met_tiles,
     near_tile,
     totals,
     decays,
+    strengths,
     qk_come,
     g_come,
+    v_come,
     weighed,
     met_read,
     g_desc,
+    beta_ptr,
+    T,
     H,
-    count,
+    walk,
     scale,
     REVERSE: gl.constexpr,
 ):
     """Turns each chunk that has come into operands."""
     K: gl.constexpr = qk_tiles.shape[4]
-    batch = gl.program_id(0) // H
+    _, count, aside = walk
+    batch = gl.program_id(0) // H if aside is None else gl.program_id(0) * 0
     head = gl.program_id(0) % H
     stage = 0
     phase = 0
     for i in range(count):
-        following = (batch, _token(i + 1, count, REVERSE), head, i + 1 < count)
+        following = (batch, _token(i + 1, walk, REVERSE), head, i + 1 < count)
+        if beta_ptr is None:
+            beta: gl.constexpr = None
+            strength: gl.constexpr = None
+        else:
+            token = _token(i, walk, REVERSE)
+            beta = _strengths_of(beta_ptr, (batch * T).to(gl.int64), token, T if aside is None else aside[2], H, head)
+            strength = strengths.index(i % PAIR)
         mbarrier.wait(qk_come.index(stage), phase)
+        if aside is not None:
+            rows = aside[2] - _token(i, walk, REVERSE)
+            if rows < CHUNK:
+                clear_rows(qk_tiles.index(2 * stage + (1 if REVERSE else 0)), rows)
+                for half in gl.static_range(K // HALF):
+                    mbarrier.wait(g_come.index(half), i % 2)
+                    clear_rows(g_tiles.index(half), rows)
+                # until then who multiplies may still wait for the values that were there two chunks ago
+                mbarrier.wait(met_read, (i + 1) % 2)
+                mbarrier.wait(v_come.index(i % PAIR), (i // PAIR) % 2)
+                clear_rows(v_tiles.index(i % PAIR), rows)
+                fence_async_shared()
+                barrier()
         k = qk_tiles.index(2 * stage).reshape([CHUNK, K])
         q = qk_tiles.index(2 * stage + 1).reshape([CHUNK, K])
-        decay = decays.index(i % PAIR)
-        weigh(q, k, g_tiles, g_come, i % 2, met_tiles, near_tile, totals, decay, met_read, scale, g_desc, following)
+        weigh(
+            q, k, g_tiles, g_come, i % 2, met_tiles, near_tile, totals, decays, beta, strength, met_read, scale,
+            g_desc, following,
+        )  # fmt: skip
         mbarrier.arrive(weighed.index(stage), count=1)
         stage += 1
         if stage == STAGES:
             stage = 0
             phase ^= 1
+
+
+@gluon.jit
+def _strengths_of(ptr, corner, token, end, H, head):
+    """Those of a chunk's tokens, [64], 0 from `end` on."""
+    tokens = token + gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    return gl.load(ptr + ((corner + tokens) * H + head), mask=tokens < end, other=0.0)
+
+
+@gluon.jit
+def _store_last(tile, o_ptr, cu_ptr, T, H, VALUES: gl.constexpr):
+    """Writes what of a sequence's last chunk is its own."""
+    # found again: what is kept for this takes registers from the loop
+    heads = unknown(H)
+    _, shift, end = of_sequence(cu_ptr, gl.program_id(0) // heads, T)
+    token = (end - 1) // CHUNK * CHUNK
+    corner = o_ptr + ((token + shift).to(gl.int64) * heads + gl.program_id(0) % heads) * VALUES
+    store_rows(tile, corner, heads * VALUES, end - token, VALUES)
 
 
 @gluon.jit
@@ -239,21 +326,28 @@ def _multiply(
     p_tile,
     near_tile,
     decays,
+    strengths,
     weighed,
     met_read,
     o_desc,
     kept_desc,
     start_ptr,
     end_ptr,
-    head,
+    o_ptr,
+    cu_ptr,
+    T,
+    H,
+    walk,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     REVERSE: gl.constexpr,
 ):
     """The products of every chunk, and the state from the first to the last."""
-    _, _, qk_tiles, _, batch, _, count = keys
-    _, v_tiles, v_come, _, _, _ = values
+    _, k_desc, qk_tiles, qk_come, _ = keys
+    v_desc, v_tiles, v_come, _ = values
+    batch, count, aside = walk
+    head = gl.program_id(0) % H
     K: gl.constexpr = qk_tiles.shape[4]
     V: gl.constexpr = v_tiles.shape[4]
     dtype: gl.constexpr = qk_tiles.dtype
@@ -281,7 +375,7 @@ def _multiply(
     phase = 0
     for i in range(count):
         turn = i % PAIR
-        token = _token(i, count, REVERSE)
+        token = _token(i, walk, REVERSE)
         # where queries and keys have been read
         free = gl.where(stage == 0, STAGES - 1, stage - 1)
         if kept_desc is not None:
@@ -292,7 +386,8 @@ def _multiply(
             barrier()
             slabs = reinterpret(qk_tiles, dtype, [STAGES * PLACES, 1, CHUNK, 1, HALF], kept_desc.layout)
             for slab in gl.static_range(HALVES * SLABS):
-                tma_store(kept_desc, [batch, token, head, slab * HALF], slabs.index(free * PLACES + slab))
+                row = token if aside is None else token - aside[1]
+                tma_store(kept_desc, [batch, row, head, slab * HALF], slabs.index(free * PLACES + slab))
             # the compiler would keep what is rounded for the product below
             state = warpgroup_mma_wait(0, deps=(state,))
         # half of the state at a time, for want of registers, and rounded while no product runs: the compiler would move
@@ -302,14 +397,16 @@ def _multiply(
         mbarrier.wait(weighed.index(stage), phase)
         k = qk_tiles.index(2 * stage).reshape([CHUNK, K])
         q = qk_tiles.index(2 * stage + 1).reshape([CHUNK, K])
-        scores_of(met_tiles, near_tile, scale, p_tile)
+        scores_of(met_tiles, unknown(0), near_tile, strengths, turn, scale, p_tile)
+        fence_async_shared()
+        mbarrier.expect(qk_come.index(free), 2 * k_desc.block_type.nbytes, pred=i + STAGES - 1 < count)
+        mbarrier.expect(v_come.index(turn ^ 1), v_desc.block_type.nbytes, pred=i + 1 < count)
         # what was sent to memory has left its place
         tma_store_wait(0)
-        fence_async_shared()
         barrier()
         mbarrier.arrive(met_read, count=1)
-        _fetch_keys(keys, i + STAGES - 1, free, REVERSE)
-        _fetch_values(values, i + 1, turn ^ 1, REVERSE)
+        _fetch_keys(keys, walk, i + STAGES - 1, free, REVERSE)
+        _fetch_values(values, walk, i + 1, turn ^ 1, REVERSE)
         o = gl.zeros([V, CHUNK], gl.float32, o_layout)
         for half in gl.static_range(HALVES):
             if half > 0:
@@ -322,7 +419,8 @@ def _multiply(
         v = v_tiles.index(turn)
         vt = v.reshape([CHUNK, V]).permute((1, 0)).load(v_layout)
         written = gl.convert_layout(vt, read_layout)
-        decay = decays.index(i % PAIR).load(gl.SliceLayout(0, s_layout))[None, :]
+        by_key = reinterpret(decays, gl.float32, [PAIR, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        decay = by_key.index(i % PAIR).load(gl.SliceLayout(0, s_layout))[None, :]
         o, written = warpgroup_mma_wait(0, deps=(o, written))
         vt = gl.convert_layout(written, v_layout)
         o = warpgroup_mma(vt, p_tile if REVERSE else p_tile.permute((1, 0)), o, is_async=True)
@@ -333,8 +431,15 @@ def _multiply(
         v.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
         fence_async_shared()
         barrier()
-        tma_store(o_desc, [batch, token, head, 0], v)
+        if aside is None:
+            tma_store(o_desc, [batch, token, head, 0], v)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
+        if aside is not None:
+            # no branch while a product runs
+            if i > 0 if REVERSE else i + 1 < count:
+                tma_store(o_desc, [batch, token, head, 0], v)
+            elif REVERSE:
+                _store_last(v, o_ptr, cu_ptr, T, H, VALUES)
         if kept_desc is not None:
             # the next state takes the place of what all have read
             barrier()
@@ -343,6 +448,9 @@ def _multiply(
             stage = 0
             phase ^= 1
 
+    if aside is not None and not REVERSE:  # noqa: SIM102 - known while compiling
+        if count > 0:
+            _store_last(v_tiles.index((count - 1) % PAIR), o_ptr, cu_ptr, T, H, VALUES)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
         rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)

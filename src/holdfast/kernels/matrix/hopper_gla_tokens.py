@@ -17,7 +17,7 @@ FLAT = gl.constexpr(gl.BlockedLayout([16, 2], [1, 32], [4, 1], [1, 0]))
 # of one token of each warp
 TOKENS = gl.constexpr(gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0]))
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
-_MMA_BLOCKS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
+MMA_BLOCKS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1, 16, 8]))
 
 
 @gluon.jit
@@ -55,12 +55,12 @@ def tile_of(tokens):
 def near_product(left, right):
     """Products of every warp's 16 rows of two tiles [64, channels] in shared memory, [4, 16, 16]."""
     width: gl.constexpr = left.shape[1]
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, _MMA_BLOCKS, 2)
-    b_layout: gl.constexpr = gl.DotOperandLayout(1, _MMA_BLOCKS, 2)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, MMA_BLOCKS, 2)
+    b_layout: gl.constexpr = gl.DotOperandLayout(1, MMA_BLOCKS, 2)
     a = gl.reshape(left.load(gl.DotOperandLayout(0, _MMA, 2)), [BLOCKS, NEAR, width])
     b = gl.permute(gl.reshape(right.load(gl.DotOperandLayout(0, _MMA, 2)), [BLOCKS, NEAR, width]), (0, 2, 1))
     a, b = gl.convert_layout(a, a_layout), gl.convert_layout(b, b_layout)
-    return mma_v2(a, b, gl.zeros([BLOCKS, NEAR, NEAR], gl.float32, _MMA_BLOCKS))
+    return mma_v2(a, b, gl.zeros([BLOCKS, NEAR, NEAR], gl.float32, MMA_BLOCKS))
 
 
 @gluon.jit

@@ -17,8 +17,6 @@ from holdfast.kernels.common.gluon import (
     mma_v2,
     reinterpret,
     tma_load,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from .hopper_gates import CHUNK
@@ -57,26 +55,6 @@ _ROWS = gl.constexpr(
     )
 )
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8]))
-# a wgmma's [64, 64] over eight warps or four, its columns by 16
-_BY_BLOCK = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 0, 1], [8, 0, 0], [0, 0, 8], [0, 1, 0]],
-        [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        [[16, 0, 0], [32, 0, 0], [0, 2, 0]],
-        [],
-        [64, 4, 16],
-    )
-)
-_BY_BLOCK_4 = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 0, 1], [8, 0, 0], [0, 0, 8], [0, 1, 0], [0, 2, 0]],
-        [[0, 0, 2], [0, 0, 4], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        [[16, 0, 0], [32, 0, 0]],
-        [],
-        [64, 4, 16],
-    )
-)
-_PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 PARTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 
 
@@ -85,6 +63,27 @@ def across(x):
     """[8, channels]: of each row what the other row of its warp has."""
     return gl.inline_asm_elementwise(
         "shfl.sync.bfly.b32 $0, $1, 16, 0x1f, 0xffffffff;", "=r,r", [x], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def wide(x):
+    """Half-precision numbers in float32, found anew each time: the compiler would keep them, at twice the size."""
+    if x.dtype == gl.bfloat16:
+        # it takes one instruction more for every second one
+        text: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    else:
+        text: gl.constexpr = "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b;}"
+    return gl.inline_asm_elementwise(text, "=r,=r,r", [x], gl.float32, is_pure=False, pack=2)
+
+
+@gluon.jit
+def chosen(x, y, first):
+    """x where first is -1, y where it is 0: predicates, of which a thread has seven, would be moved to and fro."""
+    pack: gl.constexpr = 32 // x.dtype.primitive_bitwidth
+    constraints: gl.constexpr = "=r,r,r,r" if pack == 1 else "=r,r,r,r,r"
+    return gl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xe4;", constraints, [x, y, first], x.dtype, is_pure=True, pack=pack
     )
 
 
@@ -192,11 +191,11 @@ def _met(q, k, to_here, to_end, bit: gl.constexpr):
     found = ()
     for i in gl.static_range(OWN):
         if (i >> bit) % 2 == 1:
-            x = (q[i].to(gl.float32) * to_here[i]).to(q[i].dtype)
+            x = (wide(q[i]) * to_here[i]).to(q[i].dtype)
         elif bit == 0:
             x = k[i]
         else:
-            x = (k[i].to(gl.float32) * to_end[i]).to(q[i].dtype)
+            x = (wide(k[i]) * to_end[i]).to(q[i].dtype)
         found = found + (x,)
     return found
 
@@ -206,7 +205,7 @@ def _met_across(q, k, to_here, to_end, late):
     """_met at the level whose halves are of the two rows of a warp."""
     found = ()
     for i in gl.static_range(OWN):
-        x = gl.where(late, q[i].to(gl.float32), k[i].to(gl.float32)) * gl.where(late, to_here[i], to_end[i])
+        x = wide(chosen(q[i], k[i], gl.where(late, -1, 0))) * gl.where(late, to_here[i], to_end[i])
         found = found + (x.to(q[i].dtype),)
     return found
 
@@ -223,17 +222,13 @@ def _add_met(scores, tokens, level: gl.constexpr):
     """Adds a tile's product with itself where tokens meet at a level."""
     a, b = _operands(gl.convert_layout(_tile_of(tokens), _ROWS))
     row, column = _near_places()
-    return gl.where(((row ^ column) >> level == 1) & (row > column), mma_v2(a, b, scores), scores)
-
-
-@gluon.jit
-def _as_they_are(tokens):
-    """The same, which the compiler takes for others: it would keep what it has once made of them, at twice the size."""
-    found = ()
-    for i in gl.static_range(OWN):
-        same = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tokens[i]], tokens[i].dtype, is_pure=False, pack=2)
-        found = found + (same,)
-    return found
+    # said so that the compiler finds which do not depend on the thread, and which are the same
+    if level == 3:
+        meet = (row >= 8) & (column < 8)
+    else:
+        late, early = row % 8 >> level, column % 8 >> level
+        meet = (row // 8 == column // 8) & (early % 2 == 0) & (late == early + 1)
+    return gl.where(meet, mma_v2(a, b, scores), scores)
 
 
 @gluon.jit
@@ -245,21 +240,19 @@ def _meet_near(q, k, to_here, late, scores):
     qa, _ = _operands(q.load(_ROWS))
     _, kb = _operands(k.load(_ROWS))
     row, column = _near_places()
-    scores = gl.where(row == column, mma_v2(qa, kb, scores), scores)
+    same = (row // 8 == column // 8) & (row % 8 == column % 8)
+    scores = gl.where(same, mma_v2(qa, kb, scores), scores)
     qs = _tokens_of(q.load(_FLAT))
     ks = _tokens_of(k.load(_FLAT))
     scores = _add_met(scores, _met(qs, ks, to_here, to_here, 0), 0)
     to_here, to_end, total = _widened(to_here, to_here, to_here, 0)
-    qs, ks = _as_they_are(qs), _as_they_are(ks)
     scores = _add_met(scores, _met(qs, ks, to_here, to_end, 1), 1)
     to_here, to_end, total = _widened(to_here, to_end, total, 1)
-    qs, ks = _as_they_are(qs), _as_they_are(ks)
     scores = _add_met(scores, _met_across(qs, ks, to_here, to_end, late), 2)
     to_here, to_end, total = _widened_across(to_here, to_end, total, late)
-    qs, ks = _as_they_are(qs), _as_they_are(ks)
     scores = _add_met(scores, _met(qs, ks, to_here, to_end, 2), 3)
     to_here, to_end, total = _widened(to_here, to_end, total, 2)
-    return scores, _as_they_are(qs), _as_they_are(ks), to_here, to_end, total[0]
+    return scores, qs, ks, to_here, to_end, total[0]
 
 
 @gluon.jit
@@ -279,84 +272,82 @@ def _of_blocks(totals):
 
 
 @gluon.jit
-def fetch_decays(g_desc, g_tiles, come, half: gl.constexpr, chunk):
-    """Has 64 columns of a chunk's log decays copied in. chunk: its batch, first token, head, and whether it exists."""
+def panel(tile, half):
+    """64 columns of a tile [64, K] in shared memory, which lie together there."""
+    flat: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    return reinterpret(tile, tile.dtype, [tile.shape[1] // HALF, CHUNK, HALF], flat).index(half)
+
+
+@gluon.jit
+def fetch_decays(g_desc, g_tiles, come, half, chunk):
+    """Has 64 columns of a chunk's log decays copied in. chunk: its batch, first token, head, and whether it exists.
+
+    Who waits for them has been told to expect them: the compiler puts a barrier between that and the copy.
+    """
     batch, token, head, exists = chunk
-    mbarrier.expect(come.index(half), g_desc.block_type.nbytes, pred=exists)
     tma_load(g_desc, [batch, token, head, half * HALF], come.index(half), g_tiles.index(half), pred=exists)
 
 
 @gluon.jit
-def weigh(q, k, g_tiles, g_come, phase, met_tiles, near_tile, totals, decays, read, scale, g_desc, following):
+def weigh(
+    q, k, g_tiles, g_come, phase, met_tiles, near_tile, totals, decays, beta, strengths, read, scale, g_desc, following
+):
     """Of a chunk: q decayed from its start, times scale; k decayed to its end; both in place. And scores' parts.
 
     q, k: [64, K] in shared memory. g: float32 [1, 64, 1, 64], of each 64 columns, whose place those of the `following`
-    chunk take. met_tiles: two of [64, 64] for each 64 columns, of levels 16 and 32. near_tile: float32 [8, 16, 16], the
-    scores of each warp. totals: [4, 64] in float32, of use here only. decays: [K], of the chunk. phase: of g_come.
+    chunk take. met_tiles: of levels 16 and 32, [K / 64, 64, 64] each. near_tile: float32 [8, 16, 16], the scores of
+    each warp. totals: [4, 64] in float32, of use here only. phase: of g_come; decays: [2 K / 64, 64], those of the
+    chunk in the half that phase tells.
+    beta: the chunk's strengths, which k to its end is weighed by and which are left in strengths, both [64] or None.
     read: the barrier of whoever reads met_tiles and near_tile.
     """
     halves: gl.constexpr = q.shape[1] // HALF
     row = gl.arange(0, ROWS, gl.SliceLayout(1, TOKENS))[:, None]
     block = row // 2
     late = row % 2 == 1
+    odd, high = gl.where(block % 2 == 1, -1, 0), gl.where(block >= 2, -1, 0)
     near = gl.zeros([2 * BLOCKS, NEAR, NEAR], gl.float32, _MMA)
-    for half in gl.static_range(halves):
-        q_half = q.slice(half * HALF, HALF, 1)
-        k_half = k.slice(half * HALF, HALF, 1)
+    # not unrolled: twice the code takes more registers
+    for half in range(halves):
+        q_half = panel(q, half)
+        k_half = panel(k, half)
         mbarrier.wait(g_come.index(half), phase)
         own = _decays_of(g_tiles.index(half))
         near, qs, ks, to_here, to_end, total = _meet_near(q_half, k_half, own, late, near)
         totals.store(_of_warps(total, late))
+        if beta is not None:
+            # here they have come; of both halves the same
+            strengths.store(beta)
+        # both before the barrier: behind it the compiler would put them before one more
+        fence_async_shared()
+        mbarrier.expect(g_come.index(half), g_desc.block_type.nbytes, pred=following[3])
         barrier()
         fetch_decays(g_desc, g_tiles, g_come, half, following)
         t0, t1, t2, t3 = _of_blocks(totals)
         before, after, inward = around(block, t0, t1, t2, t3)
+        if beta is not None:
+            strong = strengths.load(gl.SliceLayout(1, _FLAT))[:, None]
+            strong = _tokens_of(strong + gl.zeros([CHUNK, HALF], gl.float32, _FLAT))
         reading = ()
         write = ()
         sixteen = ()
         thirty_two = ()
         for i in gl.static_range(OWN):
-            query = qs[i].to(gl.float32) * to_here[i]
-            key = ks[i].to(gl.float32) * to_end[i]
+            query = wide(qs[i]) * to_here[i]
+            key = wide(ks[i]) * to_end[i]
             reading = reading + ((query * (before * scale)).to(q.dtype),)
-            write = write + ((key * after).to(q.dtype),)
-            sixteen = sixteen + (gl.where(block % 2 == 1, query, key).to(q.dtype),)
-            thirty_two = thirty_two + ((gl.where(block >= 2, query, key) * inward).to(q.dtype),)
-        q_half.store(_tile_of(reading))
+            if beta is None:
+                write = write + ((key * after).to(q.dtype),)
+            else:
+                write = write + ((key * (after * strong[i])).to(q.dtype),)
+            sixteen = sixteen + (chosen(query, key, odd).to(q.dtype),)
+            thirty_two = thirty_two + ((chosen(query, key, high) * inward).to(q.dtype),)
         k_half.store(_tile_of(write))
-        if half == 0:
-            mbarrier.wait(read, phase ^ 1)
-        met_tiles[2 * half].store(_tile_of(sixteen))
-        met_tiles[2 * half + 1].store(_tile_of(thirty_two))
-        decays.slice(half * HALF, HALF, 0).store(gl.reshape(t0 * t1 * t2 * t3, [HALF]))
+        q_half.store(_tile_of(reading))
+        mbarrier.wait(read, phase ^ 1)
+        met_tiles[0].index(half).store(_tile_of(sixteen))
+        met_tiles[1].index(half).store(_tile_of(thirty_two))
+        decays.index(phase * halves + half).store(gl.reshape(t0 * t1 * t2 * t3, [HALF]))
     fence_async_shared()
     near_tile.store(near)
     barrier()
-
-
-@gluon.jit
-def scores_of(met_tiles, near_tile, scale, p_tile):
-    """Puts the scores of what `weigh` has left, [t, s], times scale, into p_tile, which is to be fenced."""
-    warps: gl.constexpr = gl.num_warps()
-    whole: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, 4 * CHUNK // warps, 16])
-    by_block: gl.constexpr = _BY_BLOCK if warps == 8 else _BY_BLOCK_4
-    sixteen = gl.zeros([CHUNK, CHUNK], gl.float32, whole)
-    thirty_two = gl.zeros([CHUNK, CHUNK], gl.float32, whole)
-    for half in gl.static_range(len(met_tiles) // 2):
-        low = met_tiles[2 * half]
-        high = met_tiles[2 * half + 1]
-        sixteen = warpgroup_mma(low, low.permute((1, 0)), sixteen, use_acc=half > 0, is_async=True)
-        thirty_two = warpgroup_mma(high, high.permute((1, 0)), thirty_two, use_acc=half > 0, is_async=True)
-    parts = reinterpret(near_tile, gl.float32, [2, CHUNK, NEAR], _PLAIN)
-    near = parts.index(0).load(gl.SliceLayout(1, by_block)) + parts.index(1).load(gl.SliceLayout(1, by_block))
-    sixteen, thirty_two = warpgroup_mma_wait(0, deps=(sixteen, thirty_two))
-    t = gl.arange(0, CHUNK, gl.SliceLayout(1, whole))[:, None]
-    s = gl.arange(0, CHUNK, gl.SliceLayout(0, whole))[None, :]
-    level = (t ^ s) >> 4
-    far = gl.where(t > s, gl.where(level == 1, sixteen, thirty_two), 0.0)
-    far = gl.convert_layout(gl.reshape(far, [CHUNK, BLOCKS, NEAR]), by_block, assert_trivial=True)
-    row = gl.arange(0, CHUNK, gl.SliceLayout(1, gl.SliceLayout(2, by_block)))[:, None, None]
-    block = gl.arange(0, BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, by_block)))[None, :, None]
-    scores = gl.where(block == row // NEAR, near[:, None, :], far) * scale
-    scores = gl.reshape(scores.to(p_tile.dtype), [CHUNK, CHUNK])
-    p_tile.store(gl.convert_layout(scores, whole, assert_trivial=True))

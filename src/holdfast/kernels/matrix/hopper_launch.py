@@ -41,11 +41,23 @@ class Gates:
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """What each segment but the last adds to the state: [B, segments - 1, H, K * V in whole tiles], rounded.
+
+    decay: log2 of each one's, [B, segments - 1, H], or None.
+    """
+
+    states: Tensor
+    decay: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Ends:
     """States [B, segments, H, K, V] in float32 where a sweep's segments start, and [B, H, K, V] at the sequence's end.
 
     turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments; last
-    [slices, B, segments, H]: where the parts of their products with those states go. Both or neither.
+    [slices, B, segments, H]: where the parts of their products with those states go. Both or neither. added: of a
+    sequence in segments, whose start is then the first's alone.
     """
 
     start: Tensor | None = None
@@ -53,20 +65,24 @@ class Ends:
     turned: bool = False
     against: Tensor | None = None
     last: Tensor | None = None
+    added: Added | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What the sweep for dq leaves to the adjoint sweep, for the log decay's gradient.
 
-    x: q. row: [slices, B, H, T]. saved: [B, H, n, K * V], the state before every `save` chunks of each segment, the
-    wider of K and V first. n: of each sequence in turn, if they are packed (hopper_sweep.py).
+    x: q. row: [slices, B, H, T]. log: [B, H, T], log decays to base 2. saved: [B, H, n, K * V], the state before every
+    `save` chunks of each segment, the wider of K and V first. n: of each sequence in turn, if they are packed
+    (hopper_sweep.py). begins: whether the first state is 0, and not saved.
     """
 
     x: Tensor
     row: Tensor
+    log: Tensor
     saved: Tensor
     save: int
+    begins: bool
 
 
 def width_of(columns: int) -> int:
@@ -140,9 +156,12 @@ def run_sweep(
         gates.g,
         gates.beta,
         ends.start,
+        None if ends.added is None else ends.added.states,
+        None if ends.added is None else ends.added.decay,
         ends.end,
         saved,
         None if kept is None else kept.row,
+        None if kept is None else kept.log,
         ends.against,
         ends.last,
         cu_seqlens,
@@ -156,7 +175,8 @@ def run_sweep(
         span,
         gates.scale,
     )
-    optional = (ends.start, ends.end, ends.last, None if kept is None else kept.row, cu_seqlens)
+    added = None if ends.added is None else ends.added.states
+    optional = (ends.start, added, ends.end, ends.last, None if kept is None else kept.row, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, width, *map(kind, optional))
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
@@ -200,6 +220,7 @@ def run_adjoint(
         "VALUES": values,
         "TURNED": turned,
         "SAVE": 0 if kept is None else kept.save,
+        "FROM": 0 if kept is None else int(kept.begins),
         "ROUNDING": ROUNDING[q.dtype],
         "STAGES": stages,
     }
@@ -211,7 +232,7 @@ def run_adjoint(
         _tiles(dk, wide),
         _tiles(dv, narrow),
         saved,
-        gates.g,
+        None if kept is None else kept.log,
         gates.beta,
         ends.start,
         ends.end,
@@ -226,7 +247,7 @@ def run_adjoint(
         heads,
         heads // q.shape[2],
         heads // v.shape[2],
-        *gates.strides(),
+        *gates.strides()[3:],
         1 if kept is None else kept.row.shape[0],
         span,
         gates.scale,
@@ -240,41 +261,80 @@ def run_adjoint(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is written beside each other, k [B, T, *, K] and v [B, T, H, V], and the states [B, H, K, V] at both ends.
+    """What is written beside each other, k [B, T, *, K] and v [B, T, H, V], and the state [B, H, K, V] before or None.
 
-    Forward in time k and v, backward q and the output's gradient. last: where the state that leaves goes, or None.
+    Forward in time k and v, backward q and the output's gradient.
     """
 
     k: Tensor
     v: Tensor
     first: Tensor | None
-    last: Tensor | None
 
 
-def entering(forth: Turn, back: Turn | None, gates: Gates, stages: int, span: int) -> Tensor:
-    """The state that enters each segment of `span` chunks, float32 [turns, B, segments, H, K, V], of one turn or both.
+def added(k: Tensor, v: Tensor, gates: Gates, span: int) -> Added:
+    """What each segment of `span` chunks but the last adds to the state, of k [B, T, *, K] and v [B, T, H, V]."""
+    batch, length, heads, values = v.shape
+    segments = -(-length // (span * TOKENS)) - 1
+    size = width_of(k.shape[3]) * width_of(values)
+    states = torch.empty(batch, segments, heads, size, dtype=v.dtype, device=v.device)
+    decay = _decay(gates, batch, segments, heads)
+    _run_advance(Turn(k, v, None), None, gates, states, decay, False, span, segments)
+    return Added(states, decay)
 
-    Backward in time it is the gradient of the state after a segment. Fills each turn's last.
+
+def entering(forth: Turn, back: Turn, last: Tensor | None, gates: Gates, span: int) -> Tensor:
+    """States [B, segments, H, K, V] that enter each segment of `span` chunks, and their gradients after it: [2, ...].
+
+    Fills last [B, H, K, V], the gradient of the state before the sequence, unless it is None.
     """
     batch, length, heads, values = forth.v.shape
     keys, device = forth.k.shape[3], forth.k.device
-    segments, turns = -(-length // (span * TOKENS)), 1 if back is None else 2
-    local = torch.empty(turns, batch, segments, heads, keys, values, dtype=torch.float32, device=device)
+    segments = -(-length // (span * TOKENS))
+    local = torch.empty(2, batch, segments, heads, keys, values, dtype=torch.float32, device=device)
     states = torch.empty_like(local)
-    decay = None
-    if gates.g is not None:
-        decay = torch.empty(batch, segments, heads, dtype=torch.float32, device=device)
+    decay = _decay(gates, batch, segments, heads)
+    _run_advance(forth, back, gates, local, decay, last is not None, span, segments)
+    padded = 1 << (segments - 1).bit_length()
+    block = max(16, 2048 // padded)
+    blocks, sizes = (batch * heads, -(-keys * values // block), 2), (heads, keys * values, segments)
+    constants = {"PADDED": padded, "BLOCK": block, "OVERLAPS": True}
+    tensors = (local, decay, forth.first, back.first, states, last)
+    with torch.cuda.device_of(local):
+        # as measured: one warp scans faster, all of a cell's segments in one thread
+        triton_launch.launch(compose, blocks, tensors, sizes, constants, 1, True)
+    return states
+
+
+def _decay(gates: Gates, batch: int, segments: int, heads: int) -> Tensor | None:
+    """Where log2 of segments' decays goes, if there is one."""
+    if gates.g is None:
+        return None
+    return torch.empty(batch, segments, heads, dtype=torch.float32, device=gates.g.device)
+
+
+def _run_advance(
+    forth: Turn,
+    back: Turn | None,
+    gates: Gates,
+    local: Tensor,
+    decay: Tensor | None,
+    first: bool,
+    span: int,
+    segments: int,
+) -> None:
+    """One launch of `advance` over so many segments of `span` chunks. first: whether the first's is wanted of back."""
+    batch, length, heads, values = forth.v.shape
+    keys = forth.k.shape[3]
     wide, narrow = width_of(keys), width_of(values)
     # a product of twice as many tokens pays where segments are long, and made of them
     tokens = 2 * TOKENS if span >= model.LONG_SPAN and span % 2 == 0 else TOKENS
     constants = {
         "KEYS": keys,
         "VALUES": values,
-        "TURNS": turns,
-        "FIRST": back is not None and back.last is not None,
-        "LAST": forth.last is not None,
+        "TURNS": 1 if back is None else 2,
+        "FIRST": first,
         "TOKENS": tokens,
-        "STAGES": stages,
+        "STAGES": model.ADVANCE_STAGES,
     }
     arguments = (
         _tiles(forth.k, wide, tokens),
@@ -292,14 +352,4 @@ def entering(forth: Turn, back: Turn | None, gates: Gates, stages: int, span: in
         span * TOKENS // tokens,
         gates.scale,
     )
-    launch(advance, (batch * heads, segments, 1), arguments, constants, wide // 16, (*gates.types(), forth.k.dtype))
-    padded = 1 << (segments - 1).bit_length()
-    block = max(16, 2048 // padded)
-    blocks, sizes = (batch * heads, -(-keys * values // block), turns), (heads, keys * values, segments)
-    backward = (None, None) if back is None else (back.first, back.last)
-    constants = {"PADDED": padded, "BLOCK": block, "OVERLAPS": True}
-    tensors = (local, decay, forth.first, backward[0], states, forth.last, backward[1])
-    with torch.cuda.device_of(local):
-        # as measured: one warp scans faster, all of a cell's segments in one thread, but with one turn four end sooner
-        triton_launch.launch(compose, blocks, tensors, sizes, constants, 4 if back is None else 1, True)
-    return states
+    launch(advance, (batch * heads, segments, 1), arguments, constants, narrow // 16, (*gates.types(), forth.k.dtype))

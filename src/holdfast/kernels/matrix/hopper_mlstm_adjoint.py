@@ -4,11 +4,12 @@ hopper_adjoint.py's sweep with n as one more column of S, which makes dn one mor
     dS = exp(g_{t+1}) dS + scale y_t q_t u_t^T;  dn = exp(g_{t+1}) dn + scale z_t q_t
     dk_t = beta_t (dS v_t + dn);  dv_t = beta_t dS^T k_t,
 u the gradient of o, y_t = 1 / (max(|norm_t|, floor_t) + eps) and z_t the gradient of norm_t.
-hopper_mlstm_adjoint_products.py multiplies. dg is summed as hopper_adjoint_gates.py tells, but not smoothed.
+hopper_mlstm_adjoint_products.py multiplies. dg is summed as hopper_adjoint_gates.py tells.
 """
 
 from holdfast.kernels.common.gluon import fence_async_shared, gl, gluon, mbarrier, tma_load
 
+from .hopper_adjoint_gates import sum_up
 from .hopper_gates import CHUNK, VECTORS, of_head
 from .hopper_mlstm_adjoint_products import multiply
 from .hopper_mlstm_gates import ADJOINT_COLUMNS, gate_adjoint
@@ -63,6 +64,8 @@ def normalized_adjoint(
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     SAVE: gl.constexpr,
+    FROM: gl.constexpr,
+    ROUNDING: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Grid (B * H,).
@@ -70,9 +73,9 @@ def normalized_adjoint(
     q, k: [B, T, H / k_group, KEYS]; v: [B, T, H / v_group, VALUES]; u, dk, dv: [B, T, H, *], by descriptors of blocks
     [1, 64, 1, columns], those of VALUES no wider than those of KEYS. inverse, slope: y and z [B, H, T].
     start, end: dS and dn after the last and before the first token, float32 [B, H, KEYS, VALUES + 1], or None.
-    dg, dbeta: [B, H, T]. row [B, H, T], saved (by a descriptor of blocks [1, 1, *, *]), saved_n: what
-    hopper_mlstm_queries.py left; saved and saved_n are None if SAVE is 0. last [B, H]: <S, dS> + <n, dn> after the last
-    token, None for 0.
+    dg, dbeta: [B, H, T]. row [B, H, T], saved (by a descriptor of blocks [1, 1, *, *]) and saved_n: what
+    hopper_mlstm_queries.py left. last [B, H]: <S, dS> + <n, dn> after the last token, None for 0. FROM, ROUNDING: as in
+    hopper_adjoint.py.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -92,12 +95,15 @@ def normalized_adjoint(
     columns = gl.allocate_shared_memory(gl.float32, [STAGES * ADJOINT_COLUMNS, CHUNK], plain)
     decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
     # row sums that each warp leaves: of pairs in the chunk over the earlier and over the later token, of a token with
-    # itself, of what comes from later chunks, and of the product of states
+    # itself, of what comes from later chunks, and of the products of states, with the gradient as it is and rounded
     later_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps // 4, CHUNK], rows_of)
     earlier_parts = gl.allocate_shared_memory(gl.float32, [STAGES, 4, CHUNK], rows_of)
     own_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps // 4, CHUNK], rows_of)
     cross_parts = gl.allocate_shared_memory(gl.float32, [STAGES, warps, CHUNK], rows_of)
-    state_parts = gl.allocate_shared_memory(gl.float32, [STAGES, K], plain)
+    state_parts = gl.allocate_shared_memory(gl.float32, [STAGES * 2, K], plain)
+    # of the chunks since the last saved state: dg, and two numbers that correct it
+    waiting = gl.allocate_shared_memory(gl.float32, [SAVE - 1, CHUNK], plain)
+    strays = gl.allocate_shared_memory(gl.float32, [SAVE * 2 - 2, 1], plain)
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -105,7 +111,8 @@ def normalized_adjoint(
     mbarrier.init(restored, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(gated.index(i), count=1)
+        # by weights that are there, and sums that have been read
+        mbarrier.init(gated.index(i), count=2)
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
@@ -118,8 +125,7 @@ def normalized_adjoint(
     slope_ptr += of_rows
     row_ptr += of_rows
     count = gl.cdiv(T, CHUNK)
-    if SAVE > 0:
-        saved_n_ptr += gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE) * KEYS
+    saved_n_ptr += gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE) * KEYS
     tiles = (q_tiles, k_tiles, u_tiles, v_tiles)
     sources = (q_desc, k_desc, u_desc, v_desc)
     places = (gates, columns, decays, loaded, gated, free)
@@ -143,6 +149,7 @@ def normalized_adjoint(
                     KEYS,
                     VALUES,
                     SAVE,
+                    FROM,
                     STAGES,
                 ),
             ),
@@ -151,20 +158,46 @@ def normalized_adjoint(
                 gate_adjoint,
                 (
                     places,
-                    parts,
-                    (g_ptr, beta_ptr, inverse_ptr, slope_ptr, row_ptr, last_ptr, dg_ptr, dbeta_ptr),
+                    (g_ptr, beta_ptr, inverse_ptr, slope_ptr),
                     g_t,
                     beta_t,
                     T,
                     count,
                     scale,
+                    STAGES,
+                ),
+            ),
+            (
+                sum_up,
+                (
+                    (gated, free),
+                    parts,
+                    (waiting, strays),
+                    g_ptr,
+                    beta_ptr,
+                    g_t,
+                    beta_t,
+                    row_ptr,
+                    last_ptr,
+                    dg_ptr,
+                    dbeta_ptr,
+                    T,
+                    T,
+                    H,
+                    1,
+                    1,
+                    0,
+                    count,
+                    True,
                     SAVE,
+                    FROM,
+                    ROUNDING,
                     STAGES,
                 ),
             ),
         ],
-        [1, 1],
-        [others, others],
+        [1, 1, 1],
+        [others, others, others],
     )
 
 

@@ -19,7 +19,7 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_gates import CHUNK, STRENGTH, VECTORS, of_segment, parts_of_columns, rounded, within
+from .hopper_gates import CHUNK, READ, STRENGTH, VECTORS, of_segment, parts_of_columns, rounded, within
 from .hopper_mlstm_gates import ADJOINT_COLUMNS, INVERSE, READ_STRENGTH, SLOPE, WRITE_INVERSE, WRITE_SLOPE
 
 
@@ -39,6 +39,7 @@ def multiply(
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     SAVE: gl.constexpr,
+    FROM: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The products of every chunk, and the gradient of the state from the last to the first."""
@@ -139,10 +140,11 @@ def multiply(
         written = (qt * write[None, :]).to(dtype)
         read_k = columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).load(gl.SliceLayout(0, k_layout))
         read_v = columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).load(gl.SliceLayout(0, v_layout))
-        kt = k.permute((1, 0)).load(k_layout)
+        kt = k.permute((1, 0)).load(k_layout).to(gl.float32)
+        kt *= gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, k_layout))[None, :]
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
         dk = dk + dn[:, None]
-        cross = dk * kt.to(gl.float32)
+        cross = dk * kt
         dk = dk * read_k[None, :]
         dv = dv * read_v[None, :]
         dn = dn * decays.index(stage).load(of_key) + added
@@ -158,22 +160,21 @@ def multiply(
         barrier()
         tma_store(dk_desc, [batch, chunk * CHUNK, head, 0], dk_tile)
         tma_store(dv_desc, [batch, chunk * CHUNK, head, 0], dv_tile)
-        if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if chunk % SAVE == 0:
-                # every warp is past the products with the state's tile
-                mbarrier.expect(restored, saved_desc.block_type.nbytes)
-                tma_load(saved_desc, [gl.program_id(0), chunk // SAVE, 0, 0], restored, s_tile)
+        if (chunk % SAVE == 0) & (chunk >= FROM):
+            # every warp is past the products with the state's tile
+            mbarrier.expect(restored, saved_desc.block_type.nbytes)
+            tma_load(saved_desc, [gl.program_id(0), chunk // SAVE, 0, 0], restored, s_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
-        if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if chunk % SAVE == 0:
-                n = gl.load(saved_n_ptr + chunk // SAVE * KEYS + n_key, mask=n_key < KEYS, other=0.0)
-                own = gl.convert_layout(n * dn, gl.SliceLayout(1, s_layout))
-                mbarrier.wait(restored, turns & 1)
-                turns += 1
-                kept = s.load(s_layout).to(gl.float32)
-                state_parts.index(stage).store(gl.sum(rounded(state, dtype) * kept, 1) + own)
-                # read by all before the next chunk's state takes its place
-                barrier()
+        if (chunk % SAVE == 0) & (chunk >= FROM):
+            n = gl.load(saved_n_ptr + chunk // SAVE * KEYS + n_key, mask=n_key < KEYS, other=0.0)
+            own = gl.convert_layout(n * dn, gl.SliceLayout(1, s_layout))
+            mbarrier.wait(restored, turns & 1)
+            turns += 1
+            kept = s.load(s_layout).to(gl.float32)
+            state_parts.index(stage * 2).store(gl.sum(state * kept, 1) + own)
+            state_parts.index(stage * 2 + 1).store(gl.sum(rounded(state, dtype) * kept, 1) + own)
+            # read by all before the next chunk's state takes its place
+            barrier()
         stage += 1
         if stage == STAGES:
             stage = 0

@@ -92,13 +92,11 @@ class HopperMLSTM:
 
         gates = hopper_launch.Gates(call.g, call.beta, call.scale)
         save, chunks = plan["save"], -(-length // hopper_launch.TOKENS)
-        saved = saved_n = None
-        if chunks > save:
-            entries = -(-chunks // save)
-            saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=v.device)
-            saved_n = torch.empty(batch, heads, entries, keys, dtype=torch.float32, device=v.device)
+        entries = -(-chunks // save)
+        saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=v.device)
+        saved_n = torch.empty(batch, heads, entries, keys, dtype=torch.float32, device=v.device)
         left = torch.empty(4, *norm.shape[1:], dtype=norm.dtype, device=norm.device)
-        kept = launch.Kept(left, saved, saved_n, save)
+        kept = launch.Kept(left, saved, saved_n, save, start is None)
         after = None if w is None else torch.empty_like(w)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.gluon_launch import launch, tiles
 
-from .hopper_launch import LAYOUT, TOKENS, Gates, width_of
+from .hopper_launch import LAYOUT, ROUNDING, TOKENS, Gates, width_of
 from .hopper_mlstm_adjoint import normalized_adjoint
 from .hopper_mlstm_queries import normalized_queries
 from .hopper_mlstm_sweep import normalized_sweep
@@ -17,13 +17,15 @@ from .hopper_mlstm_sweep import normalized_sweep
 class Kept:
     """What the launch for dq leaves to the adjoint sweep: see hopper_mlstm_queries.py.
 
-    left: [4, B, H, T]. saved [B, H, n, K, V] and saved_n [B, H, n, K]: of every `save` chunks; None if there is one.
+    left: [4, B, H, T]. saved [B, H, n, K, V] and saved_n [B, H, n, K]: of every `save` chunks. begins:
+    whether the first state is 0, so that it is not saved.
     """
 
     left: Tensor
-    saved: Tensor | None
-    saved_n: Tensor | None
+    saved: Tensor
+    saved_n: Tensor
     save: int
+    begins: bool
 
 
 def _tiles(x: Tensor, width: int) -> Any:
@@ -91,8 +93,7 @@ def run_queries(
     batch, length, heads, keys = dq.shape
     values = v.shape[3]
     wide, width = width_of(keys), width_of(values)
-    save = 0 if kept.saved is None else kept.save
-    constants = {"KEYS": keys, "VALUES": values, "SAVE": save, "STAGES": stages}
+    constants = {"KEYS": keys, "VALUES": values, "SAVE": kept.save, "STAGES": stages}
     arguments = (
         _tiles(u, width),
         _tiles(v, width),
@@ -146,11 +147,15 @@ def run_adjoint(
     values = dv.shape[3]
     wide, narrow = width_of(keys), width_of(values)
     inverse, slope, _, row = kept.left
-    saved = None
-    if kept.saved is not None:
-        saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], LAYOUT)
-    save = 0 if saved is None else kept.save
-    constants = {"KEYS": keys, "VALUES": values, "SAVE": save, "STAGES": stages}
+    saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], LAYOUT)
+    constants = {
+        "KEYS": keys,
+        "VALUES": values,
+        "SAVE": kept.save,
+        "FROM": int(kept.begins),
+        "ROUNDING": ROUNDING[q.dtype],
+        "STAGES": stages,
+    }
     arguments = (
         _tiles(q, wide),
         _tiles(k, wide),

@@ -107,7 +107,7 @@ def normalized_queries(
     [1, 64, 1, columns]. norm: [2, B, H, T], whole and of earlier chunks. left [4, B, H, T]: INVERSE, SLOPE, FLOOR and
     ROW. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1], or None.
     saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], rounded, and saved_n [.., KEYS]: S and n before every SAVE-th
-    chunk; None if SAVE is 0.
+    chunk, but for a first of 0.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -141,10 +141,9 @@ def normalized_queries(
     norm_ptr += of_tokens
     left_ptr += of_tokens
     count = gl.cdiv(T, CHUNK)
-    if SAVE > 0:
-        entry = gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE)
-        saved_ptr += entry * (KEYS * VALUES)
-        saved_n_ptr += entry * KEYS
+    entry = gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE)
+    saved_ptr += entry * (KEYS * VALUES)
+    saved_n_ptr += entry * KEYS
     tiles = (u_tiles, v_tiles, k_tiles, q_tiles)
     sources = (u_desc, v_desc, k_desc, q_desc)
     places = (gates, columns, decays, loaded, gated, free)
@@ -251,6 +250,8 @@ def _multiply(
     of_warps: gl.constexpr = gl.BlockedLayout([warps, 1], [1, 32], [1, warps], [1, 0])
     of_four: gl.constexpr = gl.BlockedLayout([4, 1], [1, 32], [1, warps], [1, 0])
     each: gl.constexpr = gl.SliceLayout(0, of_warps)
+    # a first state of 0 need not be saved
+    FROM: gl.constexpr = 1 if start_ptr is None else 0
     p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
 
     batch = gl.program_id(0) // H
@@ -277,11 +278,10 @@ def _multiply(
     phase = 0
     last = 0
     for i in range(count):
-        if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if i % SAVE == 0:
-                entry = i // SAVE * KEYS
-                save_state(saved_ptr + entry * VALUES, state.to(dtype), 0, VALUES, KEYS, False, s_layout)
-                gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
+        if (i % SAVE == 0) & (i >= FROM):
+            entry = i // SAVE * KEYS
+            save_state(saved_ptr + entry * VALUES, state.to(dtype), 0, VALUES, KEYS, False, s_layout)
+            gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
         mbarrier.wait(loaded.index(stage), phase)
         u = u_tiles.index(stage).reshape([CHUNK, V])
         v = v_tiles.index(stage).reshape([CHUNK, V])

@@ -5,6 +5,7 @@
 A block owns a (batch, head, slice of v's columns) and walks over chunks of 64 tokens: one warp copies tiles in by TMA,
 one sums log decays (hopper_gates.py), four or eight multiply (hopper_sweep_products.py).
 """
+# ruff: noqa: RUF005 - Gluon does not compile starred expressions
 
 from holdfast.kernels.common.gluon import (
     fence_async_shared,
@@ -17,14 +18,19 @@ from holdfast.kernels.common.gluon import (
 from .hopper_gates import (
     CHUNK,
     VECTORS,
+    ask_gates,
+    floored,
     gather,
     let_launch,
-    load_gates,
     of_token,
     place_of,
+    wait_for_launch,
     weigh,
 )
 from .hopper_sweep_products import multiply
+
+# chunks whose gates are on their way: under load that takes as long as several chunks
+_AHEAD = gl.constexpr(4)
 
 
 @gluon.jit(
@@ -42,7 +48,7 @@ from .hopper_sweep_products import multiply
         "beta_h",
         "span",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "cu_ptr", "last_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "log_ptr", "cu_ptr", "last_ptr", "decay_ptr"],
 )
 def sweep(
     q_desc,
@@ -53,9 +59,12 @@ def sweep(
     g_ptr,
     beta_ptr,
     start_ptr,
+    added_ptr,
+    decay_ptr,
     end_ptr,
     saved_ptr,
     row_ptr,
+    log_ptr,
     against_ptr,
     last_ptr,
     cu_ptr,
@@ -86,14 +95,17 @@ def sweep(
     another sequence.
     q, k: [B, T, H / qk_group, KEYS] and v: [B, T, H / v_group, VALUES] by descriptors of blocks [1, 64, 1, columns].
     start: state before each segment, float32 [B, segments, H, KEYS, VALUES], or [..., VALUES, KEYS] if TURNED, or None.
+    added, decay: what each segment but the last adds to the state, [B, segments - 1, H, slices * V * K] as store_added
+    writes it, and log2 of its decay, [B, segments - 1, H]; or None. With added, start is that before the first alone.
     end: state after the last, [B, H, ...], or None.
     against, as start: rounded, what the state after each segment is multiplied with and summed, into last [slices, B,
     segments, H]; or None.
     x: [B, T, H / x_group, VALUES], what the part of the output that comes from earlier chunks is multiplied with and
-    summed over columns, into row [slices, B, H, T]; or None.
+    summed over columns, into row [slices, B, H, T]; or None. log, with row: log decays to base 2 [B, H, T], of which a
+    head's lie side by side for the adjoint sweep.
     saved: [B, H, segments * ceil(span / SAVE), VALUES, KEYS], or [..., KEYS, VALUES] if SAVE_TURNED, the state before
-    every SAVE-th chunk of each segment, rounded; or None. Packed: [H, T // (64 SAVE) + N, ...], sequence n's from
-    first // (64 SAVE) + n on.
+    every SAVE-th chunk of each segment, rounded; or None. A first state of 0 is not written. Packed:
+    [H, T // (64 SAVE) + N, ...], sequence n's from first // (64 SAVE) + n on.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -139,6 +151,7 @@ def sweep(
         heads = gl.num_programs(0) if cu_ptr is None else H
         of_slice = gl.program_id(1).to(gl.int64) * heads + batch * H + gl.program_id(0) % H
         row_ptr += of_slice * T + first
+        log_ptr += (batch * H + gl.program_id(0) % H).to(gl.int64) * T + first
     if SAVE > 0:
         if cu_ptr is None:
             entry = (gl.program_id(0).to(gl.int64) * gl.num_programs(2) + gl.program_id(2)) * gl.cdiv(span, SAVE)
@@ -165,6 +178,7 @@ def sweep(
                     (x_loaded, x_free),
                     o_desc,
                     start_ptr,
+                    (added_ptr, decay_ptr),
                     end_ptr,
                     saved_ptr,
                     against_ptr,
@@ -211,6 +225,7 @@ def sweep(
                     g_t,
                     beta_t,
                     row_ptr,
+                    log_ptr,
                     length,
                     chunk0,
                     count,
@@ -264,6 +279,7 @@ def _gate(
     g_t,
     beta_t,
     row_ptr,
+    log_ptr,
     length,
     chunk0,
     count,
@@ -275,23 +291,32 @@ def _gate(
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0, count > 0, length)
-    # two chunks ahead: a load takes as long as a chunk
-    g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + 1, count > 1, length)
+    asked = ()
+    for j in gl.static_range(_AHEAD):
+        asked = asked + (ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + j, j < count, length),)
     drain: gl.constexpr = 0 if row_ptr is None else STAGES
-    for i in range(count + drain):
-        g_later, beta_later = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + i + 2, i + 2 < count, length)
-        mbarrier.wait(free.index(stage), phase)
-        if row_ptr is not None:  # noqa: SIM102 - known while compiling
-            if i >= STAGES:
-                row = gather(parts, stage)
-                tokens = (chunk0 + i - STAGES) * CHUNK + gl.arange(0, CHUNK, layout)
-                gl.store(row_ptr + tokens, row, mask=tokens < length)
-        if i < count:
-            weigh(gates, decays, gated, stage, g, beta, scale, False)
-        g, beta = g_next, beta_next
-        g_next, beta_next = g_later, beta_later
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+    for begin in range(0, count + drain, _AHEAD):
+        later = ()
+        for j in gl.static_range(_AHEAD):
+            i = begin + j
+            g, beta = asked[j]
+            mbarrier.wait(free.index(stage), phase, pred=i < count + drain)
+            if row_ptr is not None:  # noqa: SIM102 - known while compiling
+                if (i >= STAGES) & (i < count + drain):
+                    row = gather(parts, stage)
+                    tokens = (chunk0 + i - STAGES) * CHUNK + gl.arange(0, CHUNK, layout)
+                    gl.store(row_ptr + tokens, row, mask=tokens < length)
+            if i < count:
+                g = floored(g.to(gl.float32))
+                weigh(gates, decays, gated, stage, g, beta.to(gl.float32), scale, False)
+                if log_ptr is not None:
+                    wait_for_launch()
+                    tokens = (chunk0 + i) * CHUNK + gl.arange(0, CHUNK, layout)
+                    gl.store(log_ptr + tokens, g, mask=(tokens < length) & (gl.program_id(1) == 0))
+            ahead = i + _AHEAD
+            later = later + (ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + ahead, ahead < count, length),)
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+        asked = later

@@ -33,6 +33,7 @@ from .hopper_gates import (
     wait_for_launch,
     within,
 )
+from .hopper_segments import entering
 
 
 @gluon.jit
@@ -43,6 +44,7 @@ def multiply(
     of_x,
     o_desc,
     start_ptr,
+    of_others,
     end_ptr,
     saved_ptr,
     against_ptr,
@@ -73,6 +75,8 @@ def multiply(
     p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, CHUNK // (warps // 4), 16])
     read_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    # a first state of 0 need not be saved
+    FROM: gl.constexpr = 1 if start_ptr is None else 0
     p_tiles = gl.allocate_shared_memory(dtype, [2, CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
     x_loaded, x_free = of_x
 
@@ -88,7 +92,11 @@ def multiply(
         inside = (slice_ * V + rows < VALUES)[:, None] & (columns < KEYS)[None, :]
         outside: gl.constexpr = 0.0
     # this block's part of the states before and after the segment
-    corner = of_segment(H, 2) * (KEYS * VALUES)
+    added_ptr, decay_ptr = of_others
+    if added_ptr is None:
+        corner = of_segment(H, 2) * (KEYS * VALUES)
+    else:
+        corner = gl.program_id(0).to(gl.int64) * (KEYS * VALUES)
     if TURNED:
         corner += slice_ * (V * KEYS)
         at = rows[:, None] * KEYS + columns[None, :]
@@ -117,17 +125,20 @@ def multiply(
     weight = _weight(gates, 0, p_layout, scale, WEIGHTED)
     written = _written(v_tiles, gates, 0, read_layout, write_layout)
     p_tiles.index(0).store((p * weight).to(dtype))
-    wait_for_launch()
+    if added_ptr is None:
+        wait_for_launch()
     if start_ptr is None:
         state = gl.zeros([V, K], gl.float32, s_layout)
     else:
         state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
+    if added_ptr is not None:
+        state = entering(state, added_ptr, decay_ptr, slice_ * V, H, s_layout)
     fence_async_shared()
     barrier()
     for i in range(count):
         chunk = chunk0 + i
         if SAVE > 0:  # noqa: SIM102 - known while compiling
-            if i % SAVE == 0:
+            if (i % SAVE == 0) & (i >= FROM):
                 entry = ((chunk - chunk0) // SAVE).to(gl.int64) * (KEYS * VALUES)
                 save_state(saved_ptr + entry, state.to(dtype), slice_ * V, KEYS, VALUES, SAVE_TURNED, s_layout)
         onward = stage + 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.kernels.common.triton_launch import launch
 from holdfast.recurrences.delta_rule import L2_EPS
 
-from .triton_mlstm_gates import log_sigmoid, sigmoid
+from .triton_sigmoid import log_sigmoid, sigmoid
 
 # elements of a tile, 16 a thread
 TILE, WARPS = 2048, 4

@@ -10,19 +10,18 @@ from .matrix_hopper import CHUNK, tile
 
 # columns of v whose state four warps hold
 COLUMNS = 64
-# of the tiles that the sweeps have in flight
-STAGES, REVERSE_STAGES = 3, 2
-# beside the warps of the sweeps: four multiply keys with queries, one copies, one has the gates, two fill up the four
-SCORE_WARPS, OTHER_WARPS = 4, 4
+# of the tiles that the sweep has in flight
+STAGES = 3
+# beside the warps of the sweeps: one copies, one has the gates, two fill up the group of four
+OTHER_WARPS = 4
 # barriers, and what the compiler aligns
 SCRATCH = 1024
 # registers of a thread of the sweep with the gradients as it is launched; its groups of warps then divide them
 ADJOINT_REGISTERS = 128
-# Seconds, H200, docs/lab-notes.md: of a chunk of the sweep that keeps states and of that back, by columns of v a block,
-# and what a block on every multiprocessor adds, of them; of any before its first and after its last chunk; of a chunk
-# of the sweep with the gradients
+# Seconds, H200, docs/lab-notes.md: of a chunk of the sweep that keeps states, by columns of v a block, and what a block
+# on every multiprocessor adds, of it; of any before its first and after its last chunk; of a chunk of the sweep with
+# the gradients
 STATES_SECONDS = {64: 1.45e-6, 128: 2.25e-6}
-REVERSE_SECONDS = {64: 1.9e-6, 128: 2.9e-6}
 CROWDED = 0.4
 FILL_SECONDS = 1.2e-5
 ADJOINT_SECONDS = 9.4e-6
@@ -34,28 +33,23 @@ def in_turn(launches: Sequence[Candidate]) -> Candidate:
 
 
 def candidates(
-    problem: Problem, device: Device, entered: Candidate, span: int, state_columns: int, scan: Candidate | None
+    problem: Problem, device: Device, entered: Candidate, span: int, state_columns: int
 ) -> Iterator[Candidate]:
     """Plans, in no order; none where no block fits.
 
-    entered: the launches until the states that enter the segments of `span` chunks are there, found by blocks of
-    state_columns; scan: of them that over segments, or None with one segment. values: columns of v a block of the sweep
-    that keeps states; stages and reverse_stages of tiles in flight of that and of the sweep back; span and
-    state_columns.
+    entered: the launches until the states that enter the segments of `span` chunks, and the gradients of those that
+    leave them, are there, found by blocks of state_columns. values: columns of v a block of the sweep that keeps
+    states; stages of tiles in flight of it; span and state_columns.
     """
     gradients = _gradients(problem, device, span)
     for columns in (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,):
-        launches = [entered]
-        if scan:
-            launches += [_walk(problem, device, state_columns, True, span, False), scan]
-        launches += [_walk(problem, device, columns, False, span, True), gradients]
+        launches = [entered, _walk(problem, device, columns, span), gradients]
         if None in launches:
             continue
         values = (
             ("columns", columns),
             ("state_columns", state_columns),
             ("stages", STAGES),
-            ("reverse_stages", REVERSE_STAGES),
             ("span", span),
         )
         yield replace(in_turn(launches), plan=Plan("hopper", values))
@@ -70,27 +64,24 @@ def _states(problem: Problem) -> int:
     return 2 * problem["B"] * problem["H"] * _chunks(problem) * problem["K"] * tile(problem["V"])
 
 
-def _walk(problem: Problem, device: Device, columns: int, back: bool, span: int, keeps: bool) -> Candidate | None:
-    """The sweep that keeps states, over segments of `span` chunks; or back, what each segment adds to dS."""
+def _walk(problem: Problem, device: Device, columns: int, span: int) -> Candidate | None:
+    """The sweep that keeps states, over segments of `span` chunks."""
     wide, pairs, chunks = tile(problem["K"]), problem["B"] * problem["H"], _chunks(problem)
     segments = -(-chunks // span)
-    stages = REVERSE_STAGES if back else STAGES
-    staged = columns + CHUNK + wide + (wide + CHUNK if back else 0)
-    shared = 2 * (stages * CHUNK * staged + keeps * columns * (wide + CHUNK)) + stages * 5 * CHUNK * 4 + SCRATCH
-    warps = 4 * (columns // COLUMNS) + OTHER_WARPS + back * SCORE_WARPS
+    staged, kept = STAGES * CHUNK * (columns + CHUNK + wide), columns * (wide + CHUNK)
+    shared = 2 * (staged + kept) + STAGES * 5 * CHUNK * 4 + SCRATCH
+    warps = 4 * (columns // COLUMNS) + OTHER_WARPS
     slices = pairs * -(-problem["V"] // columns)
-    blocks = slices * (segments if keeps else segments - 1)
-    grid = Grid(blocks, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
     if not grid.fits(device):
         return None
-    keys = (1 + back) * problem["K"] * problem["Hq"] / problem["H"]
-    moved = int(2 * pairs * problem["T"] * (keys + (1 + keeps) * problem["V"] + CHUNK)) + keeps * _states(problem)
+    keys = problem["K"] * problem["Hq"] / problem["H"]
+    moved = int(2 * pairs * problem["T"] * (keys + 2 * problem["V"] + CHUNK)) + _states(problem)
     moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
-    products = columns * ((3 if back else 2) * wide + (2 if back else 1) * CHUNK) + back * CHUNK * wide
-    operations = slices * chunks * 2 * CHUNK * products
-    crowd = 1 + CROWDED * min(1.0, blocks / (device.sms or 1))
-    seconds = (REVERSE_SECONDS if back else STATES_SECONDS)[columns] * crowd
-    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=FILL_SECONDS + span * seconds)
+    operations = slices * chunks * 2 * CHUNK * columns * (2 * wide + CHUNK)
+    crowd = 1 + CROWDED * min(1.0, grid.blocks / (device.sms or 1))
+    serial = FILL_SECONDS + span * STATES_SECONDS[columns] * crowd
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 
 
 def _gradients(problem: Problem, device: Device, span: int) -> Candidate | None:

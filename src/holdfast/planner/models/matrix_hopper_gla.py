@@ -1,19 +1,23 @@
 """Vector decay on Hopper: one persistent block a (sequence, head), and a launch of all chunks for the gradients."""
 
+from dataclasses import replace
+
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
-from .matrix_hopper import FILL_SECONDS, tile
+from .matrix_hopper import tile
 
 CHUNK = 64
 # chunks in flight of queries and keys, and of the rest
 STAGES, PAIR = 3, 2
 # eight warps multiply values of 128 columns, eight weigh
 OTHER_WARPS = 8
-# barriers, decays, and what the compiler aligns
-SCRATCH = 3072
-# of launches of 0.32 to 0.35 and 0.62 ms on an H200 (docs/lab-notes.md), that of 64 columns estimated: seconds of a
-# chunk of the sweep, by columns of k's tiles; of a block of 64 columns of the gradients, two blocks an SM
-SWEEP_SECONDS = {64: 2.8e-6, 128: 5.1e-6}
+# barriers, decays, strengths, and what the compiler aligns
+SCRATCH = 3584
+# of launches of 0.29 to 0.32 and 0.62 ms on an H200 (docs/lab-notes.md), that of 64 columns estimated: seconds of a
+# chunk of the sweep, by columns of k's tiles, and before and after a block's; of a block of 64 columns of the
+# gradients, two blocks an SM
+SWEEP_SECONDS = {64: 2.5e-6, 128: 4.5e-6}
+FILL_SECONDS = 7e-6
 GRADIENTS_SECONDS = 10e-6
 BACKWARD = Plan("hopper")
 
@@ -24,7 +28,11 @@ def plan(keeps: bool) -> Plan:
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """The one plan of each pass."""
+    """The one plan of each pass; packed sequences are taken to be equally long."""
+    if problem.varlen:
+        sequences = max(1, problem["N"])
+        sizes = dict(problem.sizes) | {"B": sequences, "T": -(-problem["T"] // sequences)}
+        problem = replace(problem, sizes=tuple(sizes.items()))
     found = sweep(problem, device, direction == "backward" or problem.needs_grad)
     if found is None:
         return ()

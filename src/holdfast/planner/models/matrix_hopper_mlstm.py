@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
-from .decay_sum import chunks_between_states
+from .decay_sum import RARELY_ON_HOPPER, chunks_between_states
 from .matrix_hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SCRATCH, tile
 
 # seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once: docs/lab-notes.md; of 64 estimates
 FORWARD_SECONDS = {64: 2.1e-6, 128: 2.3e-6}
 QUERIES_SECONDS = {64: 2.3e-6, 128: 3.2e-6}
-ADJOINT_SECONDS = {64: 3.1e-6, 128: 4.2e-6}
+ADJOINT_SECONDS = {64: 3.1e-6, 128: 4.1e-6}
 # of the forward sweep, which has four for the normaliser
 NORMALIZER_WARPS = 4
 
@@ -75,14 +75,15 @@ def _backward(problem: Problem, device: Device) -> Iterator[Candidate]:
         return
     share = problem["Hq"] / problem["H"]
     for stages in (3, 2):
-        plan = Plan("hopper", (("stages", stages), ("adjoint_stages", 2), ("save", chunks_between_states(problem))))
+        save = chunks_between_states(problem, RARELY_ON_HOPPER)
+        plan = Plan("hopper", (("stages", stages), ("adjoint_stages", 2), ("save", save)))
         elements = CHUNK * (stages * 2 * (key + value) + CHUNK)
         floats = CHUNK * (8 * stages + key // 16 + 5)
         products = CHUNK * (2 * key + value) + 2 * key * value
         units = 1 + 2 * share, 2
         queries = _launch(problem, device, plan, elements, floats, units, products, QUERIES_SECONDS[key])
         elements = CHUNK * (5 * (key + value) + 2 * CHUNK) + key * value
-        floats = 2 * (CHUNK * (9 + 4 + key // 16 + 2 * (key // 64)) + key)
+        floats = 2 * (CHUNK * (9 + 4 + key // 16 + 2 * (key // 64)) + 2 * key) + (save - 1) * (CHUNK + 2)
         products = 2 * CHUNK * (key + value) + 3 * key * value
         units = 1 + 2 * share, 3
         adjoint = _launch(problem, device, plan, elements, floats, units, products, ADJOINT_SECONDS[key])

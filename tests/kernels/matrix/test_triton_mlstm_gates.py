@@ -1,0 +1,44 @@
+"""mLSTM's gates without a GPU: the kernels in the interpreter, and compiled for GPUs that are not here."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from holdfast.kernels.matrix.triton_mlstm_gates import mlstm_sigmoid_gates, mlstm_sigmoid_gates_gradient
+from holdfast.kernels.matrix.triton_mlstm_stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
+from holdfast.kernels.matrix.triton_mlstm_stabilizer_gradient import (
+    mlstm_stabilizer_gradient,
+    mlstm_stabilizer_gradient_maps,
+)
+from interpreted import interpret
+from triton_compile import TARGETS, compile_for
+
+
+def test_interpreted():
+    assert "20.0" in interpret("kernels.matrix.mlstm_gates_parity", "interpreted")
+
+
+def compiled(kernel, capability, size, warps, **changed):
+    found = dict.fromkeys(kernel.arg_names, size) | {"largest": 87.0, "cu_seqlens": None}
+    found |= {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")}
+    found |= dict.fromkeys(("i_ptr", "f_ptr", "di_ptr", "df_ptr", "share_ptr"), torch.bfloat16) | changed
+    return compile_for(kernel, capability, {name: found[name] for name in kernel.arg_names}, num_warps=warps)
+
+
+@pytest.mark.parametrize("size", [1, 32])
+@pytest.mark.parametrize("kernel", [mlstm_sigmoid_gates, mlstm_sigmoid_gates_gradient])
+def test_sigmoid_gating_compiles(kernel, size):
+    assert compiled(kernel, 80, size, 4, TOKENS=64, HEADS=16).stack == 0
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("cu_seqlens", [None, torch.int64])
+@pytest.mark.parametrize("size", [1, 32])
+def test_exponential_gating_compiles(capability, cu_seqlens, size):
+    heads = min(size, 16)
+    constants = {"TOKENS": 8, "SPANS": 256 // heads, "HEADS": heads, "TILES": 32, "OVERLAPS": capability >= 90}
+    given = (capability, size, 8)
+    for kernel in (mlstm_stabilizer_maps, mlstm_stabilizer):
+        assert compiled(kernel, *given, cu_seqlens=cu_seqlens, map_ptr=torch.float64, **constants).stack <= 16
+    for kernel in (mlstm_stabilizer_gradient_maps, mlstm_stabilizer_gradient):
+        assert compiled(kernel, *given, cu_seqlens=cu_seqlens, **constants).stack <= 16
