@@ -26,7 +26,7 @@ demo: $(STAMP) ## Train a small language model, on the GPU if there is one
 	@$(BIN)/holdfast train lm --demo
 
 test: $(STAMP) ## Run the tests; ARGS='-k gla' passes options to pytest
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 $(ARGS)
 
 newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, without a GPU
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/newest-triton triton

@@ -110,4 +110,4 @@ def test_gluon_kernels_likewise(kernel, monkeypatch):
     assert kernel.launched == [("compiled", *arguments, 8)] * 3
     monkeypatch.setattr(gluon_launch, "LAUNCHES_COMPILED", False)
     gluon_launch.launch(kernel, (4, 1, 1), arguments, {"SIZE": 8}, 4, ("a",))
-    assert kernel.launched[-1] == ("own", *arguments, 8, 4, None, False)
+    assert kernel.launched[-1] == ("own", *arguments, 8, 4, None, False, False)
