@@ -33,11 +33,10 @@ from .hopper_delta_adjoint_gates import (
     Y_TILE,
     copy,
     gate,
-    unknown,
 )
 from .hopper_delta_adjoint_products import find_gradients
 from .hopper_delta_packed import of_part, of_sequence, of_tokens
-from .hopper_gates import CHUNK, of_segment
+from .hopper_gates import CHUNK, of_segment, unknown
 
 # a vector whose numbers for a thread's columns of a product lie together: few addresses, and four numbers a load
 _COLUMNS = gl.constexpr(gl.SharedLinearLayout([[1], [8], [16], [32], [2], [4]]))

@@ -36,12 +36,6 @@ LOG_ZERO = gl.constexpr(-149.9)
 
 
 @gluon.jit
-def unknown(x):
-    """x, as the compiler cannot know: what depends on it takes no registers from one turn of a loop to the next."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def square(matrix, row: gl.constexpr, column: gl.constexpr, layout: gl.constexpr):
     """Of a matrix in shared memory 64 rows and 64 columns, which lie together there, as a tile."""
     rows: gl.constexpr = matrix.shape[0] // 64

@@ -31,10 +31,9 @@ from .hopper_delta_adjoint_gates import (
     VECTORS,
     WEAK,
     Y_TILE,
-    unknown,
 )
 from .hopper_delta_packed import place_of
-from .hopper_gates import CHUNK, store_rows
+from .hopper_gates import CHUNK, store_rows, unknown
 
 
 @gluon.jit

@@ -3,9 +3,8 @@
     S = diag(exp(g_t)) S + beta_t k_t v_t^T;  o_t = scale S^T q_t.
 
 A block owns a (batch, head) and walks over chunks of 64 tokens. Eight warps turn each chunk's queries, keys and log
-decays into operands (hopper_gla_weigh.py), a chunk ahead of the eight that multiply. Who has read a tile has the chunk
-that takes its place copied in by TMA. Products are transposed, so that the state S^T is a wgmma accumulator that is
-rounded in registers to be the next one's operand:
+decays into operands (hopper_gla_weigh.py), a chunk ahead of the eight that multiply (hopper_gla_products.py). Who has
+read a tile has the chunk that takes its place copied in by TMA (hopper_gla_walk.py). Products are transposed:
     O^T = S^T Q^T + V^T P^T;  S^T = S^T decays + V^T K.
 Backward in time, with do for v and queries and keys exchanged, the same is the gradient of the state, and that of v.
 
@@ -19,24 +18,14 @@ from holdfast.kernels.common.gluon import (
     gl,
     gluon,
     mbarrier,
-    reinterpret,
-    tma_load,
-    tma_store,
-    tma_store_wait,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from .hopper_delta_adjoint_gates import unknown
 from .hopper_delta_packed import of_sequence
-from .hopper_gates import CHUNK, clear_rows, store_rows
-from .hopper_gla_scores import scores_of
+from .hopper_gates import CHUNK, clear_rows
+from .hopper_gla_products import multiply
 from .hopper_gla_tokens import HALF
+from .hopper_gla_walk import PAIR, STAGES, fetch_keys, fetch_values, token_of
 from .hopper_gla_weigh import PARTS, fetch_decays, weigh
-
-# chunks of queries and keys (one comes, one is weighed, one is multiplied), and of values
-STAGES = gl.constexpr(3)
-PAIR = gl.constexpr(2)
 
 
 @gluon.jit(do_not_specialize=["T", "H", "qk_group", "v_group"])
@@ -127,16 +116,16 @@ def gla_sweep(
     values = (v_desc, v_tiles, v_come, head // v_group)
     for half in gl.static_range(K // HALF):
         mbarrier.expect(g_come.index(half), g_desc.block_type.nbytes, pred=count > 0)
-        fetch_decays(g_desc, g_tiles, g_come, half, (batch, _token(0, walk, REVERSE), head, count > 0))
+        fetch_decays(g_desc, g_tiles, g_come, half, (batch, token_of(0, walk, REVERSE), head, count > 0))
     for i in gl.static_range(STAGES - 1):
         mbarrier.expect(qk_come.index(i), 2 * k_desc.block_type.nbytes, pred=i < count)
-        _fetch_keys(keys, walk, i, i, REVERSE)
+        fetch_keys(keys, walk, i, i, REVERSE)
     mbarrier.expect(v_come.index(0), v_desc.block_type.nbytes, pred=count > 0)
-    _fetch_values(values, walk, 0, 0, REVERSE)
+    fetch_values(values, walk, 0, 0, REVERSE)
     gl.warp_specialize(
         [
             (
-                _multiply,
+                multiply,
                 (
                     keys,
                     values,
@@ -194,37 +183,6 @@ def gla_sweep(
 
 
 @gluon.jit
-def _token(i, walk, REVERSE: gl.constexpr):
-    """The first token of the chunk that has turn i."""
-    _, count, aside = walk
-    if REVERSE:
-        token = (count - 1 - i) * CHUNK
-    else:
-        token = i * CHUNK
-    if aside is not None:
-        token += aside[0]
-    return token
-
-
-@gluon.jit
-def _fetch_keys(keys, walk, i, stage, REVERSE: gl.constexpr):
-    """Has the queries and keys of turn i copied in, if there is one. Who waits for them expects them already."""
-    q_desc, k_desc, tiles, come, head = keys
-    batch, count, _ = walk
-    token = _token(i, walk, REVERSE)
-    tma_load(q_desc, [batch, token, head, 0], come.index(stage), tiles.index(2 * stage + 1), pred=i < count)
-    tma_load(k_desc, [batch, token, head, 0], come.index(stage), tiles.index(2 * stage), pred=i < count)
-
-
-@gluon.jit
-def _fetch_values(values, walk, i, turn, REVERSE: gl.constexpr):
-    v_desc, v_tiles, come, head = values
-    batch, count, _ = walk
-    token = _token(i, walk, REVERSE)
-    tma_load(v_desc, [batch, token, head, 0], come.index(turn), v_tiles.index(turn), pred=i < count)
-
-
-@gluon.jit
 def _weigh(
     qk_tiles,
     g_tiles,
@@ -255,17 +213,17 @@ def _weigh(
     stage = 0
     phase = 0
     for i in range(count):
-        following = (batch, _token(i + 1, walk, REVERSE), head, i + 1 < count)
+        following = (batch, token_of(i + 1, walk, REVERSE), head, i + 1 < count)
         if beta_ptr is None:
             beta: gl.constexpr = None
             strength: gl.constexpr = None
         else:
-            token = _token(i, walk, REVERSE)
+            token = token_of(i, walk, REVERSE)
             beta = _strengths_of(beta_ptr, (batch * T).to(gl.int64), token, T if aside is None else aside[2], H, head)
             strength = strengths.index(i % PAIR)
         mbarrier.wait(qk_come.index(stage), phase)
         if aside is not None:
-            rows = aside[2] - _token(i, walk, REVERSE)
+            rows = aside[2] - token_of(i, walk, REVERSE)
             if rows < CHUNK:
                 clear_rows(qk_tiles.index(2 * stage + (1 if REVERSE else 0)), rows)
                 for half in gl.static_range(K // HALF):
@@ -295,164 +253,3 @@ def _strengths_of(ptr, corner, token, end, H, head):
     """Those of a chunk's tokens, [64], 0 from `end` on."""
     tokens = token + gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     return gl.load(ptr + ((corner + tokens) * H + head), mask=tokens < end, other=0.0)
-
-
-@gluon.jit
-def _store_last(tile, o_ptr, cu_ptr, T, H, VALUES: gl.constexpr):
-    """Writes what of a sequence's last chunk is its own."""
-    # found again: what is kept for this takes registers from the loop
-    heads = unknown(H)
-    _, shift, end = of_sequence(cu_ptr, gl.program_id(0) // heads, T)
-    token = (end - 1) // CHUNK * CHUNK
-    corner = o_ptr + ((token + shift).to(gl.int64) * heads + gl.program_id(0) % heads) * VALUES
-    store_rows(tile, corner, heads * VALUES, end - token, VALUES)
-
-
-@gluon.jit
-def _half_of(state, half: gl.constexpr):
-    """64 of its columns."""
-    if state.shape[1] == HALF:
-        return state
-    else:
-        first, second = gl.split(gl.permute(gl.reshape(state, [state.shape[0], 2, HALF]), (0, 2, 1)))
-        return first if half == 0 else second
-
-
-@gluon.jit
-def _multiply(
-    keys,
-    values,
-    met_tiles,
-    p_tile,
-    near_tile,
-    decays,
-    strengths,
-    weighed,
-    met_read,
-    o_desc,
-    kept_desc,
-    start_ptr,
-    end_ptr,
-    o_ptr,
-    cu_ptr,
-    T,
-    H,
-    walk,
-    scale,
-    KEYS: gl.constexpr,
-    VALUES: gl.constexpr,
-    REVERSE: gl.constexpr,
-):
-    """The products of every chunk, and the state from the first to the last."""
-    _, k_desc, qk_tiles, qk_come, _ = keys
-    v_desc, v_tiles, v_come, _ = values
-    batch, count, aside = walk
-    head = gl.program_id(0) % H
-    K: gl.constexpr = qk_tiles.shape[4]
-    V: gl.constexpr = v_tiles.shape[4]
-    dtype: gl.constexpr = qk_tiles.dtype
-    HALVES: gl.constexpr = K // HALF
-    SLABS: gl.constexpr = V // HALF
-    # of 64 x 64 values in those of a chunk's queries and keys
-    PLACES: gl.constexpr = 2 * HALVES
-    flat: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    warps: gl.constexpr = gl.num_warps()
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, CHUNK, 16])
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, K, 16])
-    v_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
-    read_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-
-    rows = gl.arange(0, V, gl.SliceLayout(1, s_layout))
-    columns = gl.arange(0, K, gl.SliceLayout(0, s_layout))
-    inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
-    corner = gl.program_id(0).to(gl.int64) * (KEYS * VALUES)
-    if start_ptr is None:
-        state = gl.zeros([V, K], gl.float32, s_layout)
-    else:
-        state = gl.load(start_ptr + corner + columns[None, :] * VALUES + rows[:, None], mask=inside, other=0.0)
-
-    stage = 0
-    phase = 0
-    for i in range(count):
-        turn = i % PAIR
-        token = _token(i, walk, REVERSE)
-        # where queries and keys have been read
-        free = gl.where(stage == 0, STAGES - 1, stage - 1)
-        if kept_desc is not None:
-            states = reinterpret(qk_tiles, dtype, [STAGES * PLACES // SLABS, V, HALF], flat)
-            for half in gl.static_range(HALVES):
-                states.index(free * (PLACES // SLABS) + half).store(_half_of(state, half).to(dtype))
-            fence_async_shared()
-            barrier()
-            slabs = reinterpret(qk_tiles, dtype, [STAGES * PLACES, 1, CHUNK, 1, HALF], kept_desc.layout)
-            for slab in gl.static_range(HALVES * SLABS):
-                row = token if aside is None else token - aside[1]
-                tma_store(kept_desc, [batch, row, head, slab * HALF], slabs.index(free * PLACES + slab))
-            # the compiler would keep what is rounded for the product below
-            state = warpgroup_mma_wait(0, deps=(state,))
-        # half of the state at a time, for want of registers, and rounded while no product runs: the compiler would move
-        # that past the next one and then wait for each
-        held = gl.convert_layout(_half_of(state, 0).to(dtype), read_layout)
-        held = warpgroup_mma_wait(0, deps=(held,))
-        mbarrier.wait(weighed.index(stage), phase)
-        k = qk_tiles.index(2 * stage).reshape([CHUNK, K])
-        q = qk_tiles.index(2 * stage + 1).reshape([CHUNK, K])
-        scores_of(met_tiles, unknown(0), near_tile, strengths, turn, scale, p_tile)
-        fence_async_shared()
-        mbarrier.expect(qk_come.index(free), 2 * k_desc.block_type.nbytes, pred=i + STAGES - 1 < count)
-        mbarrier.expect(v_come.index(turn ^ 1), v_desc.block_type.nbytes, pred=i + 1 < count)
-        # what was sent to memory has left its place
-        tma_store_wait(0)
-        barrier()
-        mbarrier.arrive(met_read, count=1)
-        _fetch_keys(keys, walk, i + STAGES - 1, free, REVERSE)
-        _fetch_values(values, walk, i + 1, turn ^ 1, REVERSE)
-        o = gl.zeros([V, CHUNK], gl.float32, o_layout)
-        for half in gl.static_range(HALVES):
-            if half > 0:
-                held = gl.convert_layout(_half_of(state, half).to(dtype), read_layout)
-            o, held = warpgroup_mma_wait(0, deps=(o, held))
-            read = (k if REVERSE else q).slice(half * HALF, HALF, 1)
-            o = warpgroup_mma(held, read.permute((1, 0)), o, use_acc=half > 0, is_async=True)
-        mbarrier.wait(v_come.index(turn), (i // PAIR) % 2)
-        o, held = warpgroup_mma_wait(0, deps=(o, held))
-        v = v_tiles.index(turn)
-        vt = v.reshape([CHUNK, V]).permute((1, 0)).load(v_layout)
-        written = gl.convert_layout(vt, read_layout)
-        by_key = reinterpret(decays, gl.float32, [PAIR, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        decay = by_key.index(i % PAIR).load(gl.SliceLayout(0, s_layout))[None, :]
-        o, written = warpgroup_mma_wait(0, deps=(o, written))
-        vt = gl.convert_layout(written, v_layout)
-        o = warpgroup_mma(vt, p_tile if REVERSE else p_tile.permute((1, 0)), o, is_async=True)
-        state = warpgroup_mma(written, q if REVERSE else k, state * decay, is_async=True)
-        o = warpgroup_mma_wait(1, deps=(o,))
-        # in the place of values that all have read
-        barrier()
-        v.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
-        fence_async_shared()
-        barrier()
-        if aside is None:
-            tma_store(o_desc, [batch, token, head, 0], v)
-        state, written = warpgroup_mma_wait(0, deps=(state, written))
-        if aside is not None:
-            # no branch while a product runs
-            if i > 0 if REVERSE else i + 1 < count:
-                tma_store(o_desc, [batch, token, head, 0], v)
-            elif REVERSE:
-                _store_last(v, o_ptr, cu_ptr, T, H, VALUES)
-        if kept_desc is not None:
-            # the next state takes the place of what all have read
-            barrier()
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-    if aside is not None and not REVERSE:  # noqa: SIM102 - known while compiling
-        if count > 0:
-            _store_last(v_tiles.index((count - 1) % PAIR), o_ptr, cu_ptr, T, H, VALUES)
-    if end_ptr is not None:
-        # addresses computed again: kept from the start, they would take as many registers as the state
-        rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
-        gl.store(end_ptr + corner + columns[None, :] * VALUES + rows[:, None], state, mask=inside)
-    tma_store_wait(0)
