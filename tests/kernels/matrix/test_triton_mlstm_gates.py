@@ -39,6 +39,12 @@ def test_exponential_gating_compiles(capability, cu_seqlens, size):
     constants = {"TOKENS": 8, "SPANS": 256 // heads, "HEADS": heads, "TILES": 32, "OVERLAPS": capability >= 90}
     given = (capability, size, 8)
     for kernel in (mlstm_stabilizer_maps, mlstm_stabilizer):
-        assert compiled(kernel, *given, cu_seqlens=cu_seqlens, map_ptr=torch.float64, **constants).stack <= 16
+        # one pair of registers on the stack: ptxas, for these two targets
+        spilled = (kernel, capability, size, cu_seqlens) in (
+            (mlstm_stabilizer, 80, 32, None),
+            (mlstm_stabilizer_maps, 100, 1, torch.int64),
+        )
+        found = compiled(kernel, *given, cu_seqlens=cu_seqlens, map_ptr=torch.float64, **constants).stack
+        assert found <= 8 * spilled, kernel.fn.__name__
     for kernel in (mlstm_stabilizer_gradient_maps, mlstm_stabilizer_gradient):
-        assert compiled(kernel, *given, cu_seqlens=cu_seqlens, **constants).stack <= 16
+        assert compiled(kernel, *given, cu_seqlens=cu_seqlens, **constants).stack == 0, kernel.fn.__name__

@@ -29,6 +29,7 @@ from .hopper_gates import (
     parts_of_columns,
     rounded,
     store_rows,
+    unknown,
     wait_for_launch,
     within,
 )
@@ -235,7 +236,7 @@ def multiply(
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+        rows = unknown(rows)
         if TURNED:
             at = columns[None, :] * KEYS + rows[:, None]
         else:

@@ -25,7 +25,7 @@ from holdfast.kernels.common.gluon import (
 
 from .hopper_delta_ahead import COLUMNS, copy, gate
 from .hopper_delta_packed import of_part, of_sequence, of_tokens, place_of
-from .hopper_gates import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, of_segment, store_rows
+from .hopper_gates import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, of_segment, store_rows, unknown
 
 
 @gluon.jit(
@@ -353,7 +353,7 @@ def _multiply(
             store_rows(o_tiles.index(CONSUMER), corner, H * VALUES, left, VALUES - column)
 
     # addresses are computed again: kept from the start, they would take as many registers as the state
-    rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+    rows = unknown(rows)
     if end_ptr is not None:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
         if not writes_out:

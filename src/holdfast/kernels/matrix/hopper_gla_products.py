@@ -180,6 +180,6 @@ def multiply(
             _store_last(v_tiles.index((count - 1) % PAIR), o_ptr, cu_ptr, T, H, VALUES)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+        rows = unknown(rows)
         gl.store(end_ptr + corner + columns[None, :] * VALUES + rows[:, None], state, mask=inside)
     tma_store_wait(0)

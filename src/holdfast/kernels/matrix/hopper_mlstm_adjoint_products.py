@@ -19,7 +19,7 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_gates import CHUNK, READ, STRENGTH, VECTORS, of_segment, parts_of_columns, rounded, within
+from .hopper_gates import CHUNK, READ, STRENGTH, VECTORS, of_segment, parts_of_columns, rounded, unknown, within
 from .hopper_mlstm_gates import ADJOINT_COLUMNS, INVERSE, READ_STRENGTH, SLOPE, WRITE_INVERSE, WRITE_SLOPE
 
 
@@ -184,7 +184,7 @@ def multiply(
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        key = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], gl.int32, is_pure=False, pack=1)
+        key = unknown(key)
         at = key[:, None] * (VALUES + 1) + value[None, :]
         gl.store(end_ptr + corner + at, state, mask=inside)
         gl.store(end_ptr + corner + n_key * (VALUES + 1) + VALUES, dn, mask=n_key < KEYS)

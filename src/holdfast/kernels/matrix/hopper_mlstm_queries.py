@@ -34,6 +34,7 @@ from .hopper_gates import (
     of_segment,
     parts_of_columns,
     save_state,
+    unknown,
     within,
 )
 from .hopper_mlstm_gates import COLUMNS, EARLIER, FLOOR, INVERSE, OF_FLOOR, OF_NORM, ROW, SLOPE, gate_queries
@@ -363,7 +364,7 @@ def _multiply(
     barrier()
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
-        key = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [key], gl.int32, is_pure=False, pack=1)
+        key = unknown(key)
         at = key[:, None] * (VALUES + 1) + value[None, :]
         gl.store(end_ptr + corner + at, state, mask=inside)
         gl.store(end_ptr + corner + n_key * (VALUES + 1) + VALUES, n, mask=n_key < KEYS)

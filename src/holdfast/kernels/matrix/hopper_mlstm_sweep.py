@@ -31,6 +31,7 @@ from .hopper_gates import (
     of_head,
     of_segment,
     parts_of_columns,
+    unknown,
     weigh,
     within,
 )
@@ -321,7 +322,7 @@ def _multiply(
     barrier()
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     # addresses computed again: kept from the start, they would take as many registers as the state
-    rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+    rows = unknown(rows)
     at = columns[None, :] * (VALUES + 1) + rows[:, None]
     gl.store(end_ptr + corner + at, state, mask=inside)
     tma_store_wait(0)

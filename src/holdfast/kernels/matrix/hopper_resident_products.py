@@ -18,7 +18,7 @@ from holdfast.kernels.common.gluon import (
     warpgroup_mma_wait,
 )
 
-from .hopper_gates import CHUNK
+from .hopper_gates import CHUNK, unknown
 
 
 @gluon.jit
@@ -107,7 +107,7 @@ def multiply(tiles, gates, signals, o_desc, states_desc, H, scale):
 def _anew(i: gl.constexpr):
     """i, as a number unknown to the compiler, which would keep addresses that were made before in spilled registers."""
     # the grid has but one block along its last axis
-    nothing = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [gl.program_id(2)], gl.int32, is_pure=False, pack=1)
+    nothing = unknown(gl.program_id(2))
     return nothing + i
 
 

@@ -30,6 +30,7 @@ from .hopper_gates import (
     rounded,
     save_state,
     store_rows,
+    unknown,
     wait_for_launch,
     within,
 )
@@ -224,7 +225,7 @@ def multiply(
         gl.store(last_ptr, gl.sum(gl.sum(state * rounded(against, dtype), 1), 0))
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        rows = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [rows], gl.int32, is_pure=False, pack=1)
+        rows = unknown(rows)
         if TURNED:
             at = rows[:, None] * KEYS + columns[None, :]
         else:
