@@ -55,7 +55,7 @@ def assert_carried(device, T, **of):
 @pytest.mark.parametrize("state", [True, False])
 @pytest.mark.parametrize("V", [64, 128])
 def test_a_gradient_that_is_carried_on_between_kept_states_on_the_emulator(on_cpu, V, state):
-    # 33 chunks, of which every sixteenth begins with a kept state; the first only if it is not 0
+    # 33 chunks, of which every 24th begins with a kept state; the first only if it is not 0
     assert_carried("cpu", 2100, H=2, K=64, V=V, state=state)
 
 
@@ -67,9 +67,9 @@ def test_a_gradient_that_is_carried_on_between_kept_states(K, V, T):
 
 
 def test_kept_states_of_packed_sequences_on_the_emulator(on_cpu):
-    call, offsets, cotangents = packed_example((0, 70, 1300), H=1, K=64, V=64)
+    call, offsets, cotangents = packed_example((0, 70, 1800), H=1, K=64, V=64)
     plans = [best.plan for best, *_ in plans_of(call, packed=True)]
-    assert plans[1]["save"] < 1230 // model.CHUNK
+    assert plans[1]["save"] < 1730 // model.CHUNK
     assert_near(*three(call, plans, cotangents, offsets))
 
 

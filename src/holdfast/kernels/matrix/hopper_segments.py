@@ -10,7 +10,7 @@ from holdfast.kernels.common.gluon import gl, gluon
 from .hopper_gates import wait_for_launch, with_eight_columns
 
 # segments whose states a thread has at once
-_AT_ONCE = gl.constexpr(4)
+_AT_ONCE = gl.constexpr(2)
 
 
 @gluon.jit

@@ -3,7 +3,8 @@
     S = exp(g_t) S + beta_t k_t v_t^T;  o_t = scale S^T q_t.
 
 A block owns a (batch, head, slice of v's columns) and walks over chunks of 64 tokens: one warp copies tiles in by TMA,
-one sums log decays (hopper_gates.py), four or eight multiply (hopper_sweep_products.py).
+one sums log decays (hopper_gates.py), four score tokens of a chunk with one another (hopper_sweep_scores.py), four or
+eight multiply (hopper_sweep_products.py).
 """
 # ruff: noqa: RUF005 - Gluon does not compile starred expressions
 
@@ -28,6 +29,7 @@ from .hopper_gates import (
     weigh,
 )
 from .hopper_sweep_products import multiply
+from .hopper_sweep_scores import score
 
 # chunks whose gates are on their way: under load that takes as long as several chunks
 _AHEAD = gl.constexpr(4)
@@ -133,12 +135,19 @@ def sweep(
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     x_loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     x_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    p_tiles = gl.allocate_shared_memory(dtype, [2, CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
+    scored = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    spent = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(x_loaded.index(i), count=1)
         mbarrier.init(x_free.index(i), count=1)
         mbarrier.init(loaded.index(i), count=1)
         mbarrier.init(gated.index(i), count=1)
-        mbarrier.init(free.index(i), count=1)
+        # by those that score and those that multiply
+        mbarrier.init(free.index(i), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(scored.index(i), count=1)
+        mbarrier.init(spent.index(i), count=1)
     fence_async_shared()
 
     let_launch()
@@ -167,6 +176,8 @@ def sweep(
     tiles = (q_tiles, k_tiles, v_tiles, x_tiles)
     sources = (q_desc, k_desc, v_desc, x_desc)
     places = (gates, decays, parts, loaded, gated, free)
+    of_scores = (p_tiles, scored, spent)
+    left = length - chunk0 * CHUNK
     gl.warp_specialize(
         [
             (
@@ -176,6 +187,7 @@ def sweep(
                     o_tiles,
                     places,
                     (x_loaded, x_free),
+                    of_scores,
                     o_desc,
                     start_ptr,
                     (added_ptr, decay_ptr),
@@ -188,13 +200,26 @@ def sweep(
                     H,
                     chunk0,
                     count,
-                    scale,
-                    beta_ptr is not None,
                     KEYS,
                     VALUES,
                     TURNED,
                     SAVE,
                     SAVE_TURNED,
+                    STAGES,
+                ),
+            ),
+            # first, since wgmma wants its four warps at a multiple of four
+            (
+                score,
+                (
+                    tiles,
+                    places,
+                    of_scores,
+                    left,
+                    count,
+                    scale,
+                    beta_ptr is not None,
+                    cu_ptr is not None,
                     STAGES,
                 ),
             ),
@@ -234,8 +259,8 @@ def sweep(
                 ),
             ),
         ],
-        [1, 1],
-        [40, 40],
+        [4, 1, 1],
+        [104, 40, 40],
     )
 
 

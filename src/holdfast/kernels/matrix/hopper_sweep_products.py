@@ -2,8 +2,9 @@
 
 Products are transposed, so that the state S^T is a wgmma accumulator that is rounded in registers to be the next
 product's operand:
-    P^T = K Q^T;  O^T = (S^T Q^T) * read + V^T (P^T * within);  S^T = decay S^T + (V^T * write) K.
-A chunk's scores P and weighed V do not need the state: they are made ready while the chunk before it is multiplied.
+    O^T = (S^T Q^T) * read + V^T (P^T * within);  S^T = decay S^T + (V^T * write) K.
+A chunk's weighed V does not need the state: it is made ready while the chunk before it is multiplied. Nor do its scores
+P^T * within, which other warps find (hopper_sweep_scores.py).
 """
 
 from holdfast.kernels.common.gluon import (
@@ -21,10 +22,8 @@ from holdfast.kernels.common.gluon import (
 from .hopper_gates import (
     CHUNK,
     READ,
-    STRENGTH,
     VECTORS,
     WRITE,
-    clear_rows,
     of_segment,
     parts_of_columns,
     rounded,
@@ -32,7 +31,6 @@ from .hopper_gates import (
     store_rows,
     unknown,
     wait_for_launch,
-    within,
 )
 from .hopper_segments import entering
 
@@ -43,6 +41,7 @@ def multiply(
     o_tiles,
     places,
     of_x,
+    of_scores,
     o_desc,
     start_ptr,
     of_others,
@@ -55,8 +54,6 @@ def multiply(
     H,
     chunk0,
     count,
-    scale,
-    WEIGHTED: gl.constexpr,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     TURNED: gl.constexpr,
@@ -67,18 +64,17 @@ def multiply(
     """The products of every chunk, and the state from the first to the last."""
     q_tiles, k_tiles, v_tiles, x_tiles = tiles
     gates, decays, parts, loaded, gated, free = places
+    p_tiles, scored, spent = of_scores
     K: gl.constexpr = k_tiles.shape[4]
     V: gl.constexpr = v_tiles.shape[4]
     dtype: gl.constexpr = q_tiles.dtype
     warps: gl.constexpr = gl.num_warps()
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, CHUNK, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, K, 16])
-    p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, CHUNK // (warps // 4), 16])
     read_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     # a first state of 0 need not be saved
     FROM: gl.constexpr = 1 if start_ptr is None else 0
-    p_tiles = gl.allocate_shared_memory(dtype, [2, CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
     x_loaded, x_free = of_x
 
     batch, first, length = place
@@ -110,22 +106,9 @@ def multiply(
     left = length - chunk0 * CHUNK
     # of the first chunk what does not need the state, as in the loop
     mbarrier.wait(loaded.index(0), 0, pred=count > 0)
-    if o_ptr is not None:  # noqa: SIM102 - known while compiling
-        if left < CHUNK:
-            _clear(k_tiles, v_tiles, 0, left)
-    p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
-    p = warpgroup_mma(
-        k_tiles.index(0).reshape([CHUNK, K]),
-        q_tiles.index(0).reshape([CHUNK, K]).permute((1, 0)),
-        p,
-        use_acc=False,
-        is_async=True,
-    )
-    p = warpgroup_mma_wait(0, deps=(p,))
     mbarrier.wait(gated.index(0), 0, pred=count > 0)
-    weight = _weight(gates, 0, p_layout, scale, WEIGHTED)
+    mbarrier.wait(scored.index(0), 0, pred=count > 0)
     written = _written(v_tiles, gates, 0, read_layout, write_layout)
-    p_tiles.index(0).store((p * weight).to(dtype))
     if added_ptr is None:
         wait_for_launch()
     if start_ptr is None:
@@ -134,8 +117,6 @@ def multiply(
         state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
     if added_ptr is not None:
         state = entering(state, added_ptr, decay_ptr, slice_ * V, H, s_layout)
-    fence_async_shared()
-    barrier()
     for i in range(count):
         chunk = chunk0 + i
         if SAVE > 0:  # noqa: SIM102 - known while compiling
@@ -152,10 +133,7 @@ def multiply(
         # products run there must be no branch, or the compiler gives away the registers that they read
         there = gl.where(more, onward, stage)
         then = gl.where(more, turned, phase)
-        if o_ptr is not None:  # noqa: SIM102 - known while compiling
-            if (left > CHUNK) & (left < 2 * CHUNK):
-                mbarrier.wait(loaded.index(onward), turned)
-                _clear(k_tiles, v_tiles, onward, left - CHUNK)
+        turn = gl.where(more, i + 1, i)
         q = q_tiles.index(stage).reshape([CHUNK, K])
         k = k_tiles.index(stage).reshape([CHUNK, K])
         v = v_tiles.index(stage).reshape([CHUNK, V])
@@ -178,31 +156,22 @@ def multiply(
             row = o * x
         o = o * read[None, :]
         o = warpgroup_mma(v.permute((1, 0)), p_tiles.index(i & 1), o, is_async=True)
-        # of the next chunk what does not need the state; after the last, of tiles that nobody needs
-        mbarrier.wait(loaded.index(there), then)
-        p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
-        p = warpgroup_mma(
-            k_tiles.index(onward).reshape([CHUNK, K]),
-            q_tiles.index(onward).reshape([CHUNK, K]).permute((1, 0)),
-            p,
-            use_acc=False,
-            is_async=True,
-        )
         if parts is not None:
             parts.index(stage).store(parts_of_columns(row, warps))
+        # of the next chunk what does not need the state; after the last, of tiles that nobody needs
+        mbarrier.wait(loaded.index(there), then)
         mbarrier.wait(gated.index(there), then)
+        mbarrier.wait(scored.index(turn & 1), (turn >> 1) & 1)
         following = _written(v_tiles, gates, onward, read_layout, write_layout)
-        weight = _weight(gates, onward, p_layout, scale, WEIGHTED)
-        o, p = warpgroup_mma_wait(0, deps=(o, p))
-        p_tiles.index((i + 1) & 1).store((p * weight).to(dtype))
         o, state, written = warpgroup_mma_wait(0, deps=(o, state, following))
         slot = i & 1 if x_tiles is None else stage
         o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
-        # one barrier: the next scores are there, this chunk's tiles are read, its output is there, the last has left
+        # one barrier: this chunk's tiles and scores are read, its output is there, the last has left
         fence_async_shared()
         tma_store_wait(0)
         barrier()
         mbarrier.arrive(free.index(stage), count=1)
+        mbarrier.arrive(spent.index(i & 1), count=1)
         if x_tiles is not None:
             mbarrier.arrive(x_free.index(last), count=1, pred=i > 0)
         if o_ptr is None:
@@ -234,26 +203,6 @@ def multiply(
         if gl.program_id(2) == gl.num_programs(2) - 1:
             gl.store(end_ptr + corner + at, state, mask=inside)
     tma_store_wait(0)
-
-
-@gluon.jit
-def _clear(k_tiles, v_tiles, stage, rows):
-    """Makes 0 of a chunk's tokens from a row on, which are another sequence's."""
-    clear_rows(k_tiles.index(stage), rows)
-    clear_rows(v_tiles.index(stage), rows)
-    fence_async_shared()
-    barrier()
-
-
-@gluon.jit
-def _weight(gates, stage, layout: gl.constexpr, scale, WEIGHTED: gl.constexpr):
-    """What scores of a chunk are multiplied with, [earlier, later]."""
-    weight = within(gates, stage, layout, False)
-    if WEIGHTED:
-        weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, layout))[:, None]
-    else:
-        weight *= scale
-    return weight
 
 
 @gluon.jit

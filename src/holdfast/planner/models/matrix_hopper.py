@@ -5,24 +5,29 @@ from collections.abc import Callable, Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
-from .decay_sum import RARELY_ON_HOPPER, chunks_between_states
+from .decay_sum import chunks_between_states
 
 CHUNK = 64
 # tiles are this wide or half of it; a wider state would leave no registers
 WIDEST = 128
 # beside the warps that multiply: one that copies, one for the gates, two that fill up the group of four
 OTHER_WARPS = 4
+# of the sweep forward and of that for dq, those that score
+SCORING_WARPS = 4
 # barriers, and what the compiler aligns
 SCRATCH = 512
 # chunks of a segment from which two are added to its state at once; and tiles in flight of the launch that does it
 LONG_SPAN = 16
 ADVANCE_STAGES = 3
-# most chunks' tiles in flight of a forward sweep, and of both sweeps backward
-FORWARD_STAGES = 6
+# chunks from one kept state to the next, where decays are a token's own
+RARELY = 24
+# most chunks' tiles in flight of both sweeps backward; and forward, by the tiles' columns of q and k, and of v, where
+# more have been slower
 STAGES = 3
-# seconds of a chunk's dependent products, by the tiles' columns of q and k, and of v. H200, 128 blocks at once:
-# docs/lab-notes.md. Summing with 128 and 64 columns was not measured.
-SWEEP_SECONDS = {(64, 64): 1.5e-6, (128, 64): 1.5e-6, (64, 128): 1.65e-6, (128, 128): 1.65e-6}
+FORWARD_STAGES = {(64, 64): 5, (128, 64): 4, (64, 128): 4, (128, 128): 3}
+# seconds of a chunk's dependent products, by the same. H200, 128 blocks at once: docs/lab-notes.md. Where memory binds
+# so many, 13% more than 8 blocks took, as where it does not. Summing with 128 and 64 columns was not measured.
+SWEEP_SECONDS = {(64, 64): 0.82e-6, (128, 64): 1.03e-6, (64, 128): 1.4e-6, (128, 128): 1.7e-6}
 SUMMING_SWEEP_SECONDS = {(64, 64): 1.5e-6, (128, 64): 2.2e-6, (64, 128): 1.95e-6, (128, 128): 2.7e-6}
 # of the adjoint sweep, by its wider side
 ADJOINT_SECONDS = {64: 2.1e-6, 128: 3.7e-6}
@@ -79,7 +84,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
             if direction == "forward":
                 found = _most_stages(
                     lambda stages: _forward(problem, device, columns, span, stages),  # noqa: B023
-                    FORWARD_STAGES,
+                    FORWARD_STAGES[key, columns],
                 )
             else:
                 found = _most_stages(lambda stages: _backward(problem, device, columns, span, stages, gated))  # noqa: B023
@@ -122,7 +127,7 @@ def _resident(problem: Problem, device: Device) -> Candidate | None:
 def _backward(problem: Problem, device: Device, columns: int, span: int, stages: int, gated: bool) -> Candidate | None:
     def both(adjoint_stages: int) -> Candidate | None:
         values = (("columns", columns), ("stages", stages), ("span", span))
-        save = chunks_between_states(problem, RARELY_ON_HOPPER)
+        save = chunks_between_states(problem, RARELY)
         plan = Plan("hopper", (*values, ("adjoint_stages", adjoint_stages), ("save", save)))
         sweep = _sweep(problem, device, plan, (problem["V"], problem["K"]), gated)
         adjoint = _adjoint(problem, device, plan)
@@ -172,7 +177,7 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     """One launch of hopper_sweep.py. widths: columns of q and k, and of v. summing: row sums are taken as well."""
     keys, values = widths
     columns, stages, wide = plan["columns"], plan["stages"], tile(keys)
-    warps = columns // 16 + OTHER_WARPS
+    warps = columns // 16 + SCORING_WARPS + OTHER_WARPS
     # scores of two chunks; outputs of two, but for those that take the place of what they are summed with
     elements = CHUNK * (stages * (2 * wide + (1 + summing) * columns) + (0 if summing else 2 * columns) + 2 * CHUNK)
     shared = 2 * elements + stages * 4 * CHUNK * (4 + summing * columns // 16) + SCRATCH

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
-from .decay_sum import RARELY_ON_HOPPER, chunks_between_states
+from .decay_sum import chunks_between_states
 from .matrix_hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SCRATCH, tile
 
 # seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once: docs/lab-notes.md; of 64 estimates
@@ -14,6 +14,8 @@ QUERIES_SECONDS = {64: 2.3e-6, 128: 3.2e-6}
 ADJOINT_SECONDS = {64: 3.1e-6, 128: 4.1e-6}
 # of the forward sweep, which has four for the normaliser
 NORMALIZER_WARPS = 4
+# chunks from one kept state to the next: shared memory has no room for the sums of more
+RARELY = 16
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -75,7 +77,7 @@ def _backward(problem: Problem, device: Device) -> Iterator[Candidate]:
         return
     share = problem["Hq"] / problem["H"]
     for stages in (3, 2):
-        save = chunks_between_states(problem, RARELY_ON_HOPPER)
+        save = chunks_between_states(problem, RARELY)
         plan = Plan("hopper", (("stages", stages), ("adjoint_stages", 2), ("save", save)))
         elements = CHUNK * (stages * 2 * (key + value) + CHUNK)
         floats = CHUNK * (8 * stages + key // 16 + 5)
