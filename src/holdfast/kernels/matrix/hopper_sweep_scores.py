@@ -1,9 +1,9 @@
 """The warps of hopper_sweep.py that score: how much of each earlier token's value a chunk's outputs take.
 
-    P^T * within, P^T = K Q^T
+    P^T * within, where P^T = K Q^T.
 
-does not need the state. In the warps that multiply, whose products wait for one another, a chunk's 4096 exponentials
-took their time too.
+That needs no state. Among the products of the warps that multiply, which wait for one another, a chunk's 4096
+exponentials were time in which nothing was multiplied.
 """
 
 from holdfast.kernels.common.gluon import (
