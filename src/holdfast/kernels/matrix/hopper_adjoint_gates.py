@@ -15,7 +15,7 @@ ROUNDING of <S, dS>, its size is about the decay's share of that, and a saved st
 
 from holdfast.kernels.common.gluon import gl, gluon, mbarrier
 
-from .hopper_gates import CHUNK, add, gather, load_gates, of_segment, wait_for_launch, weigh
+from .hopper_gates import CHUNK, add, ask_gates, gather, load_gates, of_segment, wait_for_launch, weigh
 
 # below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
 _LOG_ZERO = gl.constexpr(-149.9)
@@ -24,18 +24,8 @@ _LOG_ZERO = gl.constexpr(-149.9)
 @gluon.jit
 def _load(g_ptr, beta_ptr, beta_t, chunk, is_inside, T):
     """Log decay to base 2, as the sweep for dq left it, and strength of a chunk; nothing where is_inside is false."""
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
-    inside = (tokens < T) & is_inside
-    if g_ptr is None:
-        g = gl.zeros([CHUNK], gl.float32, layout)
-    else:
-        g = gl.load(g_ptr + tokens, mask=inside, other=0.0)
-    if beta_ptr is None:
-        beta = gl.full([CHUNK], 1.0, gl.float32, layout)
-    else:
-        beta = gl.load(beta_ptr + tokens.to(gl.int64) * beta_t, mask=inside, other=0.0).to(gl.float32)
-    return g, beta
+    g, beta = ask_gates(g_ptr, beta_ptr, 1, beta_t, chunk, is_inside, T)
+    return g, beta.to(gl.float32)
 
 
 @gluon.jit

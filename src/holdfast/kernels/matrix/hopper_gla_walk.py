@@ -34,6 +34,7 @@ def fetch_keys(keys, walk, i, stage, REVERSE: gl.constexpr):
 
 @gluon.jit
 def fetch_values(values, walk, i, turn, REVERSE: gl.constexpr):
+    """fetch_keys for values."""
     v_desc, v_tiles, come, head = values
     batch, count, _ = walk
     token = token_of(i, walk, REVERSE)

@@ -14,13 +14,14 @@ from holdfast.kernels.common.gluon import (
     gluon,
     mbarrier,
 )
+from holdfast.planner.models.matrix_hopper import RESIDENT_CHUNKS
 
 from .hopper_gates import CHUNK, of_head
 from .hopper_resident_exchange import exchange
 from .hopper_resident_products import multiply
 
 # chunks of a segment, as queries; keys and values come in halves of a segment
-CHUNKS = gl.constexpr(4)
+CHUNKS = gl.constexpr(RESIDENT_CHUNKS)
 _HALF = gl.constexpr(128)
 
 
