@@ -9,6 +9,7 @@ from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from . import matrix_hopper_delta_gradients, matrix_triton_delta, ranked
 from .matrix_hopper import CHUNK, WIDEST, tile
 from .matrix_hopper_delta_gradients import in_turn
+from .packed import as_batch
 
 # columns of v whose state four warps hold
 COLUMNS = 64
@@ -45,16 +46,9 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     find = _candidates if direction == "forward" else _gradients
     if not problem.varlen:
         return ranked(find(problem, device))
-    apart = _apart(problem)
+    apart = as_batch(problem)
     whole = {_chunks(apart): _chunks(problem)}
     return tuple(_with_span(found, whole) for found in ranked(find(apart, device)))
-
-
-def _apart(problem: Problem) -> Problem:
-    """Packed sequences as a batch: nothing says how long each is, so that they are taken to be equally long."""
-    sequences = max(1, problem["N"])
-    sizes = dict(problem.sizes) | {"B": sequences, "T": -(-problem["T"] // sequences)}
-    return replace(problem, sizes=tuple(sizes.items()))
 
 
 def _with_span(candidate: Candidate, spans: Mapping[int, int]) -> Candidate:

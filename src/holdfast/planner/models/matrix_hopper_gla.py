@@ -1,10 +1,9 @@
 """Vector decay on Hopper: one persistent block a (sequence, head), and a launch of all chunks for the gradients."""
 
-from dataclasses import replace
-
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from .matrix_hopper import tile
+from .packed import as_batch
 
 CHUNK = 64
 # chunks in flight of queries and keys, and of the rest
@@ -30,9 +29,7 @@ def plan(keeps: bool) -> Plan:
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """The one plan of each pass; packed sequences are taken to be equally long."""
     if problem.varlen:
-        sequences = max(1, problem["N"])
-        sizes = dict(problem.sizes) | {"B": sequences, "T": -(-problem["T"] // sequences)}
-        problem = replace(problem, sizes=tuple(sizes.items()))
+        problem = as_batch(problem)
     found = sweep(problem, device, direction == "backward" or problem.needs_grad)
     if found is None:
         return ()
