@@ -75,5 +75,5 @@ def check_gating(gating: Gating, normalize: bool) -> None:
 
 
 def fastest_gates(i: Tensor, f: Tensor, wide: torch.dtype) -> Callable[..., Gates]:
-    """recurrences.mlstm.gates, in one launch where that runs. wide: the states' dtype."""
+    """recurrences.mlstm.gates of i and f [B, T, H], in one launch or two where kernels run. wide: the states' dtype."""
     return fused_gates if can_fuse(i, f, wide) else partial(gates, wide=wide)

@@ -14,7 +14,11 @@ from .registration import define, differentiable
 
 
 def fused_gates(i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool) -> Gates:
-    """recurrences.mlstm.gates for float32 results: (g, beta, floor, last m)."""
+    """recurrences.mlstm.gates for float32 results: g, beta, floor [B, T, H] and the last m [N, H].
+
+    i, f: [B, T, H] in any dtype but float64. m: float32 [N, H], or None for 0. cu_seqlens: int32 or int64 [N + 1], or
+    None, and N is then B. exponential: whether gating is.
+    """
     return tuple(_gates(i, f, m, cu_seqlens, exponential))
 
 
