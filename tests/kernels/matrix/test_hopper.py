@@ -145,8 +145,8 @@ def test_plans_compile_and_fit(K, V, beta, monkeypatch):
         assert "wgmma.mma_async" in made.ptx
         assert "cp.async.bulk.tensor" in made.ptx
         assert "(C75" not in made.notes, "a product waits for the one before it"
-        # a dozen numbers where four warps multiply with a state of 128 rows, elsewhere those on the way into the kernel
-        assert made.spilled <= 64
+        # numbers on the way into the kernel
+        assert made.spilled <= 36
         assert not made.reloaded
 
 
