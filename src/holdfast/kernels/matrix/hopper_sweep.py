@@ -332,12 +332,13 @@ def _gate(
                     tokens = (chunk0 + i - STAGES) * CHUNK + gl.arange(0, CHUNK, layout)
                     gl.store(row_ptr + tokens, row, mask=tokens < length)
             if i < count:
-                g = floored(g.to(gl.float32))
-                weigh(gates, decays, gated, stage, g, beta.to(gl.float32), scale, False)
+                # another name: a branch may not change a variable's dtype
+                log = floored(g.to(gl.float32))
+                weigh(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)
                 if log_ptr is not None:
                     wait_for_launch()
                     tokens = (chunk0 + i) * CHUNK + gl.arange(0, CHUNK, layout)
-                    gl.store(log_ptr + tokens, g, mask=(tokens < length) & (gl.program_id(1) == 0))
+                    gl.store(log_ptr + tokens, log, mask=(tokens < length) & (gl.program_id(1) == 0))
             ahead = i + _AHEAD
             later = later + (ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + ahead, ahead < count, length),)
             stage += 1
