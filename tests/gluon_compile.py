@@ -14,7 +14,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from triton_compile import bounded
-from uniform_registers import overwritten_operands, spilled_among_products, unset_uniform_registers
+from uniform_registers import disassembled, misread_stack_in, overwritten_in, spilled_in, unset_in
 
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32"}
 
@@ -92,12 +92,12 @@ def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
         command = [get_ptxas(90).path, "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         cubin = path.with_suffix(".cubin").read_bytes()
-    unset, overwritten = unset_uniform_registers(cubin), overwritten_operands(cubin)
-    assert not unset, unset
-    assert not overwritten, overwritten
+    sass = disassembled(cubin)
+    for faults in (unset_in(sass), overwritten_in(sass), misread_stack_in(sass)):
+        assert not (found := list(faults)), found
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
-    reloaded = spilled_among_products(cubin)
+    reloaded = list(spilled_in(sass))
     return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], reloaded)
 
 

@@ -1,6 +1,6 @@
 """What ptxas made of a kernel that failed on a GPU is found; what is right is not."""
 
-from uniform_registers import overwritten_in, spilled_in, unset_in
+from uniform_registers import misread_stack_in, overwritten_in, spilled_in, unset_in
 
 PROLOGUE = """
         /*0010*/                   UIADD3 UR10, UR4, 0x10000, URZ ;
@@ -61,3 +61,20 @@ def test_a_register_that_is_spilled_in_a_loop_of_products_is_found():
 """
     assert list(spilled_in(loop.format("NOP"))) == []
     assert list(spilled_in(loop.format("LDL R8, [R1] ;"))) == ["LDL R8, [R1] ;"]
+
+
+def test_a_stack_pointer_in_a_descriptors_place_is_found():
+    right = """
+        LDC R1, c[0x0][0x28] ;
+        VIADD R1, R1, 0xfffffd50 ;
+        STL.64 [R1+0x188], R2 ;
+        LDL.LU R0, [R1+0x188] ;
+        IADD3 R10, P1, R11, 0x2, RZ ;
+"""
+    assert list(misread_stack_in(right)) == []
+    wrong = [
+        "IADD3 R2, P1, R1, 0x2, RZ",
+        "IADD3.X R5, R1, -0x7fffffe0, RZ, P1, !PT",
+        "IMAD.MOV.U32 R5, RZ, RZ, R1.reuse",
+    ]
+    assert list(misread_stack_in(right + " ;\n".join(wrong))) == wrong

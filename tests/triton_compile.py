@@ -4,13 +4,15 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from uniform_registers import unset_uniform_registers
+from pipelined_buffers import raced
+from uniform_registers import disassembled, misread_stack_in, unset_in
 
 TARGETS = (80, 90, 100)
 # The compiler whose spills the tests bound. Any other has to compile the kernels, no more.
@@ -49,6 +51,8 @@ def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **op
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
+    from holdfast.kernels.common.assembler import newer_assembler
+
     constants = {
         name for name, parameter in zip(kernel.arg_names, kernel.params, strict=True) if parameter.is_constexpr
     }
@@ -70,10 +74,12 @@ def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **op
                 attributes[(place,)] = [["tt.divisibility", 16]]
     language = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
     source = language(kernel, signature, values, attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with nullcontext() if language is GluonASTSource else newer_assembler():
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     if capability == 90:
-        unset = unset_uniform_registers(made.asm["cubin"])
-        assert not unset, unset
+        sass = disassembled(made.asm["cubin"])
+        for faults in (unset_in(sass), misread_stack_in(sass), raced(made.asm["ttgir"])):
+            assert not (found := list(faults)), found
     registers, stack = _resources(made.asm["cubin"])
     return Compiled(registers, bounded(stack), made.metadata.shared, made.asm["ttgir"], made.asm["ptx"])
 

@@ -2,7 +2,7 @@
 
 Uniform registers that a kernel reads and never sets: of descriptors some are forgotten. Registers that a product still
 reads while the kernel writes to them: where a branch lies between a product and the wait for it, ptxas takes its first
-operand's registers for free. Such a kernel gives wrong numbers or faults; nothing else tells before it runs. See
+operand's registers for free. The stack's pointer in the place of a descriptor's part, where registers are short. Such a kernel gives wrong numbers or faults; nothing else tells before it runs. See
 docs/lab-notes.md.
 """
 
@@ -95,6 +95,16 @@ def overwritten_in(sass: str) -> Iterator[str]:
                 width = next((count for part, count in _WIDTHS if part in opcode), 1)
                 if any(not group.isdisjoint(range(int(result[1]), int(result[1]) + width)) for group in groups):
                     yield code
+
+
+def misread_stack_in(sass: str) -> Iterator[str]:
+    """Instructions of what nvdisasm prints that compute with the stack's pointer, R1, as if it were a number of their own.
+
+    It is an address of spilled registers and nothing else: no kernel has arrays there.
+    """
+    for code, _, operands in _instructions(sass):
+        if operands[0] != "R1" and any(re.fullmatch(r"[-~|]*R1(?:\.reuse)?\|?", operand) for operand in operands[1:]):
+            yield code
 
 
 def spilled_among_products(cubin: bytes) -> list[str]:

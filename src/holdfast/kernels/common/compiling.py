@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from copy import copy
 from functools import cache
 from typing import Any
@@ -113,7 +113,7 @@ def compiled(
         # memory is not to wait for a compiler
         return _compile, kernel, grid, [without_memory(x) for x in arguments], named, device
 
-    return made(key, lambda: kernel.warmup(*arguments, **named, grid=grid), begin, is_recorded)
+    return made(key, lambda: _warm(kernel, grid, arguments, named), begin, is_recorded)
 
 
 def made(key: Hashable, make: Callable[[], Any], begin: Callable[[], tuple[Any, ...]], is_recorded: bool) -> Any:
@@ -136,7 +136,14 @@ def made(key: Hashable, make: Callable[[], Any], begin: Callable[[], tuple[Any, 
 def _compile(kernel: Any, grid: tuple[int, ...], likes: Sequence[Any], named: dict[str, Any], device: Any) -> Any:
     # of a thread of the pool another device may be the current one
     with torch.cuda.device(device):
-        return kernel.warmup(*likes, **named, grid=grid)
+        return _warm(kernel, grid, likes, named)
+
+
+def _warm(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    from .assembler import newer_assembler
+
+    with nullcontext() if kernel.is_gluon() else newer_assembler():
+        return kernel.warmup(*arguments, **named, grid=grid)
 
 
 def _is_capturing() -> bool:

@@ -6,7 +6,7 @@ The composition is exact: a segment that starts from S ends in exp(sum of g) S +
 import triton
 import triton.language as tl
 
-from .triton_sweep import NARROW, as_first, log_decays, span, tile
+from .triton_sweep import NARROW, as_halves, log_decays, span, tile
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def advance(
         if ADD:
             if REVERSE:
                 weight_add *= scale
-            added = tl.dot(as_first(weight_add).to(v.dtype), v, added, input_precision=PRECISION)
+            added = tl.dot(as_halves(weight_add, v), v, added, input_precision=PRECISION)
         written = (tl.trans(v).to(tl.float32) * weight[None, :]).to(v.dtype)
         state = tl.dot(written, k, state, input_precision=PRECISION)
 

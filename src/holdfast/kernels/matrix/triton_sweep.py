@@ -80,6 +80,26 @@ def as_first(x):
 
 
 @triton.jit
+def as_halves(x, like):
+    """[n] -> [NARROW, n] in the dtype of `like`: x rounded, what that leaves of it, and zeros. Their sum errs by 2^-16
+    in bfloat16, where x rounded once errs by 2^-8."""
+    row = tl.arange(0, NARROW)[:, None]
+    high = x.to(like.dtype)
+    low = (x - high.to(tl.float32)).to(like.dtype)
+    return tl.where(row == 0, high[None, :], tl.where(row == 1, low[None, :], tl.zeros_like(low)[None, :]))
+
+
+@triton.jit
+def settled(x):
+    """x, a product, once it is there.
+
+    Triton 3.6 may leave a product running into the loop's next turn with no more buffers than loads ahead, and then
+    copies of later chunks reach its operands (tests/pipelined_buffers.py finds that). What looks at x waits for it.
+    """
+    return tl.where(x == x, x, float("nan"))
+
+
+@triton.jit
 def keep(
     state, added, place, columns, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
@@ -220,7 +240,13 @@ def sweep(
             x = tile(x_ptr + start * x_step, steps, columns, x_step, live, COLUMNS, EVEN_V)
         if NORMALIZE:
             # here, where little else is in registers
-            inner = scale * tl.sum(tl.dot(norm.to(q.dtype), tl.trans(q), input_precision=PRECISION), 0)
+            high = norm.to(q.dtype)
+            inner = tl.dot(high, tl.trans(q), input_precision=PRECISION)
+            if not WIDE:
+                # n . q may cancel to little of its terms, which rounding n once would drown
+                low = (norm - high.to(tl.float32)).to(q.dtype)
+                inner = tl.dot(low, tl.trans(q), inner, input_precision=PRECISION)
+            inner = scale * tl.sum(inner, 0)
         # [s, t]: the weight of a source for the token that reads it
         p = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
         if source_ptr is not None:
@@ -333,13 +359,15 @@ def sweep(
             if g_ptr is not None:
                 write_add *= to_end
                 added *= whole
-            added = tl.dot(as_first(write_add).to(v.dtype), v, added, input_precision=PRECISION)
+            added = tl.dot(as_halves(write_add, v), v, added, input_precision=PRECISION)
         if NORMALIZE:
             if g_ptr is not None:
                 norm *= whole
-            norm = tl.dot(as_first(write).to(k.dtype), k, norm, input_precision=PRECISION)
+            norm = tl.dot(as_halves(write, k), k, norm, input_precision=PRECISION)
         written = (tl.trans(v).to(tl.float32) * write[None, :]).to(v.dtype)
         state = tl.dot(written, k, state, input_precision=PRECISION)
+        if NORMALIZE or ADD:
+            state = settled(state)
 
         if not REVERSE and kept_ptr is not None:  # noqa: SIM102 (compile time, then run time)
             if (chunk == count - 1) | (chunk % KEEP == KEEP - 1):
