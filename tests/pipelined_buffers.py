@@ -1,8 +1,8 @@
 """What Triton 3.6 gets wrong about buffers of loads ahead, found in the code that it makes for Hopper.
 
-A product that nothing waits for until the next turn of its loop still reads its tiles when this turn's copies start. Where
-a loop has no more buffers than loads ahead, the copies go to the very buffer that the product reads: a race, which shows
-in a sequence's last chunks, whose copies past its end write zeros at once.
+A product that nothing waits for until the next turn of its loop still reads its tiles when this turn's copies start.
+Where a loop has no more buffers than loads ahead, the copies go to the very buffer that the product reads: a race. It
+shows in a sequence's last chunks, whose copies past its end write zeros at once.
 """
 
 import re

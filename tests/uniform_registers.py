@@ -2,8 +2,8 @@
 
 Uniform registers that a kernel reads and never sets: of descriptors some are forgotten. Registers that a product still
 reads while the kernel writes to them: where a branch lies between a product and the wait for it, ptxas takes its first
-operand's registers for free. The stack's pointer in the place of a descriptor's part, where registers are short. Such a kernel gives wrong numbers or faults; nothing else tells before it runs. See
-docs/lab-notes.md.
+operand's registers for free. The stack's pointer in the place of a descriptor's part, where registers are short. Such a
+kernel gives wrong numbers or faults; nothing else tells before it runs. See docs/lab-notes.md.
 """
 
 import re
@@ -98,7 +98,7 @@ def overwritten_in(sass: str) -> Iterator[str]:
 
 
 def misread_stack_in(sass: str) -> Iterator[str]:
-    """Instructions of what nvdisasm prints that compute with the stack's pointer, R1, as if it were a number of their own.
+    """Instructions of what nvdisasm prints that compute with the stack's pointer, R1, as if it were another number.
 
     It is an address of spilled registers and nothing else: no kernel has arrays there.
     """

@@ -53,7 +53,7 @@ def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) ->
         "decay=scalar": call.g is not None and call.g.dim() == 3,
         "delta": call.delta,
         "beta": call.beta is not None,
-        "normalizer": call.norm_floor is not None,
+        "normalizer": call.stabilizer is not None,
         "varlen": cu_seqlens is not None,
         "needs_grad": grad,
     }
@@ -87,10 +87,10 @@ _SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
 def _select(
     call: MatrixCall, cu_seqlens: Tensor | None, op: str, grad: bool, direction: Direction, backend: str
 ) -> tuple[Any, Plan]:
-    q, k, v, g, beta, floor = call[:6]
+    q, k, v, g, beta, m = call[:6]
     # what `problem` reads, in less time than it takes to make and hash a Problem
     offsets = None if cu_seqlens is None else cu_seqlens.shape[0]
-    axes = (q.shape[2], k.shape[3], 0 if g is None else g.dim(), beta is None, floor is None, offsets)
+    axes = (q.shape[2], k.shape[3], 0 if g is None else g.dim(), beta is None, m is None, offsets)
     key = (BACKENDS, op, v.shape, v.dtype, v.device, axes, call.delta, grad, direction, backend)
     found = _SELECTED.get(key)
     if found is None:
@@ -115,7 +115,7 @@ def _forward(
     v: Tensor,
     g: Tensor | None,
     beta: Tensor | None,
-    norm_floor: Tensor | None,
+    stabilizer: Tensor | None,
     initial_state: Tensor | None,
     scale: float,
     eps: float,
@@ -129,7 +129,7 @@ def _forward(
 
     kept: what the backend's backward pass reads of this one, as `_kept`; 0 where another backend runs.
     """
-    call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     with _without_autocast(v):
         o, final, *kept = chosen.forward(plan, call, cu_seqlens)
@@ -143,7 +143,7 @@ def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str)
     one may serve such a call, whatever B and T.
     """
     batch, length, heads, _ = call.v.shape
-    if call.norm_floor is not None:
+    if call.stabilizer is not None:
         # scale n . q, whole and of earlier chunks
         return call.v.new_empty(2, batch, heads, length, dtype=torch.float32)
     if grad and backend in ("", HOPPER.name) and call.g is not None and call.g.dim() == 4:
@@ -154,11 +154,11 @@ def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str)
     return call.v.new_empty(0)
 
 
-def _forward_fake(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
+def _forward_fake(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    columns = v.shape[3] + int(norm_floor is not None)
+    columns = v.shape[3] + int(stabilizer is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
-    call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
     kept = _kept(call, cu_seqlens, grad, backend)
     return torch.empty_like(v, memory_format=torch.contiguous_format), state, kept
 
@@ -171,7 +171,7 @@ def _gradients(
     v: Tensor,
     g: Tensor | None,
     beta: Tensor | None,
-    norm_floor: Tensor | None,
+    stabilizer: Tensor | None,
     initial_state: Tensor | None,
     scale: float,
     eps: float,
@@ -182,11 +182,11 @@ def _gradients(
     o: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, g, beta, norm_floor and initial_state; an empty tensor for one that was not given.
+    """Gradients of q, k, v, g, beta, stabilizer and initial_state; an empty tensor for one that was not given.
 
     o, kept: what the forward pass returned; where they are needed and not given, it runs again.
     """
-    call = MatrixCall(q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
     chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
     given = o is not None and kept is not None and kept.dim() > 1
     found = (o, kept) if given and getattr(chosen, "reads_output", False) else ()
@@ -208,10 +208,10 @@ def _is_by_head(x: Tensor) -> bool:
 
 
 def _gradients_fake(
-    grad_o, grad_final, q, k, v, g, beta, norm_floor, initial_state, scale, eps, delta, cu_seqlens, op, backend,
+    grad_o, grad_final, q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta, cu_seqlens, op, backend,
     o=None, kept=None,
 ):  # fmt: skip
-    inputs = (q, k, v, g, beta, norm_floor, initial_state)
+    inputs = (q, k, v, g, beta, stabilizer, initial_state)
     empty = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(empty, inputs, strict=True))
 
@@ -242,7 +242,7 @@ def _step(
     v: Tensor,
     g: Tensor | None,
     beta: Tensor | None,
-    norm_floor: Tensor | None,
+    stabilizer: Tensor | None,
     state: Tensor,
     scale: float,
     eps: float,
@@ -251,7 +251,7 @@ def _step(
     backend: str,
 ) -> Tensor:
     """One token of a MatrixCall without a normaliser: o [B, 1, H, V] in v's dtype; state [B, H, K, V] is updated."""
-    call = MatrixCall(q, k, v, g, beta, norm_floor, state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, state, scale, eps, delta)
     chosen, plan = _select(call, None, op, False, "forward", backend)
     with _without_autocast(v):
         if isinstance(chosen, TritonDecode):
@@ -261,7 +261,7 @@ def _step(
     return o
 
 
-def _step_fake(q, k, v, g, beta, norm_floor, state, scale, eps, delta, op, backend):
+def _step_fake(q, k, v, g, beta, stabilizer, state, scale, eps, delta, op, backend):
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 

@@ -14,7 +14,7 @@ from .registration import define, differentiable
 
 
 def fused_gates(i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool) -> Gates:
-    """recurrences.mlstm.gates for float32 results: g, beta, floor [B, T, H] and the last m [N, H].
+    """recurrences.mlstm.gates for float32 results: g, beta, m [B, T, H] and the last m [N, H].
 
     i, f: [B, T, H] in any dtype but float64. m: float32 [N, H], or None for 0. cu_seqlens: int32 or int64 [N + 1], or
     None, and N is then B. exponential: whether gating is.
@@ -40,7 +40,7 @@ _serves._dynamo_marked_constant = True
 def _forward(
     i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """g, beta, floor [B, T, H] and the last m [N, H]; a head's tokens are side by side."""
+    """g, beta, m [B, T, H] and the last m [N, H]; a head's tokens are side by side."""
     from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
 
@@ -63,46 +63,46 @@ def _forward_fake(i, f, m, cu_seqlens, exponential):
 def _gradients(
     i: Tensor,
     f: Tensor,
-    m: Tensor | None,
+    entry: Tensor | None,
     cu_seqlens: Tensor | None,
     exponential: bool,
     g: Tensor,
     beta: Tensor,
-    floor: Tensor,
     dg: Tensor | None,
     dbeta: Tensor | None,
-    dfloor: Tensor | None,
+    dm: Tensor | None,
     dlast: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of i, f [B, T, H] and m [N, H], empty if m was not given. A gradient that is None is 0.
+    """Gradients of i, f [B, T, H] and entry [N, H], the first m, empty if it was not given; None stands for 0.
 
-    g, beta, floor: as _forward returned them.
+    g, beta: as _forward returned them.
     """
     from holdfast.kernels.common.triton_launch import on_device_of
     from holdfast.kernels.matrix import triton_mlstm_gates
 
-    given = [torch.zeros_like(i, dtype=torch.float32) if x is None else x for x in (dg, dbeta, dfloor)]
+    dg, dbeta = (torch.zeros_like(i, dtype=torch.float32) if x is None else x for x in (dg, dbeta))
+    entry = None if entry is None else entry.contiguous()
     with on_device_of(i):
-        di, df, dm = triton_mlstm_gates.backward(
-            i, f, None if m is None else m.contiguous(), cu_seqlens, exponential, (g, beta, floor), *given, dlast
+        di, df, dentry = triton_mlstm_gates.backward(
+            i, f, entry, cu_seqlens, exponential, g, beta, dg, dbeta, dm, dlast
         )
-    return di, df, i.new_empty(0) if dm is None else dm
+    return di, df, i.new_empty(0) if dentry is None else dentry
 
 
-def _gradients_fake(i, f, m, cu_seqlens, exponential, g, beta, floor, dg, dbeta, dfloor, dlast):
-    dm = i.new_empty(0) if m is None else m.new_empty(m.shape, dtype=torch.float32)
-    return i.new_empty(i.shape), f.new_empty(f.shape), dm
+def _gradients_fake(i, f, entry, cu_seqlens, exponential, g, beta, dg, dbeta, dm, dlast):
+    dentry = i.new_empty(0) if entry is None else entry.new_empty(entry.shape, dtype=torch.float32)
+    return i.new_empty(i.shape), f.new_empty(f.shape), dentry
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:4], *outputs[:3])
+    ctx.save_for_backward(*inputs[:4], *outputs[:2])
     ctx.exponential = inputs[4]
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    i, f, m, cu_seqlens, *kept = ctx.saved_tensors
-    di, df, dm = _gates_backward(i, f, m, cu_seqlens, ctx.exponential, *kept, *grads[:4])
-    return di, df, None if m is None else dm, None, None
+    i, f, entry, cu_seqlens, g, beta = ctx.saved_tensors
+    di, df, dentry = _gates_backward(i, f, entry, cu_seqlens, ctx.exponential, g, beta, *grads[:4])
+    return di, df, None if entry is None else dentry, None, None
 
 
 _gates_backward = replayed(define("mlstm_gates_backward", replayed(_gradients, False), _gradients_fake), False)

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.mlstm import Gating
+from holdfast.recurrences.oracle_matrix import floor_of
 from holdfast.recurrences.simple_gla import default_scale
 
 from . import matrix
@@ -96,7 +97,7 @@ def _mlstm(
     # of one token, nothing beside C: so that h is rounded once
     q, k, wide = q.to(C.dtype), k.to(C.dtype), v.to(C.dtype)
     scale = default_scale(scale, k)
-    g, beta, floor, last = fastest_gates(given["i"], given["f"], C.dtype)(
+    g, beta, here, last = fastest_gates(given["i"], given["f"], C.dtype)(
         given["i"], given["f"], m, None, gating == "exp"
     )
     h = matrix.matrix_step(q, k, wide, g, beta, None, C, scale, eps, False, "mlstm", backend)
@@ -105,5 +106,5 @@ def _mlstm(
         q, k = (x[:, 0].repeat_interleave(v.shape[2] // x.shape[2], 1) for x in (q, k))
         n.mul_(g[:, 0, :, None].exp()).add_(beta[:, 0, :, None] * k)
         inner = scale * (n * q).sum(-1)[:, None]
-        h = h / (torch.maximum(inner.abs(), floor) + eps)[..., None]
+        h = h / (torch.maximum(inner.abs(), floor_of(here)) + eps)[..., None]
     return h.to(v.dtype)

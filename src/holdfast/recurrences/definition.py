@@ -23,8 +23,9 @@ class MatrixCall(NamedTuple):
         S = a_t S;  S = S + b_t k_t (v_t - S^T k_t)^T     (delta)
         o_t = scale * S^T q_t
 
-    With norm_floor, a normaliser n = a_t n + b_t k_t rides along as one more column of the state, and
-    o_t = scale S^T q_t / (max(|scale n . q_t|, norm_floor_t) + eps).
+    With stabilizer m, all of this is in units of exp(m_t), a normaliser n = a_t n + b_t k_t rides along as one more
+    column of the state, and o_t = scale S^T q_t / (max(|scale n . q_t|, exp(-m_t)) + eps). The gradient of m_t is that
+    of a change of unit: state, strengths and exp(-m_t) change with it, so that eps alone makes a difference.
     """
 
     q: Tensor  # [B, T, Hq, K], H a multiple of Hq
@@ -32,8 +33,8 @@ class MatrixCall(NamedTuple):
     v: Tensor  # [B, T, H, V]
     g: Tensor | None = None  # natural-log decay: [B, T, H] (scalar) or [B, T, H, K] (vector)
     beta: Tensor | None = None  # [B, T, H]
-    norm_floor: Tensor | None = None  # [B, T, H], positive
-    initial_state: Tensor | None = None  # [N, H, K, V], or [N, H, K, V + 1] with norm_floor
+    stabilizer: Tensor | None = None  # [B, T, H], the natural logarithm of the unit
+    initial_state: Tensor | None = None  # [N, H, K, V], or [N, H, K, V + 1] with stabilizer
     scale: float = 1.0
     eps: float = 0.0
     delta: bool = False

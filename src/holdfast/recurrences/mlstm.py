@@ -1,6 +1,5 @@
 """mLSTM: a matrix memory with an input and a forget gate, and a normaliser."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
+from .oracle_matrix import unit
 from .simple_gla import QKV, default_scale, draw_qkv
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -54,18 +54,20 @@ def gates(
     i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool, wide: torch.dtype
 ) -> Gates:
     """Pre-activations [B, T, H] and the stabiliser at each start m [N, H], None for 0 -> log decay g, write strength,
-    floor of the normaliser [B, T, H] and the last m [N, H], of dtype wide."""
+    stabiliser [B, T, H] and the last m [N, H], of dtype wide.
+
+    What the stabiliser changes of decays and strengths is a change of unit, which has no gradient (MatrixCall).
+    """
     if m is None:
         sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         m = i.new_zeros(sequences, i.shape[2], dtype=wide)
     # float64: stabilised decays are differences of numbers that may be large beside them
     log_f, i = F.logsigmoid(f.double()), i.double()
     if not exponential:
-        return log_f.to(wide), i.sigmoid().to(wide), torch.ones_like(i, dtype=wide), m
+        return log_f.to(wide), i.sigmoid().to(wide), torch.zeros_like(i, dtype=wide), m
     here, before, last = stabilizer(log_f, i, m.double(), cu_seqlens)
-    # past the largest exponential of the dtype the quotient is 0 to rounding, and inf would spoil its gradient
-    floor = (-here).clamp_max(math.log(torch.finfo(wide).max) - 1).exp().to(wide)
-    return (log_f + before - here).to(wide), (i - here).exp().to(wide), floor, last.to(wide)
+    by = (before - here).detach()
+    return (log_f + by).to(wide), (i - here.detach()).exp().to(wide), here.to(wide), last.to(wide)
 
 
 def _map(
@@ -83,19 +85,23 @@ def _map(
     gates_of: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, bool], Gates] | None = None,
 ) -> tuple[MatrixCall, Callable[[Tensor, Tensor | None], tuple[Tensor, State | None]]]:
     wide = torch.promote_types(v.dtype, torch.float32)
-    state, n, m = initial_state or (None, None, None)
-    g, beta, floor, m = (gates_of or partial(gates, wide=wide))(i, f, m, cu_seqlens, gating == "exp")
+    state, n, first = initial_state or (None, None, None)
+    g, beta, m, last = (gates_of or partial(gates, wide=wide))(i, f, first, cu_seqlens, gating == "exp")
     if normalize and state is not None:
         state = torch.cat([state, n[..., None]], -1)
+        if gating == "exp" and first.requires_grad:
+            state = state * unit(first)[..., None, None]
 
     def finish(o: Tensor, final: Tensor | None) -> Any:
         if final is None:
             return o, None
+        if gating == "exp" and last.requires_grad:
+            final = final / unit(last)[..., None, None]
         if normalize:
-            return o, (final[..., :-1], final[..., -1], m)
-        return o, (final, final.new_zeros(final.shape[:3]) if n is None else n, m)
+            return o, (final[..., :-1], final[..., -1], last)
+        return o, (final, final.new_zeros(final.shape[:3]) if n is None else n, last)
 
-    call = MatrixCall(q, k, v, g, beta, floor if normalize else None, state, default_scale(scale, k), eps)
+    call = MatrixCall(q, k, v, g, beta, m if normalize else None, state, default_scale(scale, k), eps)
     return call, finish
 
 

@@ -1,5 +1,7 @@
 """The matrix family, one step at a time: what every kernel of the family is checked against."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def matrix_steps(call: MatrixCall) -> tuple[Tensor, Tensor]:
     """Runs a call of equal-length sequences step by step, differentiably.
 
-    Returns o [B, T, H, V] and the final state [B, H, K, V (+ 1 with norm_floor)], both in float32, or float64 for
+    Returns o [B, T, H, V] and the final state [B, H, K, V (+ 1 with stabilizer)], both in float32, or float64 for
     float64 inputs. The equations are MatrixCall's.
     """
     dtype = compute_dtype(call.v.dtype)
@@ -25,7 +27,7 @@ def matrix_steps(call: MatrixCall) -> tuple[Tensor, Tensor]:
     if decay is not None and decay.dim() == 3:
         decay = decay[..., None]
     beta = None if call.beta is None else call.beta.to(dtype)[..., None]
-    if call.norm_floor is not None:
+    if call.stabilizer is not None:
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     if call.initial_state is None:
         state = v.new_zeros(batch, heads, k.shape[-1], v.shape[-1])
@@ -45,11 +47,26 @@ def matrix_steps(call: MatrixCall) -> tuple[Tensor, Tensor]:
         state = state + key[..., None] * write[:, :, None, :]
         outputs.append(call.scale * torch.einsum("bhkv,bhk->bhv", state, query))
     o = torch.stack(outputs, dim=1) if outputs else v.new_zeros(v.shape)
-    if call.norm_floor is not None:
-        o = normalize(o, call.norm_floor.to(dtype), call.eps)
+    if call.stabilizer is not None:
+        o = normalize(o, call.stabilizer.to(dtype), call.eps)
     return o, state
 
 
-def normalize(o: Tensor, norm_floor: Tensor, eps: float) -> Tensor:
-    """Divides o [..., V + 1] by its last column n . q: o[..., :V] / (max(|n . q|, norm_floor) + eps)."""
-    return o[..., :-1] / (torch.maximum(o[..., -1].abs(), norm_floor) + eps)[..., None]
+def normalize(o: Tensor, m: Tensor, eps: float) -> Tensor:
+    """Divides o [..., V + 1], in units of exp(m), by its last column n . q: o[..., :V] / (max(|n . q|, exp(-m)) + eps).
+
+    The gradient of m is MatrixCall's.
+    """
+    return o[..., :-1] / (torch.maximum(o[..., -1].abs(), floor_of(m)) + eps * unit(m))[..., None]
+
+
+def floor_of(m: Tensor) -> Tensor:
+    """exp(-m), the least that an output is divided by, as a constant."""
+    # past the largest exponential of the dtype the quotient is 0 to rounding, and inf would spoil its gradient
+    return (-m.detach()).clamp_max(math.log(torch.finfo(m.dtype).max) - 1).exp()
+
+
+def unit(m: Tensor) -> Tensor:
+    """1 for each m, with the gradient of exp(m): what is measured in units of exp(m), as it is, becomes 1 of them."""
+    # no gradient where m is infinite
+    return (m - m.detach()).nan_to_num(0.0).exp()

@@ -20,7 +20,7 @@ def check(name, dtype=torch.float32, columns=16, device="cpu", **sizes):
     errors = [relative_error(x.double(), y) for x, y in zip((o, state), right, strict=True)]
     assert errors[0] <= (2.0**-8 if dtype == torch.bfloat16 else 2e-6), (name, sizes, errors)
     assert errors[1] <= 2e-6, (name, sizes, errors)
-    if call.norm_floor is None:
+    if call.stabilizer is None:
         held = call.initial_state.clone()
         again = TritonDecode().step(plan, call._replace(initial_state=held), held)
         assert torch.equal(again, o)

@@ -12,7 +12,7 @@ from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
 from parity import relative_error
 
-NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dfloor", "dstate")
+NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dm", "dstate")
 # of `verify` in float32; of half precision, twice the rounding of an output, as products of rounded operands have
 LIMITS = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
@@ -52,7 +52,7 @@ def example(
         normal(B, T, H, V).to(dtype),
         decays[g]() if g else None,
         uniform(B, T, H) if beta else None,
-        0.5 * uniform(B, T, H) + 0.01 if norm else None,
+        -(0.5 * uniform(B, T, H) + 0.01).log() if norm else None,
         normal(sequences, H, K, V + norm) if state else None,
         K**-0.5,
         1e-6,
@@ -65,15 +65,15 @@ def apart(call: MatrixCall, packed=None) -> MatrixCall:
     The gradient jumps where the two are equal, and grows without bound where both are near 0: rounding the initial
     state alone, all else in float64, then moves its gradient by 1.6e-2.
     """
-    call = call._replace(norm_floor=call.norm_floor + 0.49)
-    floors = moved(call, "cpu", torch.float64)
-    ones = torch.ones_like(floors.v[..., :1])
-    state = None if call.initial_state is None else floors.initial_state[..., -1:]
-    plain = floors._replace(v=ones, norm_floor=None, initial_state=state)
+    wide = moved(call, "cpu", torch.float64)
+    floors = (-wide.stabilizer).exp() + 0.49
+    ones = torch.ones_like(wide.v[..., :1])
+    state = None if call.initial_state is None else wide.initial_state[..., -1:]
+    plain = wide._replace(v=ones, stabilizer=None, initial_state=state)
     segments = Plan("chunked", (("chunk", 64), ("segment", 1024)))
     norm = Chunked().forward(segments, plain, torch.tensor(packed) if packed else None)[0][..., 0].abs()
-    near = (norm - floors.norm_floor).abs() < 0.05
-    return call._replace(norm_floor=torch.where(near, norm + 0.1, floors.norm_floor).to(call.norm_floor.dtype))
+    apart = torch.where((norm - floors).abs() < 0.05, norm + 0.1, floors)
+    return call._replace(stabilizer=-apart.log().to(call.stabilizer.dtype))
 
 
 def moved(call: MatrixCall, device: str, dtype: torch.dtype | None = None) -> MatrixCall:
@@ -99,7 +99,7 @@ def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
     cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
     sequences = len(packed) - 1 if packed else call.v.shape[0]
     draw = torch.Generator().manual_seed(7)
-    shape = (sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3] + (call.norm_floor is not None))
+    shape = (sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3] + (call.stabilizer is not None))
     grad_o = torch.randn(call.v.shape, generator=draw).to(call.v)
     grad_state = torch.randn(shape, generator=draw).to(device) if ends else None
     wide = (grad_o.double(), grad_state.double() if ends else None)

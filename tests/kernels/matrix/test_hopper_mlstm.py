@@ -14,7 +14,7 @@ from parity import relative_error
 H200 = Device.named("h200")
 SIZES = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128}
 TRAITS = {"decay=scalar": True, "beta": True, "normalizer": True, "needs_grad": True}
-NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dfloor", "dstate")
+NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dm", "dstate")
 # twice the rounding of an output: what products of rounded operands leave in float32 results
 STEP = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 # of dg, a sum of differences over up to 512 tokens, whose errors add like a random walk's
@@ -60,8 +60,9 @@ def example(B=1, T=130, H=2, Hq=None, K=64, V=64, dtype=torch.bfloat16, f=2.0, s
     q, k, v = normal(B, T, heads, K), normal(B, T, heads, K) * K**-0.5, normal(B, T, H, V)
     g = torch.nn.functional.logsigmoid(normal(B, T, H) + f)
     beta, floor = (torch.rand(B, T, H, generator=draw) + least for least in (0.1, 0.02))
+    m = -floor.log()
     initial = normal(B, H, K, V + 1) if state else None
-    floats = [None if x is None else x.to(device) for x in (g, beta, floor, initial)]
+    floats = [None if x is None else x.to(device) for x in (g, beta, m, initial)]
     return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, K**-0.5, 1e-6)
 
 

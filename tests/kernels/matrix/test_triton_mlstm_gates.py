@@ -19,7 +19,7 @@ def test_interpreted():
 
 
 def compiled(kernel, capability, size, warps, **changed):
-    found = dict.fromkeys(kernel.arg_names, size) | {"largest": 87.0, "cu_seqlens": None}
+    found = dict.fromkeys(kernel.arg_names, size) | {"cu_seqlens": None}
     found |= {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")}
     found |= dict.fromkeys(("i_ptr", "f_ptr", "di_ptr", "df_ptr", "share_ptr"), torch.bfloat16) | changed
     return compile_for(kernel, capability, {name: found[name] for name in kernel.arg_names}, num_warps=warps)

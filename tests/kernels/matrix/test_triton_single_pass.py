@@ -73,7 +73,7 @@ def test_compiles_for_gpus_that_are_not_here(passed, capability):
 @pytest.mark.parametrize(
     ("passed", "options", "most"),
     [
-        ("o", {"NORMALIZE": True, "floor_ptr": torch.float32, "norm_ptr": torch.float32}, 256),
+        ("o", {"NORMALIZE": True, "m_ptr": torch.float32, "norm_ptr": torch.float32}, 256),
         ("dq", {"ADD": True, "output_ptr": torch.float32, "output_add_ptr": torch.float32}, 304),
         ("dk", {"ADD": True}, 480),
         ("o", {"cu_seqlens": torch.int64}, 16),

@@ -67,7 +67,7 @@ class ChunkedCall:
 
         q, k = (chunks.cut_heads(x.to(dtype), heads, chunk) for x in (call.q, call.k))
         v = chunks.cut(call.v.to(dtype), chunk)
-        if call.norm_floor is not None:
+        if call.stabilizer is not None:
             v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         if call.g is None:
             rows = v.new_zeros(1, 1, *v.shape[2:4], 1)
@@ -112,8 +112,8 @@ def _run(call: MatrixCall, chunk: int) -> tuple[Tensor, Tensor]:
     entering = (cut.q * decay.to_here(cut.rows)) @ states[:, :, :-1]
     o = torch.baddbmm(entering.flatten(0, 2), cut.scores().flatten(0, 2), write.flatten(0, 2))
     o = chunks.join(call.scale * o.view_as(write), call.v.shape[1])
-    if call.norm_floor is not None:
-        o = normalize(o, call.norm_floor.to(o.dtype), call.eps)
+    if call.stabilizer is not None:
+        o = normalize(o, call.stabilizer.to(o.dtype), call.eps)
     return o, states[:, :, -1]
 
 

@@ -38,7 +38,7 @@ class Hopper:
         return without_gluon()
 
     def takes(self, call: MatrixCall) -> bool:
-        return not call.delta and call.norm_floor is None and (call.g is None or call.g.dim() == 3)
+        return not call.delta and call.stabilizer is None and (call.g is None or call.g.dim() == 3)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)

@@ -165,7 +165,7 @@ def run_adjoint(
 def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state if it is given."""
+    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
     q, k, v = (tileable(x) for x in call[:3])
     batch, length, heads, values = v.shape
     gates = Gates(call.g, call.beta, call.scale)

@@ -38,7 +38,7 @@ class HopperGLA:
         return without_gluon()
 
     def takes(self, call: MatrixCall) -> bool:
-        return not call.delta and call.g is not None and call.g.dim() == 4 and call.norm_floor is None
+        return not call.delta and call.g is not None and call.g.dim() == 4 and call.stabilizer is None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)

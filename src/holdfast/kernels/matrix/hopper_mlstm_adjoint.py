@@ -3,7 +3,7 @@
 hopper_adjoint.py's sweep with n as one more column of S, which makes dn one more of dS, carried in registers beside it:
     dS = exp(g_{t+1}) dS + scale y_t q_t u_t^T;  dn = exp(g_{t+1}) dn + scale z_t q_t
     dk_t = beta_t (dS v_t + dn);  dv_t = beta_t dS^T k_t,
-u the gradient of o, y_t = 1 / (max(|norm_t|, floor_t) + eps) and z_t the gradient of norm_t.
+u the gradient of o, y_t = 1 / (max(|norm_t|, exp(-m_t)) + eps) and z_t the gradient of norm_t.
 hopper_mlstm_adjoint_products.py multiplies. dg is summed as hopper_adjoint_gates.py tells.
 """
 

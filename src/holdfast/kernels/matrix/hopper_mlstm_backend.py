@@ -1,6 +1,6 @@
 """mLSTM on Hopper: forward in one launch, which leaves n . q a token to the backward pass, and that in two.
 
-The division by m = max(|norm|, floor) + eps makes two numbers a token of each gradient, 1 / m and the gradient of norm;
+The division by d = max(|norm|, exp(-m)) + eps makes two numbers a token of each gradient, 1 / d and that of norm;
 with them the normaliser is one more column of the state.
 """
 
@@ -37,7 +37,7 @@ class HopperMLSTM:
         return without_gluon()
 
     def takes(self, call: MatrixCall) -> bool:
-        return call.norm_floor is not None
+        return call.stabilizer is not None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
@@ -58,7 +58,7 @@ class HopperMLSTM:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state), norm
         gates = hopper_launch.Gates(call.g, call.beta, call.scale)
         start = aligned(call.initial_state)
-        launch.run_forward(q, k, v, o, gates, call.norm_floor, norm, start, final, call.eps, plan["stages"])
+        launch.run_forward(q, k, v, o, gates, call.stabilizer, norm, start, final, call.eps, plan["stages"])
         return o, final, norm
 
     def backward(
@@ -100,10 +100,10 @@ class HopperMLSTM:
         after = None if w is None else torch.empty_like(w)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        launch.run_queries(u, v, k, q, dq, gates, call.norm_floor, norm, start, after, kept, call.eps, plan["stages"])
+        launch.run_queries(u, v, k, q, dq, gates, call.stabilizer, norm, start, after, kept, call.eps, plan["stages"])
         # rounded, as the products that are taken from it
         last = None if w is None else (after * w.to(v.dtype)).sum((2, 3))
         dg, dbeta = (torch.empty_like(left[0]).transpose(1, 2) for _ in range(2))
         launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, w, grad_state, last, kept, plan["adjoint_stages"])
-        dfloor = left[2].transpose(1, 2)
-        return [hopper_launch.ungroup(dq, q), hopper_launch.ungroup(dk, k), dv, dg, dbeta, dfloor], grad_state
+        dm = left[2].transpose(1, 2)
+        return [hopper_launch.ungroup(dq, q), hopper_launch.ungroup(dk, k), dv, dg, dbeta, dm], grad_state

@@ -3,26 +3,27 @@
 from holdfast.kernels.common.gluon import gl, gluon, mbarrier
 
 from .hopper_gates import CHUNK, add, load_gates, weigh
+from .hopper_normalizer import floor_of
 
-# vectors of a stage of the adjoint sweep: y = 1 / (max(|norm|, floor) + eps) and z, the gradient of norm, both times
+# vectors of a stage of the adjoint sweep: y = 1 / (max(|norm|, exp(-m)) + eps) and z, the gradient of norm, both times
 # scale; the state's gradient's weight on reading, times the strength of what is read, and on writing, times y and z
 INVERSE, SLOPE, READ_STRENGTH = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 WRITE_INVERSE, WRITE_SLOPE = gl.constexpr(3), gl.constexpr(4)
 ADJOINT_COLUMNS = gl.constexpr(5)
-# what the sweep for dq leaves in memory beside y and z: the floor's gradient, and q . dq of earlier chunks
-FLOOR, ROW = gl.constexpr(2), gl.constexpr(3)
-# its vectors beside y: what makes the gradients of norm and of its floor of u . o, and norm's part of earlier chunks
-OF_NORM, OF_FLOOR, EARLIER = gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
+# what the sweep for dq leaves in memory beside y and z: the gradient of m, and q . dq of earlier chunks
+OF_STABILIZER, ROW = gl.constexpr(2), gl.constexpr(3)
+# its vectors beside y: what makes the gradients of norm and of m of u . o, and norm's part of earlier chunks
+OF_NORM, OF_EPS, EARLIER = gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
 COLUMNS = gl.constexpr(4)
 
 
 @gluon.jit
-def _load_norms(floor_ptr, norm_ptr, floor_t, chunk, T):
-    """A chunk's floors, norms and what earlier chunks have of these."""
+def _load_norms(m_ptr, norm_ptr, m_t, chunk, T):
+    """A chunk's exp(-m), norms and what earlier chunks have of these."""
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
     inside = tokens < T
-    floor = gl.load(floor_ptr + tokens.to(gl.int64) * floor_t, mask=inside, other=1.0)
+    floor = floor_of(gl.load(m_ptr + tokens.to(gl.int64) * m_t, mask=inside, other=0.0))
     norm_ptr += tokens
     norm = gl.load(norm_ptr, mask=inside, other=0.0)
     return floor, norm, gl.load(norm_ptr + gl.num_programs(0).to(gl.int64) * T, mask=inside, other=0.0)
@@ -32,14 +33,14 @@ def _load_norms(floor_ptr, norm_ptr, floor_t, chunk, T):
 def gate_queries(places, pointers, steps, T, count, scale, eps, STAGES: gl.constexpr):
     """Weighs each chunk when its stage is free, and divides."""
     gates, columns, decays, _, gated, free = places
-    g_ptr, beta_ptr, floor_ptr, norm_ptr = pointers
-    g_t, beta_t, floor_t = steps
+    g_ptr, beta_ptr, m_ptr, norm_ptr = pointers
+    g_t, beta_t, m_t = steps
     stage = 0
     phase = 1
     g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
     for i in range(count):
         g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, i + 1, i + 1 < count, T)
-        floor, norm, earlier = _load_norms(floor_ptr, norm_ptr, floor_t, i, T)
+        floor, norm, earlier = _load_norms(m_ptr, norm_ptr, m_t, i, T)
         size = gl.abs(norm)
         inverse = 1.0 / (gl.maximum(size, floor) + eps)
         # equal arguments of the maximum share its gradient, as in PyTorch
@@ -48,7 +49,7 @@ def gate_queries(places, pointers, steps, T, count, scale, eps, STAGES: gl.const
         mbarrier.wait(free.index(stage), phase)
         columns.index(stage * COLUMNS + INVERSE).store(inverse)
         columns.index(stage * COLUMNS + OF_NORM).store(-inverse * share * sign)
-        columns.index(stage * COLUMNS + OF_FLOOR).store(-inverse * (1.0 - share))
+        columns.index(stage * COLUMNS + OF_EPS).store(-inverse * eps)
         columns.index(stage * COLUMNS + EARLIER).store(earlier)
         weigh(gates, decays, gated, stage, g, beta, scale, False)
         g, beta = g_next, beta_next

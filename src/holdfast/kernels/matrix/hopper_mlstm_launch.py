@@ -38,7 +38,7 @@ def run_forward(
     v: Tensor,
     o: Tensor,
     gates: Gates,
-    floor: Tensor,
+    m: Tensor,
     norm: Tensor,
     start: Tensor | None,
     end: Tensor,
@@ -57,7 +57,7 @@ def run_forward(
         _tiles(o, width),
         gates.g,
         gates.beta,
-        floor,
+        m,
         norm,
         start,
         end,
@@ -66,11 +66,11 @@ def run_forward(
         heads // q.shape[2],
         heads // v.shape[2],
         *gates.strides(),
-        *floor.stride(),
+        *m.stride(),
         gates.scale,
         eps,
     )
-    types = (*gates.types(), q.dtype, wide, width, start is None, *(stride < 2**31 for stride in floor.stride()))
+    types = (*gates.types(), q.dtype, wide, width, start is None, *(stride < 2**31 for stride in m.stride()))
     launch(normalized_sweep, (batch * heads, 1, 1), arguments, constants, width // 16, types)
 
 
@@ -81,7 +81,7 @@ def run_queries(
     q: Tensor,
     dq: Tensor,
     gates: Gates,
-    floor: Tensor,
+    m: Tensor,
     norm: Tensor,
     start: Tensor | None,
     end: Tensor | None,
@@ -102,7 +102,7 @@ def run_queries(
         _tiles(q, wide),
         gates.g,
         gates.beta,
-        floor,
+        m,
         norm,
         start,
         end,
@@ -114,11 +114,11 @@ def run_queries(
         heads // k.shape[2],
         heads // v.shape[2],
         *gates.strides(),
-        *floor.stride(),
+        *m.stride(),
         gates.scale,
         eps,
     )
-    wide_strides = (stride < 2**31 for stride in floor.stride())
+    wide_strides = (stride < 2**31 for stride in m.stride())
     types = (*gates.types(), q.dtype, wide, width, start is None, end is None, *wide_strides)
     launch(normalized_queries, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
 

@@ -1,13 +1,13 @@
 """The gradient of mLSTM's queries on Hopper: the states and normalisers anew, in registers, from the first token on.
 
-With u the gradient of o, y_t = 1 / (max(|norm_t|, floor_t) + eps) and z_t the gradient of norm_t,
+With u the gradient of o, y_t = 1 / (max(|norm_t|, exp(-m_t)) + eps) and z_t the gradient of norm_t,
     S = exp(g_t) S + beta_t k_t v_t^T;  n = exp(g_t) n + beta_t k_t;  dq_t = scale (y_t S u_t + z_t n).
 
 The output need not be known for z: u_t . o_t = q_t . (scale y_t S u_t), and S is at hand. hopper_sweep.py's sweep with
 roles exchanged, and with n as one more column of S that u has z for and v has ones. A block owns a (batch, head) and
 walks over chunks of 64 tokens, with [earlier, later]:
     R = (S U^T) * read * y;  P = (V U^T) * within;  S = decay S + (K^T * write) V;
-    z = -y (sum over keys of Q^T * R + y sum over earlier of P * (K Q^T)), where |norm| is above its floor, by its sign;
+    z = -y (sum over keys of Q^T * R + y sum over earlier of P * (K Q^T)), where |norm| is above exp(-m), by its sign;
     dQ^T = R + (n z^T) * read + K^T (P * y + within * z).
 """
 
@@ -37,7 +37,7 @@ from .hopper_gates import (
     unknown,
     within,
 )
-from .hopper_mlstm_gates import COLUMNS, EARLIER, FLOOR, INVERSE, OF_FLOOR, OF_NORM, ROW, SLOPE, gate_queries
+from .hopper_mlstm_gates import COLUMNS, EARLIER, INVERSE, OF_EPS, OF_NORM, OF_STABILIZER, ROW, SLOPE, gate_queries
 from .hopper_normalizer import to_half
 
 
@@ -53,14 +53,14 @@ from .hopper_normalizer import to_half
         "beta_b",
         "beta_t",
         "beta_h",
-        "floor_b",
-        "floor_t",
-        "floor_h",
+        "m_b",
+        "m_t",
+        "m_h",
     ],
     do_not_specialize_on_alignment=[
         "g_ptr",
         "beta_ptr",
-        "floor_ptr",
+        "m_ptr",
         "norm_ptr",
         "start_ptr",
         "end_ptr",
@@ -75,7 +75,7 @@ def normalized_queries(
     q_desc,
     g_ptr,
     beta_ptr,
-    floor_ptr,
+    m_ptr,
     norm_ptr,
     start_ptr,
     end_ptr,
@@ -92,9 +92,9 @@ def normalized_queries(
     beta_b,
     beta_t,
     beta_h,
-    floor_b,
-    floor_t,
-    floor_h,
+    m_b,
+    m_t,
+    m_h,
     scale,
     eps,
     KEYS: gl.constexpr,
@@ -105,8 +105,8 @@ def normalized_queries(
     """Grid (B * H,).
 
     q, k: [B, T, H / k_group, KEYS]; v: [B, T, H / v_group, VALUES]; u, dq: [B, T, H, *], by descriptors of blocks
-    [1, 64, 1, columns]. norm: [2, B, H, T], whole and of earlier chunks. left [4, B, H, T]: INVERSE, SLOPE, FLOOR and
-    ROW. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1], or None.
+    [1, 64, 1, columns]. norm: [2, B, H, T], whole and of earlier chunks. left [4, B, H, T]: INVERSE, SLOPE,
+    OF_STABILIZER and ROW. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1], or None.
     saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], rounded, and saved_n [.., KEYS]: S and n before every SAVE-th
     chunk, but for a first of 0.
     """
@@ -138,7 +138,7 @@ def normalized_queries(
     g_ptr += of_head(H, g_b, g_h)
     beta_ptr += of_head(H, beta_b, beta_h)
     of_tokens = gl.program_id(0).to(gl.int64) * T
-    floor_ptr += of_head(H, floor_b, floor_h)
+    m_ptr += of_head(H, m_b, m_h)
     norm_ptr += of_tokens
     left_ptr += of_tokens
     count = gl.cdiv(T, CHUNK)
@@ -176,8 +176,8 @@ def normalized_queries(
                 gate_queries,
                 (
                     places,
-                    (g_ptr, beta_ptr, floor_ptr, norm_ptr),
-                    (g_t, beta_t, floor_t),
+                    (g_ptr, beta_ptr, m_ptr, norm_ptr),
+                    (g_t, beta_t, m_t),
                     T,
                     count,
                     scale,
@@ -348,12 +348,12 @@ def _multiply(
         barrier()
         tma_store(dq_desc, [batch, i * CHUNK, head, 0], q_tile)
         row += slope * columns.index(stage * COLUMNS + EARLIER).load(each)
-        dfloor = across * columns.index(stage * COLUMNS + OF_FLOOR).load(each)
+        dm = across * columns.index(stage * COLUMNS + OF_EPS).load(each)
         tokens = i * CHUNK + gl.arange(0, CHUNK, each)
         rows = gl.num_programs(0).to(gl.int64) * T
         gl.store(left_ptr + INVERSE * rows + tokens, inverse, mask=tokens < T)
         gl.store(left_ptr + SLOPE * rows + tokens, slope, mask=tokens < T)
-        gl.store(left_ptr + FLOOR * rows + tokens, dfloor, mask=tokens < T)
+        gl.store(left_ptr + OF_STABILIZER * rows + tokens, dm, mask=tokens < T)
         gl.store(left_ptr + ROW * rows + tokens, row, mask=tokens < T)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         stage += 1

@@ -1,7 +1,7 @@
 """mLSTM's forward pass on Hopper: hopper_sweep.py's sweep with the normaliser beside it and the division at its end.
 
     S = exp(g_t) S + beta_t k_t v_t^T;  n = exp(g_t) n + beta_t k_t;  norm_t = scale n . q_t
-    o_t = scale S^T q_t / (max(|norm_t|, floor_t) + eps).
+    o_t = scale S^T q_t / (max(|norm_t|, exp(-m_t)) + eps).
 
 A block owns a (batch, head) and walks over chunks of 64 tokens. The warps that multiply leave the sums of a chunk's
 scores over earlier tokens in shared memory; four others (hopper_normalizer.py) add what comes from earlier chunks, and
@@ -50,11 +50,11 @@ from .hopper_normalizer import normalize, to_half
         "beta_b",
         "beta_t",
         "beta_h",
-        "floor_b",
-        "floor_t",
-        "floor_h",
+        "m_b",
+        "m_t",
+        "m_h",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "floor_ptr", "norm_ptr", "start_ptr", "end_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "m_ptr", "norm_ptr", "start_ptr", "end_ptr"],
 )
 def normalized_sweep(
     q_desc,
@@ -63,7 +63,7 @@ def normalized_sweep(
     o_desc,
     g_ptr,
     beta_ptr,
-    floor_ptr,
+    m_ptr,
     norm_ptr,
     start_ptr,
     end_ptr,
@@ -77,9 +77,9 @@ def normalized_sweep(
     beta_b,
     beta_t,
     beta_h,
-    floor_b,
-    floor_t,
-    floor_h,
+    m_b,
+    m_t,
+    m_h,
     scale,
     eps,
     KEYS: gl.constexpr,
@@ -122,7 +122,7 @@ def normalized_sweep(
 
     g_ptr += of_head(H, g_b, g_h)
     beta_ptr += of_head(H, beta_b, beta_h)
-    floor_ptr += of_head(H, floor_b, floor_h)
+    m_ptr += of_head(H, m_b, m_h)
     norm_ptr += gl.program_id(0).to(gl.int64) * T
     count = gl.cdiv(T, CHUNK)
     tiles = (q_tiles, k_tiles, v_tiles)
@@ -152,8 +152,8 @@ def normalized_sweep(
                 (
                     (q_tiles, k_tiles, gates, decays, loaded, gated),
                     (pairs, n_tile, w_tile, across, quotients, summed, divided),
-                    (start_ptr, end_ptr, floor_ptr, norm_ptr),
-                    floor_t,
+                    (start_ptr, end_ptr, m_ptr, norm_ptr),
+                    m_t,
                     H,
                     T,
                     count,

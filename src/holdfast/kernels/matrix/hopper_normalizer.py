@@ -1,6 +1,6 @@
 """The normaliser n of mLSTM beside Hopper's sweep: four warps of their own, off the path of those that multiply.
 
-    n = exp(g_t) n + beta_t k_t;  norm_t = scale n . q_t;  o_t = scale S^T q_t / (max(|norm_t|, floor_t) + eps).
+    n = exp(g_t) n + beta_t k_t;  norm_t = scale n . q_t;  o_t = scale S^T q_t / (max(|norm_t|, exp(-m_t)) + eps).
 
 A chunk's norm is q . n of the n before it, here, and the sums over its scores' earlier tokens, which the warps that
 multiply leave in shared memory; both products are wgmma of 8 columns, in which n and the tokens' weights stand as the
@@ -18,6 +18,16 @@ from holdfast.kernels.common.gluon import (
 )
 
 from .hopper_gates import CHUNK, READ, VECTORS, WRITE, of_segment
+
+# its exponential is the largest floor: past it the quotient is 0 to rounding, and inf would spoil its gradient
+_LARGEST = gl.constexpr(88.7228 - 1.0)
+
+
+@gluon.jit
+def floor_of(m):
+    """exp(-m), the least that an output is divided by."""
+    # a maximum would hide a NaN
+    return gl.exp(gl.where(-m > _LARGEST, _LARGEST, -m))
 
 
 @gluon.jit
@@ -48,7 +58,7 @@ def normalize(
     chunks,
     norms,
     pointers,
-    floor_t,
+    m_t,
     H,
     T,
     count,
@@ -57,12 +67,12 @@ def normalize(
     VALUES: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Each chunk's 1 / (max(|norm|, floor) + eps) for the warps that multiply; norm and its part of earlier chunks,
+    """Each chunk's 1 / (max(|norm|, exp(-m)) + eps) for the warps that multiply; norm and its part of earlier chunks,
     [2, B, H, T].
     """
     q_tiles, k_tiles, gates, decays, loaded, gated = chunks
     pairs, n_tile, w_tile, across, quotients, summed, divided = norms
-    start_ptr, end_ptr, floor_ptr, norm_ptr = pointers
+    start_ptr, end_ptr, m_ptr, norm_ptr = pointers
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
@@ -80,7 +90,7 @@ def normalize(
     phase = 0
     for i in range(count):
         token = i * CHUNK + gl.arange(0, CHUNK, each)
-        floor = gl.load(floor_ptr + token.to(gl.int64) * floor_t, mask=token < T, other=1.0)
+        floor = floor_of(gl.load(m_ptr + token.to(gl.int64) * m_t, mask=token < T, other=0.0))
         n_tile.permute((1, 0)).store(_halves(n, mma, dtype))
         mbarrier.wait(gated.index(stage), phase)
         w_tile.permute((1, 0)).store(_halves(gates.index(stage * VECTORS + WRITE).load(of_row), mma, dtype))

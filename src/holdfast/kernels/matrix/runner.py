@@ -23,13 +23,13 @@ class Step:
     advance: Callable[[MatrixCall], Tensor]
 
 
-_TOKENWISE = ("q", "k", "v", "g", "beta", "norm_floor")
+_TOKENWISE = ("q", "k", "v", "g", "beta", "stabilizer")
 
 
 def _initial_state(call: MatrixCall, sequences: int) -> Tensor:
     if call.initial_state is not None:
         return call.initial_state
-    heads, columns = call.v.shape[2], call.v.shape[3] + (call.norm_floor is not None)
+    heads, columns = call.v.shape[2], call.v.shape[3] + (call.stabilizer is not None)
     return call.v.new_zeros(sequences, heads, call.k.shape[3], columns, dtype=compute_dtype(call.v.dtype))
 
 
@@ -69,7 +69,7 @@ def backward(
     grad_o: Tensor | None,
     grad_final: Tensor | None,
 ) -> tuple[list[Tensor | None], Tensor]:
-    """Gradients of forward: of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state."""
+    """Gradients of forward: of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state."""
     batch, length = call.v.shape[:2]
     run, advance = _on_segments(step.run, call), _on_segments(step.advance, call)
     inputs = [getattr(call, name) for name in _TOKENWISE]

@@ -30,7 +30,7 @@ class TritonDecode:
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         batch, _, heads, columns = call.v.shape
-        shape = (batch, heads, call.k.shape[3], columns + (call.norm_floor is not None))
+        shape = (batch, heads, call.k.shape[3], columns + (call.stabilizer is not None))
         after = call.v.new_empty(shape, dtype=torch.float32)
         return self.step(plan, call, after), after
 

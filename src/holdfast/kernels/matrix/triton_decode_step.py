@@ -9,12 +9,14 @@ from holdfast.kernels.common.triton_launch import launch
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
 
+from .triton_normalizer import floor_of
+
 
 @triton.jit
 def decode(
-    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, floor_ptr, state_ptr, o_ptr, next_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, m_ptr, state_ptr, o_ptr, next_ptr,
     H, scale, eps, q_batch, q_head, k_batch, k_head, v_batch, v_head, g_batch, g_head, g_key, beta_batch, beta_head,
-    floor_batch, floor_head, state_key,
+    m_batch, m_head, state_key,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     VECTOR: tl.constexpr, DELTA: tl.constexpr,
 ):  # fmt: skip
@@ -57,11 +59,11 @@ def decode(
         v -= tl.sum(state * k[:, None], 0)
     state += (strength * k)[:, None] * v[None, :]
     o = scale * tl.sum(state * q[:, None], 0)
-    if floor_ptr is not None:
+    if m_ptr is not None:
         norm = (strength * k).to(tl.float32)
         if state_ptr is not None:
             norm += decay * tl.load(state_ptr + at + rows * state_key + V, mask=in_rows, other=0.0)
-        floor = tl.load(floor_ptr + batch * floor_batch + head * floor_head).to(tl.float32)
+        floor = floor_of(tl.load(m_ptr + batch * m_batch + head * m_head).to(tl.float32))
         o /= tl.maximum(tl.abs(scale * tl.sum(norm * q, 0)), floor) + eps
         tl.store(next_ptr + at + rows * state_key + V, norm, mask=in_rows & (split == 0))
     tl.store(next_ptr + at + cells, state, mask=inside)
@@ -76,13 +78,13 @@ def step(plan: Plan, call: MatrixCall, after: Tensor) -> Tensor:
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in call[:3])
     state = None if call.initial_state is None else call.initial_state.contiguous()
     gates = [(0, 0, 0) if x is None else (*x.stride(), 0)[:1] + (*x.stride(), 0)[2:4] for x in (call.g, call.beta)]
-    floor = (0, 0) if call.norm_floor is None else call.norm_floor.stride()[::2]
+    m = (0, 0) if call.stabilizer is None else call.stabilizer.stride()[::2]
     splits = -(-values // plan["columns"])
     if batch:
-        tensors = (q, k, v, call.g, call.beta, call.norm_floor, state, o, after)
+        tensors = (q, k, v, call.g, call.beta, call.stabilizer, state, o, after)
         numbers = (
             heads, call.scale, call.eps, *(n for x in (q, k, v) for n in (x.stride(0), x.stride(2))),
-            *gates[0], *gates[1][:2], *floor, values + (call.norm_floor is not None),
+            *gates[0], *gates[1][:2], *m, values + (call.stabilizer is not None),
         )  # fmt: skip
         constants = {
             "GROUP": heads // q.shape[2],

@@ -210,7 +210,7 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
 def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state if it is given."""
+    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
     run = DeltaPasses.of(plan, call, cu_seqlens)
     length, heads, chunk = call.v.shape[1], run.heads, plan["chunk"]
     width, columns = call.k.shape[3], call.v.shape[3]

@@ -170,7 +170,7 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
 def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state if it is given."""
+    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
     run = Passes.of(plan, call, cu_seqlens)
     grad_state = None if run.state is None else torch.empty_like(run.state)
     dq, dk, dv, dg, dbeta = (

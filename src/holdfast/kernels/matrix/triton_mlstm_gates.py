@@ -1,4 +1,4 @@
-"""mLSTM's gates: the decay, write strength and floor of MatrixCall, from pre-activations, and their gradients.
+"""mLSTM's gates: the decay, write strength and stabiliser of MatrixCall, from pre-activations, and their gradients.
 
 A head's tokens are far apart in the pre-activations and side by side in what is made of them: launches in tiles of
 tokens and heads turn them over. Sigmoid gating, one launch a pass, is here; exponential gating, two, is in
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.triton_launch import launch
 
-from .triton_mlstm_stabilizer import LARGEST, mlstm_stabilizer, mlstm_stabilizer_maps
+from .triton_mlstm_stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
 from .triton_mlstm_stabilizer_gradient import mlstm_stabilizer_gradient, mlstm_stabilizer_gradient_maps
 from .triton_sigmoid import log_sigmoid, sigmoid
 
@@ -36,10 +36,10 @@ def _tile(T, H, TOKENS: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def mlstm_sigmoid_gates(
-    i_ptr, f_ptr, g_ptr, beta_ptr, floor_ptr, entry_ptr, last_ptr, T, H, sequences,
+    i_ptr, f_ptr, g_ptr, beta_ptr, m_ptr, entry_ptr, last_ptr, T, H, sequences,
     i_batch, i_step, i_head, f_batch, f_step, f_head, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of T, blocks of H, B). g, beta, floor: contiguous [B, H, T].
+    """Grid (blocks of T, blocks of H, B). g, beta, m: contiguous [B, H, T]; m is 0.
 
     entry, last [sequences, H]: m before and after, which are the same; entry None for 0.
     """
@@ -48,7 +48,7 @@ def mlstm_sigmoid_gates(
     f = tl.load(f_ptr + batch * f_batch + token * f_step + head * f_head, mask=live, other=0.0).to(tl.float32)
     tl.store(g_ptr + at, log_sigmoid(f), mask=live)
     tl.store(beta_ptr + at, sigmoid(i), mask=live)
-    tl.store(floor_ptr + at, tl.full([TOKENS, HEADS], 1.0, tl.float32), mask=live)
+    tl.store(m_ptr + at, tl.zeros([TOKENS, HEADS], tl.float32), mask=live)
     if tl.program_id(0) == 0:
         for n in range(tl.program_id(2), sequences, tl.num_programs(2)):
             m = tl.zeros([1, HEADS], tl.float32)
@@ -121,13 +121,13 @@ def _by_head(x: Tensor) -> Tensor:
 def forward(
     i: Tensor, f: Tensor, entry: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """g, beta, floor [B, T, H] and the last m [N, H] in float32.
+    """g, beta, m [B, T, H] and the last m [N, H] in float32.
 
     entry: the first m [N, H], None for 0. Each head's tokens are side by side in memory. With exponential gating a zero
     of g has a sign, which the backward pass reads (mlstm_stabilizer).
     """
     sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    g, beta, floor = (by_head(i) for _ in range(3))
+    g, beta, m = (by_head(i) for _ in range(3))
     last = torch.empty(sequences, i.shape[2], dtype=torch.float32, device=i.device)
     numbers = (*i.shape[1:], sequences, *i.stride(), *f.stride())
     if not i.numel():
@@ -137,13 +137,13 @@ def forward(
         offsets, maps = _on_device(cu_seqlens, i.device), _maps(grid, constants, i, torch.float64)
         tensors = (i, f, entry, offsets, last, maps)
         launch(mlstm_stabilizer_maps, grid, tensors, numbers, constants, warps)
-        tensors = (i, f, entry, offsets, g, beta, floor, last, maps)
+        tensors = (i, f, entry, offsets, g, beta, m, last, maps)
         overlaps, constants = constants["OVERLAPS"], constants | {"TILES": TILES}
-        launch(mlstm_stabilizer, grid, tensors, (*numbers, LARGEST), constants, warps, overlaps)
+        launch(mlstm_stabilizer, grid, tensors, numbers, constants, warps, overlaps)
     else:
         grid, constants = _tiles(i)
-        launch(mlstm_sigmoid_gates, grid, (i, f, g, beta, floor, entry, last), numbers, constants, 4)
-    return g, beta, floor, last
+        launch(mlstm_sigmoid_gates, grid, (i, f, g, beta, m, entry, last), numbers, constants, 4)
+    return g, beta, m, last
 
 
 def backward(
@@ -152,15 +152,16 @@ def backward(
     entry: Tensor | None,
     cu_seqlens: Tensor | None,
     exponential: bool,
-    kept: tuple[Tensor, Tensor, Tensor],
+    g: Tensor,
+    beta: Tensor,
     dg: Tensor,
     dbeta: Tensor,
-    dfloor: Tensor,
+    dm: Tensor | None,
     dlast: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of i and f [B, T, H] in their dtypes, and of entry [N, H] in float32.
 
-    kept: g, beta and floor as forward returned them. dlast: None for 0.
+    g, beta: as forward returned them. dm, dlast: None for 0.
     """
     di, df = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (i, f))
     sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -173,12 +174,12 @@ def backward(
         offsets, maps = _on_device(cu_seqlens, i.device), _maps(grid, constants, i, torch.float32)
         dlast = None if dlast is None else dlast.contiguous()
         share = torch.empty(i.shape, dtype=torch.bfloat16, device=i.device)
-        value, direct = (torch.empty(i.shape, dtype=torch.float32, device=i.device) for _ in range(2))
+        value, of_i, of_f = (torch.empty(i.shape, dtype=torch.float32, device=i.device) for _ in range(3))
         numbers = (*i.shape[1:], sequences)
-        given = (offsets, *(_by_head(x) for x in kept), dg, dbeta, _by_head(dfloor), dlast, dentry)
-        tensors = (*given, share, value, direct, maps)
-        launch(mlstm_stabilizer_gradient_maps, grid, tensors, (*numbers, LARGEST), constants, warps)
-        tensors = (f, share, value, direct, offsets, dlast, di, df, dentry, maps)
+        dm = None if dm is None else _by_head(dm)
+        tensors = (offsets, _by_head(g), _by_head(beta), dg, dbeta, dm, dlast, dentry, share, value, of_i, of_f, maps)
+        launch(mlstm_stabilizer_gradient_maps, grid, tensors, numbers, constants, warps)
+        tensors = (f, share, value, of_i, of_f, offsets, dlast, di, df, dentry, maps)
         overlaps, constants = constants["OVERLAPS"], constants | {"TILES": TILES}
         launch(mlstm_stabilizer_gradient, grid, tensors, (*numbers, *f.stride()), constants, warps, overlaps)
     elif i.numel():

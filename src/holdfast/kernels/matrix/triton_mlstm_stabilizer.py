@@ -13,22 +13,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .triton_sigmoid import log_sigmoid
 
-# past it the quotient by exp(-m) is 0 to rounding
-LARGEST = 88.7228 - 1.0
 _NEVER = tl.constexpr(float("-inf"))
 # a smaller log f forgets all the same, and sums of such numbers still tell the others apart
 _LEAST = tl.constexpr(-1e6)
-# below it exp is 0 in float32
-_LOG_ZERO = tl.constexpr(-200.0)
-_LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def exp_of(x):
-    """exp of a float64 in float32, right to its last digits: a float64's own would take longer than all else."""
-    log = tl.where(x < _LOG_ZERO, _LOG_ZERO, x) * _LOG2E
-    whole = tl.floor(log + 0.5)
-    return tl.exp2((log - whole).to(tl.float32)) * tl.exp2(whole.to(tl.float32))
 
 
 @triton.jit
@@ -200,11 +187,11 @@ def _side_by_side(x):
 
 @triton.jit(do_not_specialize=["sequences"])
 def mlstm_stabilizer(
-    i_ptr, f_ptr, entry_ptr, cu_seqlens, g_ptr, beta_ptr, floor_ptr, last_ptr, map_ptr, T, H, sequences,
-    i_batch, i_step, i_head, f_batch, f_step, f_head, largest,
+    i_ptr, f_ptr, entry_ptr, cu_seqlens, g_ptr, beta_ptr, m_ptr, last_ptr, map_ptr, T, H, sequences,
+    i_batch, i_step, i_head, f_batch, f_step, f_head,
     TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """g, beta, floor: contiguous [B, H, T]; last [sequences, H]: m after them. g is -0.0 where both arguments of the
+    """g, beta, m: contiguous [B, H, T]; last [sequences, H]: m after them. g is -0.0 where both arguments of the
     maximum are equal and 0.0 where log f_t + m_{t-1} is larger. The rest: as mlstm_stabilizer_maps has it.
     """
     batch, span, token, head = places(TOKENS, SPANS, HEADS)
@@ -223,7 +210,7 @@ def mlstm_stabilizer(
     fall = tl.load(map_ptr + at, mask=inner, other=0.0)
     least = tl.load(map_ptr + at + apart, mask=inner, other=float("-inf"))
     m = larger(least, tl.where(fall == _NEVER, _NEVER, m + fall))
-    gains, floors = (), ()
+    gains, values = (), ()
     for t in tl.static_range(TOKENS):
         here, down = i[t].to(tl.float64), log_f[t].to(tl.float64)
         n = batch
@@ -235,7 +222,7 @@ def mlstm_stabilizer(
         gain = (here - m).to(tl.float32)
         m = tl.where(gain > 0.0, here, m)
         gains += (gain,)
-        floors += (exp_of(tl.where(-m > largest, largest, -m)),)
+        values += (m.to(tl.float32),)
         if cu_seqlens is not None:
             is_last = (token + t + 1 == tl.load(cu_seqlens + n + 1)) & (head < H)
             tl.store(last_ptr + n * H + head, m.to(tl.float32), mask=is_last)
@@ -250,4 +237,4 @@ def mlstm_stabilizer(
     # a NaN is in all of them; no sign by subtraction, which has no -0.0
     tl.store(g_ptr + at, tl.where(gain < 0.0, 0.0, gain * -1.0), mask=live)
     tl.store(beta_ptr + at, tl.exp(tl.where(gain > 0.0, 0.0, gain)), mask=live)
-    tl.store(floor_ptr + at, _side_by_side(floors), mask=live)
+    tl.store(m_ptr + at, _side_by_side(values), mask=live)

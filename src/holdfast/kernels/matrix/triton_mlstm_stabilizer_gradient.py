@@ -5,15 +5,15 @@ i_t was larger, 1 where log f_t + m_{t-1} was, a half where they were equal. A r
 launch turns [B, H, T] over and leaves the maps of all tokens from each span's first to its tile's last, the second
 finds dm behind its tile from the tiles that follow and takes its tokens one after the other.
 
-g_t = log f_t + m_{t-1} - m_t, so that of dg_t nothing is left in dlog f_t where m_t is log f_t + m_{t-1}: written
-without it no sum has terms that cancel, and float32 will do.
+m is a unit: decays and strengths measured in it have no gradient of it (MatrixCall). So dm is that of eps and of the
+last m alone, no sum has terms that cancel, and float32 will do.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton_mlstm_stabilizer import exp_of, map_places, places, sequence_of
+from .triton_mlstm_stabilizer import map_places, places, sequence_of
 
 # -0.0, bit for bit
 _MINUS_ZERO = tl.constexpr(-(2**31))
@@ -70,12 +70,12 @@ def _end(token, head, T, H, batch, dlast_ptr, cu_seqlens, sequences):
 
 @triton.jit(do_not_specialize=["sequences"])
 def mlstm_stabilizer_gradient_maps(
-    cu_seqlens, g_ptr, beta_ptr, floor_ptr, dg_ptr, dbeta_ptr, dfloor_ptr, dlast_ptr, dentry_ptr,
-    share_ptr, value_ptr, direct_ptr, map_ptr, T, H, sequences, largest,
+    cu_seqlens, g_ptr, beta_ptr, dg_ptr, dbeta_ptr, dm_ptr, dlast_ptr, dentry_ptr,
+    share_ptr, value_ptr, of_i_ptr, of_f_ptr, map_ptr, T, H, sequences,
     TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """g, beta, floor and their gradients: contiguous [B, H, T]. share, value, direct: contiguous [B, T, H]; di is
-    direct + (1 - share) dm. maps: float32 [2, B, spans, H].
+    """g, beta, their gradients and that of m or None: contiguous [B, H, T]. share, value, of_i, of_f: contiguous
+    [B, T, H]; di is of_i + (1 - share) dm, dlog f of_f + value + share dm. maps: float32 [2, B, spans, H].
 
     dlast, dentry [sequences, H], or None; dentry is written of empty sequences. The rest: as mlstm_stabilizer_maps.
     """
@@ -89,18 +89,18 @@ def mlstm_stabilizer_gradient_maps(
     at = (batch * H + heads) * T + token
     g = tl.load(g_ptr + at, mask=live, other=0.0)
     beta = tl.load(beta_ptr + at, mask=live, other=0.0)
-    floor = tl.load(floor_ptr + at, mask=live, other=0.0)
     dg = tl.load(dg_ptr + at, mask=live, other=0.0)
     dbeta = tl.load(dbeta_ptr + at, mask=live, other=0.0) * beta
-    limit = exp_of(tl.zeros([1, 1, 1], tl.float64) + largest)
-    dfloor = tl.load(dfloor_ptr + at, mask=live, other=0.0) * tl.where(floor < limit, floor, 0.0)
+    dm = tl.zeros_like(dg)
+    if dm_ptr is not None:
+        dm = tl.load(dm_ptr + at, mask=live, other=0.0)
     share = tl.where(g < 0.0, 0.0, tl.where(g.to(tl.int32, bitcast=True) == _MINUS_ZERO, 0.5, 1.0))
-    value = (1.0 - share) * dg - share * (dbeta + dfloor)
-    direct = share * dbeta - (1.0 - share) * (dg + dfloor)
+    value = share * dm
     turned = (batch * T + token) * H + heads
     tl.store(share_ptr + turned, share.to(tl.bfloat16), mask=live)
     tl.store(value_ptr + turned, value, mask=live)
-    tl.store(direct_ptr + turned, direct, mask=live)
+    tl.store(of_i_ptr + turned, dbeta + (1.0 - share) * dm, mask=live)
+    tl.store(of_f_ptr + turned, dg, mask=live)
     _, last, dm = _end(token, heads, T, H, batch, dlast_ptr, cu_seqlens, sequences)
     value = tl.where(last, value + share * dm, value)
     share = tl.where(last, 0.0, share)
@@ -149,7 +149,7 @@ def _behind_tile(map_ptr, batch, head, tiles, H, SPANS: tl.constexpr, TILES: tl.
 
 @triton.jit(do_not_specialize=["sequences"])
 def mlstm_stabilizer_gradient(
-    f_ptr, share_ptr, value_ptr, direct_ptr, cu_seqlens, dlast_ptr, di_ptr, df_ptr, dentry_ptr, map_ptr,
+    f_ptr, share_ptr, value_ptr, of_i_ptr, of_f_ptr, cu_seqlens, dlast_ptr, di_ptr, df_ptr, dentry_ptr, map_ptr,
     T, H, sequences, f_batch, f_step, f_head,
     TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -162,12 +162,13 @@ def mlstm_stabilizer_gradient(
     if OVERLAPS:
         gdc_wait()
     at = (batch * T + token) * H + head
-    shares, values, directs = (), (), ()
+    shares, values, of_i, of_f = (), (), (), ()
     for t in tl.static_range(TOKENS):
         live = (token + t < T) & (head < H)
         shares += (tl.load(share_ptr + at + t * H, mask=live, other=1.0),)
         values += (tl.load(value_ptr + at + t * H, mask=live, other=0.0),)
-        directs += (tl.load(direct_ptr + at + t * H, mask=live, other=0.0),)
+        of_i += (tl.load(of_i_ptr + at + t * H, mask=live, other=0.0),)
+        of_f += (tl.load(of_f_ptr + at + t * H, mask=live, other=0.0),)
     tiles = tl.num_programs(0)
     if cu_seqlens is not None:
         behind = (tl.program_id(0) + 1).to(tl.int64) * TOKENS * SPANS
@@ -186,9 +187,9 @@ def mlstm_stabilizer_gradient(
         share = shares[t].to(tl.float32)
         n, last, dlast = _end(token + t, head, T, H, batch, dlast_ptr, cu_seqlens, sequences)
         dm = tl.where(last, dlast, dm)
-        tl.store(di_ptr + at + t * H, (directs[t] + (1.0 - share) * dm).to(di_ptr.dtype.element_ty), mask=live)
+        tl.store(di_ptr + at + t * H, (of_i[t] + (1.0 - share) * dm).to(di_ptr.dtype.element_ty), mask=live)
         dm = values[t] + share * dm
-        df = dm / (1.0 + tl.exp(f[t].to(tl.float32)))
+        df = (of_f[t] + dm) / (1.0 + tl.exp(f[t].to(tl.float32)))
         tl.store(df_ptr + at + t * H, df.to(df_ptr.dtype.element_ty), mask=live)
         if dentry_ptr is not None and (t == 0 or cu_seqlens is not None):
             first = token + t == 0

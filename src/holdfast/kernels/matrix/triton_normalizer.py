@@ -3,27 +3,37 @@
 import triton
 import triton.language as tl
 
+# its exponential is the largest floor: past it the quotient is 0 to rounding, and inf would spoil its gradient
+LARGEST = tl.constexpr(88.7228 - 1.0)
+
 
 @triton.jit
-def of_quotient(across, norm, floor, eps):
-    """1 / m, and the gradients of norm and of floor, of y = num / m with m = max(|norm|, floor) + eps.
+def floor_of(m):
+    """exp(-m), the least that an output is divided by."""
+    return tl.exp(tl.where(-m > LARGEST, LARGEST, -m))
 
-    across: do . y. Equal arguments of the maximum share its gradient, as in PyTorch.
+
+@triton.jit
+def of_quotient(across, norm, m, eps):
+    """1 / d, and the gradients of norm and of m, of y = num / d with d = max(|norm|, exp(-m)) + eps.
+
+    across: do . y. Equal arguments of the maximum share its gradient, as in PyTorch. Of m that of MatrixCall's.
     """
+    floor = floor_of(m)
     size = tl.abs(norm)
     inverse = 1.0 / (tl.maximum(size, floor) + eps)
     grad = -across * inverse
     share = tl.where(size > floor, 1.0, tl.where(size == floor, 0.5, 0.0))
     sign = tl.where(norm > 0, 1.0, tl.where(norm < 0, -1.0, 0.0))
-    return inverse, grad * share * sign, grad * (1.0 - share)
+    return inverse, grad * share * sign, grad * eps
 
 
 @triton.jit
 def normalizer_gradient(
-    norm_ptr, floor_ptr, across_ptr, weight_ptr, add_ptr, grad_floor_ptr, eps, count,
+    norm_ptr, m_ptr, across_ptr, weight_ptr, add_ptr, grad_m_ptr, eps, count,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """of_quotient of across [SPLITS, count], in parts, norm and floor [count]."""
+    """of_quotient of across [SPLITS, count], in parts, norm and m [count]."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     across = tl.zeros([BLOCK], tl.float32)
@@ -32,8 +42,8 @@ def normalizer_gradient(
         across += tl.load(across_ptr + part, mask=inside, other=0.0)
         part += count
     norm = tl.load(norm_ptr + at, mask=inside, other=0.0)
-    floor = tl.load(floor_ptr + at, mask=inside, other=1.0)
-    weight, add, grad_floor = of_quotient(across, norm, floor, eps)
+    m = tl.load(m_ptr + at, mask=inside, other=0.0)
+    weight, add, grad_m = of_quotient(across, norm, m, eps)
     tl.store(weight_ptr + at, weight, mask=inside)
     tl.store(add_ptr + at, add, mask=inside)
-    tl.store(grad_floor_ptr + at, grad_floor, mask=inside)
+    tl.store(grad_m_ptr + at, grad_m, mask=inside)

@@ -47,7 +47,7 @@ class Passes:
     v: Tensor
     g: Tensor | None
     beta: Tensor | None
-    floor: Tensor | None
+    m: Tensor | None
     state: Tensor | None
     scale: float
     eps: float
@@ -67,7 +67,7 @@ class Passes:
         segment = _ceil(_ceil(length, segments), unit) * unit
         q, k, v = (_tokenwise(x) for x in call[:3])
         state = None if call.initial_state is None else call.initial_state.contiguous()
-        rows = (_rows(call.g), _rows(call.beta), _rows(call.norm_floor))
+        rows = (_rows(call.g), _rows(call.beta), _rows(call.stabilizer))
         return Passes(
             plan, q, k, v, *rows, state, call.scale, call.eps, cu_seqlens, sequences, segments, max(segment, 1)
         )
@@ -81,7 +81,7 @@ class Passes:
         return self.v.shape[0] * self.v.shape[1]
 
     def state_shape(self) -> tuple[int, int, int, int]:
-        return self.sequences, self.heads, self.k.shape[3], self.v.shape[3] + (self.floor is not None)
+        return self.sequences, self.heads, self.k.shape[3], self.v.shape[3] + (self.m is not None)
 
     def per_token(self, *lead: int) -> Tensor:
         """Uninitialised float32 [*lead, B, T, H]."""
@@ -134,7 +134,7 @@ class Passes:
         strides = [y.stride()[:3] if y is not None else (0, 0, 0) for y in (q, k, v, x)]
         tensors = (
             q, k, v, out, x,
-            self.g, source, source_add, output, output_add, after, self.floor if normalize else None,
+            self.g, source, source_add, output, output_add, after, self.m if normalize else None,
             first, last, kept, rows, other_rows, sums, products, full, norm, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
@@ -221,7 +221,7 @@ class Passes:
             "SEGMENTS": self.segments,
             "STAGES": self.plan["stages"],
             "REVERSE": reverse,
-            "ADD": self.floor is not None,
+            "ADD": self.m is not None,
         }
         blocks = (_ceil(columns, block) * self.heads * shape[0],)
         launch(advance, blocks, tensors, numbers, constants | self.numbers(), 4)
@@ -239,13 +239,13 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
     final = call.v.new_empty(run.state_shape(), dtype=torch.float32)
     if final.numel() == 0:
         return out, final
-    norm = None if run.floor is None else run.per_token()
+    norm = None if run.m is None else run.per_token()
     first, last = run.state, final
     if run.segments > 1:
         first, last = run.entering(run.v, run.k, run.beta, run.beta, run.state, final, reverse=False), None
     run.sweep(
         run.q, run.k, run.v, out, plan["columns"], run.by_value(),
-        first=first, last=last, source=run.beta, normalize=run.floor is not None, norm=norm,
+        first=first, last=last, source=run.beta, normalize=run.m is not None, norm=norm,
     )  # fmt: skip
     return out, final
 
@@ -253,19 +253,19 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
 def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, norm_floor), None where the input is, and of the initial state if it is given."""
+    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
     run = Passes.of(plan, call, cu_seqlens)
     grad_state = None if run.state is None else torch.empty_like(run.state)
     grads = {
         name: torch.empty_like(x, memory_format=torch.contiguous_format)
-        for name in ("q", "k", "v", "g", "beta", "norm_floor")
+        for name in ("q", "k", "v", "g", "beta", "stabilizer")
         if (x := getattr(call, name)) is not None
     }
     if run.sequences == 0:
         return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
     do = _tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
     grad_final = None if grad_final is None else grad_final.contiguous()
-    normalize = run.floor is not None
+    normalize = run.m is not None
     keys, values = plan["key_columns"], plan["value_columns"]
     splits = _ceil(call.k.shape[3], keys)
 
@@ -274,8 +274,8 @@ def backward(
         first = run.entering(run.v, run.k, run.beta, run.beta, run.state, None, reverse=False)
     weight = add = None
     if normalize:
-        weight, add, floor = _normalizer(run, do, first, values)
-        grads["norm_floor"].copy_(floor)
+        weight, add, dm = _normalizer(run, do, first, values)
+        grads["stabilizer"].copy_(dm)
 
     # the forward sweep: dq, and the states that the reverse sweep takes up the log decay's gradient at
     keep, chunk = plan["keep"], plan["chunk"]
@@ -320,16 +320,16 @@ def backward(
 
 
 def _normalizer(run: Passes, do: Tensor, first: Tensor | None, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """1 / m, and the gradients of scale n . q and of the floor, [B, T, H] each."""
+    """1 / what outputs are divided by, and the gradients of scale n . q and of m, [B, T, H] each."""
     splits = _ceil(run.v.shape[3], block)
     norm, across = run.per_token(), run.per_token(splits)
     run.sweep(
         run.q, run.k, run.v, None, block, run.by_value(),
         x=do, first=first, source=run.beta, normalize=True, norm=norm, rows=across,
     )  # fmt: skip
-    weight, add, floor = run.per_token(), run.per_token(), run.per_token()
+    weight, add, dm = run.per_token(), run.per_token(), run.per_token()
     count = norm.numel()
     if count:
-        tensors, numbers = (norm, run.floor, across, weight, add, floor), (run.eps, count)
+        tensors, numbers = (norm, run.m, across, weight, add, dm), (run.eps, count)
         launch(normalizer_gradient, (_ceil(count, 1024),), tensors, numbers, {"SPLITS": splits, "BLOCK": 1024}, 4)
-    return weight, add, floor
+    return weight, add, dm

@@ -19,6 +19,8 @@ left operand of the product that reads it. Programs of one head split the column
 import triton
 import triton.language as tl
 
+from .triton_normalizer import floor_of
+
 # exp of it is 0 in float32; sums of a chunk of them still resolve ordinary log decays
 FLOOR = tl.constexpr(-120.0)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -134,7 +136,7 @@ def leave_product(
 @triton.jit
 def sweep(
     q_ptr, k_ptr, v_ptr, o_ptr, x_ptr,
-    g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, floor_ptr,
+    g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, m_ptr,
     first_ptr, last_ptr, kept_ptr,
     rows_ptr, other_rows_ptr, sums_ptr, products_ptr, full_ptr, norm_ptr,
     cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset, sums_size, products_size,
@@ -149,7 +151,7 @@ def sweep(
 
     WIDTH, COLUMNS: of q, k and of v, o; BLOCK_K >= WIDTH covers the first. source, output, after [B, T, H]: weights, 1
     where None. ADD: source_add, output_add are added to q . k as one more column of k and q; its state is [V].
-    NORMALIZE (forward only): o is divided by max(|scale n . q|, floor) + eps, and norm [B, T, H] gets n . q.
+    NORMALIZE (forward only): o is divided by max(|scale n . q|, exp(-m)) + eps, and norm [B, T, H] gets n . q.
     first, last [N, H, ...]: state that enters and leaves, addressed by its strides over WIDTH and COLUMNS; state_add is
     where the added column (the normaliser's, for NORMALIZE) starts.
     With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o, without the diagonal's share unless NORMALIZE; with
@@ -307,7 +309,7 @@ def sweep(
             if g_ptr is not None:
                 inner *= to_here
             inner += within
-            floor = tl.load(floor_ptr + token + at, mask=live, other=1.0)
+            floor = floor_of(tl.load(m_ptr + token + at, mask=live, other=0.0))
             share = 1.0 / (tl.maximum(tl.abs(inner), floor) + eps)
             o *= share[None, :]
             tl.store(norm_ptr + token + at, inner, mask=live & (split == 0))
