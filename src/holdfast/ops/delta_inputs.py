@@ -130,9 +130,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    found = _inputs_backward(*ctx.saved_tensors, *ctx.rest, *grads)
+    # once: activation checkpointing refuses to unpack them again
+    tensors = ctx.saved_tensors
     norm, _ = ctx.rest
-    given = (norm, norm, *(x is not None for x in ctx.saved_tensors[2:]))
+    found = _inputs_backward(*tensors, *ctx.rest, *grads)
+    given = (norm, norm, *(x is not None for x in tensors[2:]))
     return *(grad if was else None for grad, was in zip(found, given, strict=True)), None, None
 
 
