@@ -11,10 +11,11 @@ from torch import Tensor
 from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.mlstm import Gating
+from holdfast.recurrences.scalars import number
 from holdfast.recurrences.simple_gla import default_scale
 
 from . import matrix
-from .check import prepare
+from .check import name_of, prepare
 from .delta_inputs import fastest_inputs
 from .mlstm import check_gating, fastest_gates
 
@@ -63,12 +64,12 @@ def step(
     tensors = {name: arguments.get(name) for name in recurrence.arguments if name != "initial_state"}
     given = prepare(recurrence, None, tensors | {"initial_state": state})
     if op == "mlstm":
-        return _mlstm(given, backend or "", **options)
+        return _mlstm(given, name_of(backend), **options)
     if op in _DELTA:
         options["inputs_of"] = fastest_inputs(given["q"])
     call, finish = recurrence.map(**given, **options)
     _check_token(call.v, state)
-    o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, backend or "")
+    o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, name_of(backend))
     return o if finish is None else finish(o, state)[0]
 
 
@@ -95,7 +96,7 @@ def _mlstm(
     _check_token(v, C)
     # of one token, nothing beside C: so that h is rounded once
     q, k, wide = q.to(C.dtype), k.to(C.dtype), v.to(C.dtype)
-    scale = default_scale(scale, k)
+    scale, eps = default_scale(scale, k), number("eps", eps, 0)
     g, beta, floor, last = fastest_gates(given["i"], given["f"], C.dtype)(
         given["i"], given["f"], m, None, gating == "exp"
     )

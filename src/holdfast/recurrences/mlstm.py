@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
+from .scalars import number
 from .simple_gla import QKV, default_scale, draw_qkv
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -95,7 +96,9 @@ def _map(
             return o, (final[..., :-1], final[..., -1], m)
         return o, (final, final.new_zeros(final.shape[:3]) if n is None else n, m)
 
-    call = MatrixCall(q, k, v, g, beta, floor if normalize else None, state, default_scale(scale, k), eps)
+    call = MatrixCall(
+        q, k, v, g, beta, floor if normalize else None, state, default_scale(scale, k), number("eps", eps, 0)
+    )
     return call, finish
 
 
