@@ -62,11 +62,12 @@ def gates(
     # float64: stabilised decays are differences of numbers that may be large beside them
     log_f, i = F.logsigmoid(f.double()), i.double()
     if not exponential:
-        return log_f.to(wide), i.sigmoid().to(wide), torch.ones_like(i, dtype=wide), m
+        # a copy: what an op returns is no argument of it
+        return log_f.to(wide), i.sigmoid().to(wide), torch.ones_like(i, dtype=wide), m.clone()
     here, before, last = stabilizer(log_f, i, m.double(), cu_seqlens)
     # past the largest exponential of the dtype the quotient is 0 to rounding, and inf would spoil its gradient
     floor = (-here).clamp_max(math.log(torch.finfo(wide).max) - 1).exp().to(wide)
-    return (log_f + before - here).to(wide), (i - here).exp().to(wide), floor, last.to(wide)
+    return (log_f + before - here).to(wide), (i - here).exp().to(wide), floor, last.to(wide, copy=True)
 
 
 def _map(
@@ -94,7 +95,7 @@ def _map(
             return o, None
         if normalize:
             return o, (final[..., :-1], final[..., -1], m)
-        return o, (final, final.new_zeros(final.shape[:3]) if n is None else n, m)
+        return o, (final, final.new_zeros(final.shape[:3]) if n is None else n.clone(), m)
 
     call = MatrixCall(
         q, k, v, g, beta, floor if normalize else None, state, default_scale(scale, k), number("eps", eps, 0)
