@@ -250,7 +250,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 def _save_outputs(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
     h, _, states, gates = outputs
-    ctx.mark_non_differentiable(states, gates)
+    # gates, saved, lead a second differentiation to x, which is not
+    ctx.mark_non_differentiable(states)
     ctx.save_for_backward(*inputs[1:6], h if kept.compact(inputs[0]) else None, states, gates)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences import RECURRENCES
@@ -17,6 +18,7 @@ from holdfast.recurrences.simple_gla import default_scale
 from . import matrix
 from .check import name_of, prepare
 from .delta_inputs import fastest_inputs
+from .derivatives import refuse_forward_mode
 from .mlstm import check_gating, fastest_gates
 
 # of the mappings, read once: to read a signature takes longer than to launch the kernel
@@ -50,6 +52,7 @@ def step(
     Raises:
         ValueError, TypeError: for an unknown op or argument, for an argument of the wrong shape, dtype or device, named
             in the message; for a backend that is unknown or cannot serve the call.
+        NotImplementedError: for a tensor with a tangent, as of torch.func.jvp.
     """
     known = [name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix"]
     if op not in known:
@@ -63,6 +66,7 @@ def step(
         raise TypeError("arguments: expected no initial_state, which is state; got one")
     tensors = {name: arguments.get(name) for name in recurrence.arguments if name != "initial_state"}
     given = prepare(recurrence, None, tensors | {"initial_state": state})
+    refuse_forward_mode("step", tree_leaves((given, options)))
     if op == "mlstm":
         return _mlstm(given, name_of(backend), **options)
     if op in _DELTA:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .alike import CONSTANT, Alike
@@ -92,6 +93,8 @@ def _watched() -> bool:
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd._profiler_enabled()
+        # a tangent is to be found by the ops, which refuse it
+        or forward_ad._current_level >= 0
     )
 
 
