@@ -157,9 +157,7 @@ REVERSE = {
 @every_call
 def test_transforms_that_differentiate_are_refused(name, way):
     run, given = flat_call(name)
-    with pytest.raises(
-        NotImplementedError, match=r"^\w+: expected (a call outside of|tensors without tang)"
-    ):
+    with pytest.raises(NotImplementedError, match=r"^\w+: expected (a call outside of|tensors without tang)"):
         REVERSE[way](run, given)
 
 

@@ -28,7 +28,7 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     length = i.shape[1]
     if length == 0:
         return i, i, m
-    steps = torch.arange(length, device=i.device)
+    steps = torch.arange(length, dtype=torch.int64, device=i.device)
     if cu_seqlens is None:
         first, entry = (steps == 0)[None, :, None], m[:, None]
     else:

@@ -82,9 +82,10 @@ def _read(values: Any, key: list[Any], tensors: list[Tensor], grad: bool) -> boo
 def allow(device: torch.device) -> None:
     """Lets calls on tensors of a kind of device be recorded."""
     with torch.inference_mode():
-        inferred = torch.empty(0, device=device)
+        inferred = torch.empty(0, dtype=torch.float32, device=device)
     with torch.inference_mode(False):
-        _PLAIN.update(_keys_of(x).raw_repr() for x in (inferred, torch.empty(0, device=device)))
+        plain = torch.empty(0, dtype=torch.float32, device=device)
+    _PLAIN.update(_keys_of(x).raw_repr() for x in (inferred, plain))
 
 
 def _watched() -> bool:
