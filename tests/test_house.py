@@ -122,6 +122,24 @@ def open_keyword_functions(source: Path) -> list[str]:
     return found
 
 
+# what makes a tensor of the default dtype, which the user sets, where it is told no other
+MADE = {"empty", "empty_strided", "empty_permuted", "zeros", "ones", "full", "eye", "arange", "linspace", "logspace"}
+MADE |= {"tensor", "as_tensor", "scalar_tensor", "rand", "randn"}
+
+
+def tensors_without_dtype(source: Path) -> list[str]:
+    """Tensors that kernels, ops and mappings make without naming their dtype: a kernel is compiled for one of them."""
+    found = []
+    for floor in ("kernels", "ops", "recurrences"):
+        for path in python_files(source / floor):
+            for node in ast.walk(parse(path)):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MADE:
+                    is_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+                    if is_torch and not any(keyword.arg == "dtype" for keyword in node.keywords):
+                        found.append(f"{path.relative_to(source)}:{node.lineno}")
+    return found
+
+
 def test_floors_import_downwards():
     assert forbidden_imports(SOURCE) == []
 
@@ -144,6 +162,10 @@ def test_every_module_has_a_docstring():
 
 def test_public_ops_take_no_open_keywords():
     assert open_keyword_functions(SOURCE) == []
+
+
+def test_tensors_name_their_dtype():
+    assert tensors_without_dtype(SOURCE) == []
 
 
 def test_the_checks_see_the_source():
@@ -255,6 +277,22 @@ def test_an_open_keyword_is_found(plant, code):
 def test_open_keywords_are_allowed_in_private_and_elsewhere(plant):
     plant("nn/a.py", "def lstm(**kwargs): ...")
     assert open_keyword_functions(plant("ops/a.py", "def _gla(**kwargs): ...\ndef gla(q, k): ...")) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["torch.empty(3, device=d)", "torch.zeros(shape)", "f(torch.full(\n    (2,),\n    0.0,\n))", "torch.tensor([1])"],
+)
+@pytest.mark.parametrize("floor", ["kernels", "ops", "recurrences"])
+def test_a_tensor_without_dtype_is_found(plant, code, floor):
+    (found,) = tensors_without_dtype(plant(f"{floor}/a.py", f"import torch\n{code}"))
+    assert found == f"{floor}/a.py:2"
+
+
+def test_tensors_with_a_dtype_or_one_to_be_like_are_allowed(plant):
+    code = "torch.empty(3, dtype=torch.float32)\nx.new_empty(3)\ntorch.zeros_like(x)\ntorch.exp(x)\nnp.zeros(3)"
+    plant("nn/a.py", "torch.ones(3)")
+    assert tensors_without_dtype(plant("kernels/a.py", code)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+import holdfast
 from holdfast.kernels.common import alike, planning, recording, replay, varlen
 
 CPU = torch.device("cpu")
@@ -376,3 +377,54 @@ def test_what_watches_operations_sees_them():
     with torch.autocast("cpu", torch.bfloat16):
         assert counted(x).dtype == torch.bfloat16
     assert torch.equal(torch.compile(counted.call, backend="eager", fullgraph=True)(x), x @ x)
+
+
+@pytest.mark.parametrize("backend", ["loop", "reference"])
+def test_resets_read_on_the_host_are_not_replayed(backend):
+    """Which rows are zeroed is a matter of their values, not of their shape."""
+    x, R = torch.randn(2, 4, 1, 1, 3), torch.randn(1, 1, 3, 3)
+    for n in range(6):
+        reset = torch.zeros(2, 4, dtype=torch.bool)
+        reset[n % 2, 1 + n % 3] = True
+        with torch.no_grad():
+            got, _ = holdfast.elman(x, R, reset=reset, backend=backend)
+            at = 1 + n % 3
+            alone, _ = holdfast.elman(x[:, at:], R, backend=backend)
+        torch.testing.assert_close(got[n % 2, at:], alone[n % 2])
+
+
+@pytest.mark.parametrize(
+    "of_storage",
+    [
+        lambda x: x.as_strided((2, 2), (2, 1), x.storage_offset()) * 1,
+        lambda x: x[1:].as_strided((2,), (1,), x.storage_offset() + 1) * 1,
+        lambda x: torch.view_as_complex(x.clone() if x.storage_offset() % 2 else x).real * 1,
+    ],
+    ids=["as_strided", "of a view", "view_as_complex"],
+)
+def test_what_depends_on_the_place_in_a_storage_is_not_replayed(of_storage):
+    counted, memory = Counted(of_storage), torch.randn(64)
+    # addresses of one alignment, at other places in their storages
+    begin = (-memory.data_ptr() // 4) % 4
+    for n in range(6):
+        whole = memory[begin:].clone() if n % 2 else memory
+        start = 0 if n % 2 else begin + 4 * n
+        x = whole[start : start + 8].view(4, 2)
+        assert torch.equal(counted(x), of_storage(x))
+    counted = Counted(lambda x: torch.empty(4).fill_(2.0).as_strided((2,), (2,), 1) * x[:2])
+    for _ in range(4):
+        x = torch.randn(2)
+        assert torch.equal(counted(x), 2 * x)
+    assert counted.runs == 2
+
+
+def test_an_encoded_address_outlives_the_others():
+    """Another thread may empty what is remembered while this one encodes."""
+
+    class Emptied(dict):
+        """Whatever is put into it another thread takes out at once."""
+
+        def __setitem__(self, key, value):
+            pass
+
+    assert recording._remembered(Emptied(), 5000, lambda address: b"made") == b"made"

@@ -112,7 +112,8 @@ def test_bad_mlstm_argument(changes, error, message):
     ("changes", "message"),
     [
         ({"B": torch.randn(2, 5, 3, 16)}, r"B: expected G to divide H; got G = 3, H = 4"),
-        ({"A": -torch.rand(5)}, r"A: expected shape \[H=4\] or \[H=4, N\]; got \[5\]"),
+        ({"A": -torch.rand(5)}, r"A: expected shape \[H=4\] or \[H=4, N=16\]; got \[5\]"),
+        ({"A": -torch.rand(4, 9)}, r"A: expected shape \[H=4\] or \[H=4, N=16\]; got \[4, 9\]"),
         ({"C": torch.randn(2, 5, 2, 8)}, r"C: expected shape \[B=2, T=5, G=2, N=16\]; got \[2, 5, 2, 8\]"),
         ({"D": torch.randn(4, 7)}, r"D: expected shape \[H=4\] or \[H=4, P=8\]; got \[4, 7\]"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.ops.check import check_cu_seqlens
+from holdfast.ops.check import FLOATS, check_cu_seqlens, is_dense
 
 Spec = tuple[str, tuple[int, ...], torch.dtype]
 
@@ -43,8 +43,13 @@ def check_input(x: Tensor, d_model: int, cu_seqlens: Tensor | None) -> int:
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor; got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"x: expected a floating-point dtype; got {x.dtype}")
+    if x.dtype not in FLOATS:
+        expected = "a dtype of 16 bits or more" if x.is_floating_point() else "a floating-point dtype"
+        raise TypeError(f"x: expected {expected}; got {x.dtype}")
+    if not is_dense(x):
+        raise TypeError(f"x: expected a dense tensor; got {'a nested one' if x.is_nested else f'one of {x.layout}'}")
+    if x.device.type == "meta":
+        raise ValueError("x: expected a tensor with memory; got one on the meta device")
     if x.dim() != 3 or x.shape[2] != d_model:
         raise ValueError(f"x: expected shape [B, T, d_model={d_model}]; got {list(x.shape)}")
     if cu_seqlens is None:

@@ -66,8 +66,9 @@ class ShortConvolution(nn.Module):
     def _convolve(self, rows: Tensor) -> Tensor:
         """[B, T + width - 1, channels] -> [B, T, channels]."""
         length = rows.shape[1] - self.width + 1
-        if length <= 1:
-            # a step of decoding is a dot product, for which a convolution costs several times as much
+        # a step of decoding is a dot product, for which a convolution costs several times as much; a compiler fuses the
+        # taps, while with a convolution Inductor wants other layouts and fails where T is symbolic (pytorch#185510)
+        if torch.compiler.is_compiling() or length <= 1:
             dtype = wide(rows.dtype)
             taps = self.weight.to(dtype).mT[:, None]
             y = sum(rows[:, j : j + length] * taps[j] for j in range(self.width))

@@ -10,6 +10,7 @@ from holdfast.recurrences.definition import Argument, Recurrence
 
 # axes whose size must divide another's: query or group heads divide value heads
 _DIVIDES = {"Hq": "H", "G": "H"}
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _show(shape: str, sizes: Mapping[str, int]) -> str:
@@ -31,13 +32,15 @@ def _bind(shape: str, actual: torch.Size, sizes: dict[str, int]) -> bool:
 def _check_dtype(name: str, x: Tensor, argument: Argument, dtype: torch.dtype) -> None:
     if argument.dtype == "bool":
         expected, right = "torch.bool", x.dtype == torch.bool
-    elif argument.dtype == "input":
-        expected, right = f"{dtype}, as the other inputs have", x.dtype == dtype and x.is_floating_point()
+    elif argument.dtype == "input" and dtype in FLOATS:
+        expected, right = f"{dtype}, as the other inputs have", x.dtype == dtype
     elif argument.dtype == "state":
         wide = torch.promote_types(dtype, torch.float32)
         expected, right = f"{wide}", x.dtype == wide
     else:
-        expected, right = "a floating-point dtype", x.is_floating_point()
+        # of 8 bits there are several, which PyTorch does not compute in
+        expected = "a dtype of 16 bits or more" if x.is_floating_point() else "a floating-point dtype"
+        right = x.dtype in FLOATS
     if not right:
         raise TypeError(f"{name}: expected {expected}; got {x.dtype}")
 
@@ -49,6 +52,9 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int) -> None:
     """
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens: expected a tensor; got {type(cu_seqlens).__name__}")
+    if not is_dense(cu_seqlens) or cu_seqlens.device.type == "meta":
+        found = f"one of layout {cu_seqlens.layout} on {cu_seqlens.device}"
+        raise ValueError(f"cu_seqlens: expected a dense tensor with memory; got {found}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens: expected torch.int32 or torch.int64; got {cu_seqlens.dtype}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
@@ -124,20 +130,22 @@ def _metadata(
         parts = [
             None
             if x is None
-            else tuple([None if y is None else (y.shape, y.dtype, y.device) for y in x])
+            else tuple([None if y is None else (y.shape, y.dtype, y.device, y.layout) for y in x])
             if type(x) is tuple
-            else (x.shape, x.dtype, x.device)
+            else (x.shape, x.dtype, x.device, x.layout)
             for x in arguments.values()
         ]
-        packed = None if cu_seqlens is None else (cu_seqlens.shape, cu_seqlens.dtype)
+        offsets = cu_seqlens
+        packed = None if offsets is None else (offsets.shape, offsets.dtype, offsets.layout, offsets.device.type)
         fixed = None if sizes is None else tuple(sizes.items())
         metadata = (id(expected_arguments), *arguments, *parts, packed, fixed)
         # sizes that are traced have no hash
         hash(metadata)
         device = next(iter(arguments.values())).device
-    except (AttributeError, TypeError):
+        return None if torch.is_autocast_enabled(device.type) else metadata
+    except (AttributeError, TypeError, RuntimeError):
+        # of what is no tensor, or one that has no shape or no autocast
         return None
-    return None if torch.is_autocast_enabled(device.type) else metadata
 
 
 def _check(
@@ -153,7 +161,8 @@ def _check(
             specs[label], given[label] = spec, _cast(label, spec, part, first)
     dtype = next(iter(given.values())).dtype
     bound = dict(sizes or {})
-    for label, x in given.items():
+    # what may have several shapes comes last, so that it is held against the sizes of the others
+    for label, x in sorted(given.items(), key=lambda each: len(specs[each[0]].shapes) > 1):
         if x is None:
             continue
         spec = specs[label]
@@ -191,11 +200,21 @@ def _cast(label: str, spec: Argument, x: Any, first: Tensor) -> Tensor | None:
         return None
     if not isinstance(x, Tensor):
         raise TypeError(f"{label}: expected a tensor; got {type(x).__name__}")
+    if not is_dense(x):
+        found = "a nested one" if x.is_nested else f"one of layout {x.layout}"
+        raise TypeError(f"{label}: expected a dense tensor; got {found}")
+    if x.device.type == "meta" and first is x:
+        raise ValueError(f"{label}: expected a tensor with memory; got one on the meta device")
     if x.device != first.device:
         raise ValueError(f"{label}: expected device {first.device}, as the first argument has; got {x.device}")
     if spec.dtype == "input" and _autocasts(x):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x
+
+
+def is_dense(x: Any) -> bool:
+    """Whether x is a tensor that has sizes and strides."""
+    return isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested
 
 
 def _count_sequences(label: str, x: Tensor, spec: Argument, cu_seqlens: Tensor | None) -> int:
@@ -231,6 +250,20 @@ def _check_heads(label: str, x: Tensor, spec: Argument, bound: Mapping[str, int]
 
 def _autocasts(x: Tensor) -> bool:
     return x.is_floating_point() and x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
+
+
+def name_of(backend: str | None) -> str:
+    """backend, and "" for None, as the custom ops take it. Raises TypeError unless it is a name, ValueError for "".
+
+    Whether there is one of that name is found where the call is planned.
+    """
+    if backend is None:
+        return ""
+    if not isinstance(backend, str):
+        raise TypeError(f"backend: expected a name or None; got {type(backend).__name__}")
+    if not backend:
+        raise ValueError("backend: expected a name or None; got ''")
+    return backend
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:

@@ -48,9 +48,10 @@ def fused_inputs(
     With a gate or strength in float64, which the kernel does not compute in, `prepared` itself runs.
 
     Raises:
-        ValueError: for options that do not go together, as `recurrences.delta_rule.check_options` does.
+        TypeError, ValueError: for options that are no bools or do not go together, as
+            `recurrences.delta_rule.check_options` does.
     """
-    check_options(A_log, dt_bias, beta_sigmoid, allow_neg_eigval)
+    check_options(A_log, dt_bias, qk_l2norm, beta_sigmoid, allow_neg_eigval)
     if g is not None and g.dim() == 1:
         g = g.expand(beta.shape)
     gate, strength = (None if A_log is None else g), (beta if beta_sigmoid else None)
@@ -130,9 +131,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-    found = _inputs_backward(*ctx.saved_tensors, *ctx.rest, *grads)
+    # once: activation checkpointing refuses to unpack them again
+    tensors = ctx.saved_tensors
     norm, _ = ctx.rest
-    given = (norm, norm, *(x is not None for x in ctx.saved_tensors[2:]))
+    found = _inputs_backward(*tensors, *ctx.rest, *grads)
+    given = (norm, norm, *(x is not None for x in tensors[2:]))
     return *(grad if was else None for grad, was in zip(found, given, strict=True)), None, None
 
 

@@ -20,8 +20,9 @@ from holdfast.recurrences import dense as shapes
 from holdfast.recurrences.cell import Cell, lookup
 from holdfast.recurrences.definition import DenseCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
+from holdfast.recurrences.scalars import flag
 
-from .check import needs_grad, prepare
+from .check import name_of, needs_grad, prepare
 from .registration import define, differentiable
 
 BACKENDS = (Fused(), TritonLoop(), Alternating(), Loop(), Reference())
@@ -91,11 +92,11 @@ def run(
         if not recurrent_grad_clip > 0:
             raise ValueError(f"recurrent_grad_clip: expected a number > 0 or None; got {recurrent_grad_clip}")
         recurrent_grad_clip = float(recurrent_grad_clip)
-    if not isinstance(cut_recurrent_grad, bool):
-        raise TypeError(f"cut_recurrent_grad: expected a bool; got {type(cut_recurrent_grad).__name__}")
+    flag("cut_recurrent_grad", cut_recurrent_grad)
+    flag("output_final_state", output_final_state)
     grad = needs_grad(*(given[name] for name in ("x", "R", "b", "initial_state")))
     h, final_state, _, _ = _dense(
-        *given.values(), cu_seqlens, recurrent_grad_clip, cut_recurrent_grad, cell.key, grad, backend or ""
+        *given.values(), cu_seqlens, recurrent_grad_clip, cut_recurrent_grad, cell.key, grad, name_of(backend)
     )
     return h, final_state if output_final_state else None
 
@@ -249,7 +250,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 def _save_outputs(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
     h, _, states, gates = outputs
-    ctx.mark_non_differentiable(states, gates)
+    # gates, saved, lead a second differentiation to x, which is not
+    ctx.mark_non_differentiable(states)
     ctx.save_for_backward(*inputs[1:6], h if kept.compact(inputs[0]) else None, states, gates)
 
 

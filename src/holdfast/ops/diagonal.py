@@ -13,8 +13,9 @@ from holdfast.kernels.diagonal.reference import Reference
 from holdfast.kernels.diagonal.triton_scan import TritonScan
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall, Recurrence
+from holdfast.recurrences.scalars import flag
 
-from .check import needs_grad
+from .check import name_of, needs_grad
 from .registration import define, differentiable
 
 BACKENDS = (HopperScan(), TritonScan(), Chunked(), Reference())
@@ -52,9 +53,10 @@ def run(
     backend: a name forces that backend. Returns h [B, T, D] in x's dtype and the state [N, D] in float32 or wider, None
     where it is not asked for. Raises ValueError for a backend that is unknown or cannot serve the call.
     """
+    flag("output_final_state", output_final_state)
     call, finish = mapped
     grad = needs_grad(*call[:4])
-    o, final_state, _ = diagonal_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
+    o, final_state, _ = diagonal_forward(*call, cu_seqlens, recurrence.name, grad, name_of(backend))
     if finish is not None:
         o, final_state = finish(o, final_state)
     return o, final_state if output_final_state else None

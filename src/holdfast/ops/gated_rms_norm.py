@@ -11,8 +11,9 @@ from holdfast.kernels.matrix.gated_norm import ACTIVATIONS, Activation, GatedNor
 from holdfast.kernels.matrix.triton_gated_norm import TritonGatedNorm
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
+from holdfast.recurrences.scalars import number
 
-from .check import check_arguments, needs_grad
+from .check import check_arguments, name_of, needs_grad
 from .registration import define, differentiable
 
 BACKENDS = (TritonGatedNorm(), PyTorchGatedNorm())
@@ -58,12 +59,13 @@ def gated_rms_norm(
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected 'silu' or 'sigmoid'; got {activation!r}")
+    eps = number("eps", eps, 0)
     given = check_arguments(ARGUMENTS, None, {"o": o, "gate": gate, "weight": weight})
     weight = given["weight"]
     if weight is not None and weight.dim() == 1:
         weight = weight[None]
     return gated_norm_forward(
-        given["o"], given["gate"], weight, eps, activation, needs_grad(o, gate, weight), backend or ""
+        given["o"], given["gate"], weight, eps, activation, needs_grad(o, gate, weight), name_of(backend)
     )
 
 

@@ -13,8 +13,9 @@ from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
 from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
+from holdfast.recurrences.scalars import flag
 
-from .check import check_arguments, needs_grad
+from .check import check_arguments, name_of, needs_grad
 from .registration import define, differentiable
 
 BACKENDS = (HopperInterChunkScan(), TritonInterChunkScan(), ChunkedInterChunkScan())
@@ -64,12 +65,13 @@ def inter_chunk_scan(
         ValueError, TypeError: for an argument of the wrong shape, dtype or device, named in the message; for W without
             Y; for a backend that is unknown or cannot serve the call.
     """
+    flag("output_final_state", output_final_state)
     given = {"states": states, "decay": decay, "W": W, "Y": Y, "initial_state": initial_state}
     call = InterChunkCall(**check_arguments(ARGUMENTS, cu_seqlens, given))
     if (W is None) != (Y is None):
         missing, other = ("W", "Y") if W is None else ("Y", "W")
         raise ValueError(f"{missing}: expected a tensor [B, G, H, K, r] beside {other}; got None")
-    h, final_state = inter_chunk_forward(*call, cu_seqlens, needs_grad(*call), backend or "", output_final_state)
+    h, final_state = inter_chunk_forward(*call, cu_seqlens, needs_grad(*call), name_of(backend), output_final_state)
     return h, final_state if output_final_state else None
 
 

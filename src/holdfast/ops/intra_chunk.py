@@ -13,8 +13,9 @@ from holdfast.kernels.matrix.intra_chunk import Activation, IntraChunkCall
 from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
+from holdfast.recurrences.scalars import number
 
-from .check import check_arguments, needs_grad
+from .check import check_arguments, is_dense, name_of, needs_grad
 from .registration import define, differentiable
 
 BACKENDS = (HopperIntraChunk(), TritonIntraChunk(), ChunkedIntraChunk())
@@ -74,13 +75,13 @@ def intra_chunk(
         raise ValueError(f"chunk_size: expected at least 1; got {chunk_size}")
     if gate_activation not in get_args(Activation):
         raise ValueError(f"gate_activation: expected 'silu' or 'sigmoid'; got {gate_activation!r}")
-    has_length = isinstance(q, Tensor) and q.dim() > 1
+    has_length = is_dense(q) and q.dim() > 1
     sizes = {"chunks": -(-q.shape[1] // chunk_size)} if has_length else {}
     given = {"q": q, "k": k, "v": v, "g": g, "states": states, "gate": gate}
     tensors = check_arguments(ARGUMENTS, None, given, sizes)
-    scale = tensors["k"].shape[3] ** -0.5 if scale is None else float(scale)
+    scale = tensors["k"].shape[3] ** -0.5 if scale is None else number("scale", scale)
     call = IntraChunkCall(**tensors, scale=scale, chunk_size=chunk_size, gate_activation=gate_activation)
-    return intra_chunk_forward(*call, needs_grad(*tensors.values()), backend or "")
+    return intra_chunk_forward(*call, needs_grad(*tensors.values()), name_of(backend))
 
 
 def problem(call: IntraChunkCall, grad: bool) -> Problem:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.lightning import LIGHTNING
+from holdfast.recurrences.scalars import integer
 
 from . import matrix
 from .check import prepare
@@ -28,12 +29,13 @@ def lightning(
     (arXiv:2307.14995).
 
     Args:
-        layer, num_layers: this layer's number from 0, and how many there are; ValueError unless layer < num_layers.
+        layer, num_layers: this layer's number from 0, and how many there are; TypeError unless integers, ValueError
+            unless layer < num_layers.
 
     The other args, returns and errors are those of `simple_gla` without g: q, k [B, T, Hq, K], v [B, T, H, V], states
     float32 [N, H, K, V]; returns o = scale S_t^T q_t, [B, T, H, V], and the final state or None.
     """
-    if not 0 <= layer < num_layers:
+    if not 0 <= integer("layer", layer) < integer("num_layers", num_layers):
         raise ValueError(f"layer: expected 0 <= layer < num_layers = {num_layers}; got {layer}")
     given = prepare(LIGHTNING, cu_seqlens, {"q": q, "k": k, "v": v, "initial_state": initial_state})
     mapped = LIGHTNING.map(**given, layer=layer, num_layers=num_layers, scale=scale)

@@ -24,8 +24,9 @@ from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
+from holdfast.recurrences.scalars import flag
 
-from .check import needs_grad
+from .check import name_of, needs_grad
 from .registration import define, differentiable
 
 HOPPER = OneName(Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())
@@ -74,9 +75,10 @@ def run(
     family's own [N, H, K, V] in float32 or wider; None where it is not asked for. Raises ValueError for a backend that
     is unknown or cannot serve the call.
     """
+    flag("output_final_state", output_final_state)
     call, finish = mapped
     grad = needs_grad(*call[:7])
-    o, final_state, _ = matrix_forward(*call, cu_seqlens, recurrence.name, grad, backend or "")
+    o, final_state, _ = matrix_forward(*call, cu_seqlens, recurrence.name, grad, name_of(backend))
     final_state = final_state if output_final_state else None
     return (o, final_state) if finish is None else finish(o, final_state)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.mlstm import MLSTM, Gates, Gating, State, gates
+from holdfast.recurrences.scalars import flag
 
 from . import matrix
 from .check import prepare
@@ -67,7 +68,9 @@ def mlstm(
 
 
 def check_gating(gating: Gating, normalize: bool) -> None:
-    """Raises ValueError for an unknown gating, or for one whose states have to be normalised."""
+    """Raises ValueError for an unknown gating, or for one whose states have to be normalised; TypeError for a normalize
+    that is no bool."""
+    flag("normalize", normalize)
     if gating not in ("exp", "sigmoid"):
         raise ValueError(f"gating: expected 'exp' or 'sigmoid'; got {gating!r}")
     if gating == "exp" and not normalize:

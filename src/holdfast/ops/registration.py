@@ -17,6 +17,7 @@ from holdfast.kernels.common.straight import note_differentiable
 from holdfast.kernels.common.untraced import untraced
 
 from .check import needs_grad
+from .derivatives import gradients_once, refuse_forward_mode, refuse_transforms
 
 _LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 
@@ -73,6 +74,7 @@ def differentiable(
     many of the outputs, the first, usually have a gradient, all by default: kernels for those are compiled beside op's.
     """
     run = op if run is None else run
+    name = op._schema.name.removeprefix("holdfast::")
 
     def rehearse(arguments: tuple[Any, ...], outputs: Any) -> None:
         kept, made = _Kept(), outputs if isinstance(outputs, tuple) else (outputs,)
@@ -95,9 +97,8 @@ def differentiable(
             return outputs
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grads: Any) -> Any:
-            return None, *backward(ctx, *grads)[:inputs]
+            return None, *gradients_once(name, backward, ctx, grads)[:inputs]
 
     # apply, but for its look at each argument, in Python, for what a transform of torch.func may have left
     apply = super(torch.autograd.Function, Recorded).apply
@@ -106,14 +107,16 @@ def differentiable(
         return apply(arguments[inputs:], *arguments[:inputs])
 
     def record(*arguments: Any) -> Any:
+        refuse_forward_mode(name, arguments[:inputs])
         if needs_grad(*arguments[:inputs]):
+            refuse_transforms(name)
             outputs = Recorded.apply(arguments[inputs:], *arguments[:inputs])
             note_differentiable(of_plain, arguments, outputs)
             return outputs
         with torch._C._AutoDispatchBelowAutograd():
             return run(*arguments)
 
-    _LIBRARY.impl(op._schema.name.removeprefix("holdfast::"), record, "Autograd")
+    _LIBRARY.impl(name, record, "Autograd")
 
     def call(*arguments: Any) -> Any:
         # a graph is to hold op itself; otherwise the dispatcher would only come back to record

@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
+from holdfast.recurrences.scalars import number
 from holdfast.recurrences.simple_gla import default_scale
 
 from . import matrix
-from .check import prepare
+from .check import name_of, prepare
 from .delta_inputs import fastest_inputs
+from .derivatives import refuse_forward_mode
 from .mlstm import check_gating, fastest_gates
 
 # of the mappings, read once: to read a signature takes longer than to launch the kernel
@@ -50,6 +53,7 @@ def step(
     Raises:
         ValueError, TypeError: for an unknown op or argument, for an argument of the wrong shape, dtype or device, named
             in the message; for a backend that is unknown or cannot serve the call.
+        NotImplementedError: for a tensor with a tangent, as of torch.func.jvp.
     """
     known = [name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix"]
     if op not in known:
@@ -63,13 +67,14 @@ def step(
         raise TypeError("arguments: expected no initial_state, which is state; got one")
     tensors = {name: arguments.get(name) for name in recurrence.arguments if name != "initial_state"}
     given = prepare(recurrence, None, tensors | {"initial_state": state})
+    refuse_forward_mode("step", tree_leaves((given, options)))
     if op == "mlstm":
-        return _mlstm(given, backend or "", **options)
+        return _mlstm(given, name_of(backend), **options)
     if op in _DELTA:
         options["inputs_of"] = fastest_inputs(given["q"])
     call, finish = recurrence.map(**given, **options)
     _check_token(call.v, state)
-    o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, backend or "")
+    o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, name_of(backend))
     return o if finish is None else finish(o, state)[0]
 
 
@@ -96,7 +101,7 @@ def _mlstm(
     _check_token(v, C)
     # of one token, nothing beside C: so that h is rounded once
     q, k, wide = q.to(C.dtype), k.to(C.dtype), v.to(C.dtype)
-    scale = default_scale(scale, k)
+    scale, eps = default_scale(scale, k), number("eps", eps, 0)
     g, beta, here, last = fastest_gates(given["i"], given["f"], C.dtype)(
         given["i"], given["f"], m, None, gating == "exp"
     )

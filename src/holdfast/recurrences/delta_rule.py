@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
+from .scalars import flag
 from .simple_gla import QKV, STATE, default_scale, draw_qkv
 
 BETA = {"beta": Argument("write strength, 0 to 1 (to 2 for negative eigenvalues)", "B T H", "float")}
@@ -24,8 +25,14 @@ def l2_normalize(x: Tensor) -> Tensor:
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
-def check_options(A_log: Tensor | None, dt_bias: Tensor | None, beta_sigmoid: bool, allow_neg_eigval: bool) -> None:
-    """Raises ValueError for dt_bias without A_log, and for allow_neg_eigval without beta_sigmoid."""
+def check_options(
+    A_log: Tensor | None, dt_bias: Tensor | None, qk_l2norm: bool, beta_sigmoid: bool, allow_neg_eigval: bool
+) -> None:
+    """Raises TypeError for an option that is no bool; ValueError for dt_bias without A_log, and for allow_neg_eigval
+    without beta_sigmoid."""
+    flag("qk_l2norm", qk_l2norm)
+    flag("beta_sigmoid", beta_sigmoid)
+    flag("allow_neg_eigval", allow_neg_eigval)
     if dt_bias is not None and A_log is None:
         raise ValueError("dt_bias: expected A_log beside it, since g is a log decay without; got A_log=None")
     if allow_neg_eigval and not beta_sigmoid:
@@ -61,9 +68,9 @@ def prepared(
         computed, in float32 (float64 beside float64).
 
     Raises:
-        ValueError: as `check_options` does.
+        TypeError, ValueError: as `check_options` does.
     """
-    check_options(A_log, dt_bias, beta_sigmoid, allow_neg_eigval)
+    check_options(A_log, dt_bias, qk_l2norm, beta_sigmoid, allow_neg_eigval)
     wide = torch.promote_types(q.dtype, torch.float32)
     if A_log is not None:
         g = g.to(wide) if dt_bias is None else g.to(wide) + dt_bias

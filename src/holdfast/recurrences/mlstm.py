@@ -11,6 +11,7 @@ from torch import Tensor
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
 from .oracle_matrix import unit
+from .scalars import number
 from .simple_gla import QKV, default_scale, draw_qkv
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -27,7 +28,7 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     length = i.shape[1]
     if length == 0:
         return i, i, m
-    steps = torch.arange(length, device=i.device)
+    steps = torch.arange(length, dtype=torch.int64, device=i.device)
     if cu_seqlens is None:
         first, entry = (steps == 0)[None, :, None], m[:, None]
     else:
@@ -64,10 +65,11 @@ def gates(
     # float64: stabilised decays are differences of numbers that may be large beside them
     log_f, i = F.logsigmoid(f.double()), i.double()
     if not exponential:
-        return log_f.to(wide), i.sigmoid().to(wide), torch.zeros_like(i, dtype=wide), m
+        # a copy: what an op returns is no argument of it
+        return log_f.to(wide), i.sigmoid().to(wide), torch.zeros_like(i, dtype=wide), m.clone()
     here, before, last = stabilizer(log_f, i, m.double(), cu_seqlens)
     by = (before - here).detach()
-    return (log_f + by).to(wide), (i - here.detach()).exp().to(wide), here.to(wide), last.to(wide)
+    return (log_f + by).to(wide), (i - here.detach()).exp().to(wide), here.to(wide), last.to(wide, copy=True)
 
 
 def _map(
@@ -99,9 +101,11 @@ def _map(
             final = final / unit(last)[..., None, None]
         if normalize:
             return o, (final[..., :-1], final[..., -1], last)
-        return o, (final, final.new_zeros(final.shape[:3]) if n is None else n, last)
+        return o, (final, final.new_zeros(final.shape[:3]) if n is None else n.clone(), last)
 
-    call = MatrixCall(q, k, v, g, beta, m if normalize else None, state, default_scale(scale, k), eps)
+    call = MatrixCall(
+        q, k, v, g, beta, m if normalize else None, state, default_scale(scale, k), number("eps", eps, 0)
+    )
     return call, finish
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
+from .scalars import number
 
 QKV = {
     "q": Argument("queries", "B T Hq K"),
@@ -15,8 +16,8 @@ STATE = {"initial_state": Argument("state before the first step", "sequences H K
 
 
 def default_scale(scale: float | None, k: Tensor) -> float:
-    """K ** -0.5 unless a scale is given."""
-    return k.shape[-1] ** -0.5 if scale is None else scale
+    """K ** -0.5 unless a scale is given. Raises TypeError for what is no number, ValueError for one not finite."""
+    return k.shape[-1] ** -0.5 if scale is None else number("scale", scale)
 
 
 def constant_decay(g: Tensor, v: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
+from .scalars import flag
 
 
 def _map(
@@ -22,6 +23,7 @@ def _map(
     initial_state: Tensor | None = None,
     dt_softplus: bool = False,
 ) -> tuple[MatrixCall, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+    flag("dt_softplus", dt_softplus)
     wide = torch.promote_types(x.dtype, torch.float32)
     dt = dt.to(wide)
     if dt_bias is not None:

@@ -22,7 +22,7 @@ def _check_of(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 @cache
 def _is_there() -> bool:
     """Whether this version of PyTorch has that check, which it does not promise, and it tells tensors apart."""
-    x, y = torch.empty(2, 3), torch.empty(2, 3)
+    x, y = (torch.empty(2, 3, dtype=torch.float32) for _ in range(2))
     try:
         check = _check_of((x, y))
         return check(y, x) and not any(check(x, z) for z in (y.t(), y[:1], y.double(), y.clone().requires_grad_()))

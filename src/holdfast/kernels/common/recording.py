@@ -21,6 +21,9 @@ _ALLOCATIONS = {
 _empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 # at a few KiB each
 _BOUND = 512
+# what depends on where in its storage a tensor begins, which calls that are alike need not have in common
+_OF_STORAGE = {aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default}
+_OF_STORAGE |= {aten.as_strided_scatter.default, aten.view_as_complex.default}
 _UNREPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
 # of a thread that records
 RECORDING: dict[int, "Recorder"] = {}
@@ -152,11 +155,13 @@ class Launch:
 
 
 def _remembered(known: dict[int, bytes], address: int, encode: Callable[[int], bytes]) -> bytes:
-    if address not in known:
+    found = known.get(address)
+    if found is None:
+        # another thread may clear it at any time
         if len(known) >= 1024:
             known.clear()
-        known[address] = encode(address)
-    return known[address]
+        found = known[address] = encode(address)
+    return found
 
 
 def filled(x: Any, slots: list[Any]) -> Any:
@@ -218,6 +223,9 @@ class Recorder(TorchDispatchMode):
             return
         if any(tag in op.tags for tag in _UNREPEATABLE):
             self.failed = f"{op} depends on values"
+            return
+        if op in _OF_STORAGE and self.address(args[0])[0] < self.count:
+            self.failed = f"{op} depends on where in its storage an argument begins"
             return
         if not many and id(out) in self.slots and not op._schema.is_mutable:
             # its argument, as it came

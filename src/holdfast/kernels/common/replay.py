@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .alike import CONSTANT, Alike
@@ -81,9 +82,10 @@ def _read(values: Any, key: list[Any], tensors: list[Tensor], grad: bool) -> boo
 def allow(device: torch.device) -> None:
     """Lets calls on tensors of a kind of device be recorded."""
     with torch.inference_mode():
-        inferred = torch.empty(0, device=device)
+        inferred = torch.empty(0, dtype=torch.float32, device=device)
     with torch.inference_mode(False):
-        _PLAIN.update(_keys_of(x).raw_repr() for x in (inferred, torch.empty(0, device=device)))
+        plain = torch.empty(0, dtype=torch.float32, device=device)
+    _PLAIN.update(_keys_of(x).raw_repr() for x in (inferred, plain))
 
 
 def _watched() -> bool:
@@ -92,6 +94,8 @@ def _watched() -> bool:
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd._profiler_enabled()
+        # a tangent is to be found by the ops, which refuse it
+        or forward_ad._current_level >= 0
     )
 
 

@@ -67,9 +67,10 @@ def buckets(bounds: Sequence[int], device: torch.device) -> list[Bucket]:
             groups.setdefault((end - start - 1).bit_length(), []).append(n)
     result = []
     for members in groups.values():
-        starts = torch.tensor([bounds[n] for n in members], device=device)
-        lengths = torch.tensor([bounds[n + 1] - bounds[n] for n in members], device=device)
-        steps = torch.arange(int(lengths.max()), device=device)
+        starts = torch.tensor([bounds[n] for n in members], dtype=torch.int64, device=device)
+        lengths = torch.tensor([bounds[n + 1] - bounds[n] for n in members], dtype=torch.int64, device=device)
+        steps = torch.arange(int(lengths.max()), dtype=torch.int64, device=device)
         valid = steps < lengths[:, None]
-        result.append(Bucket(torch.tensor(members, device=device), starts[:, None] + steps, valid))
+        numbers = torch.tensor(members, dtype=torch.int64, device=device)
+        result.append(Bucket(numbers, starts[:, None] + steps, valid))
     return result

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.recording import note_values_read
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.cell import Cell
 from holdfast.recurrences.definition import DenseCall
@@ -190,6 +191,7 @@ def _resets(call: DenseCall, time: Timeline) -> list[Tensor | None] | None:
         return None
     if call.reset.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("reset: this backend reads it on the host, which a CUDA graph cannot capture")
+    note_values_read()
     return [rows[:, None, None] if any(rows.tolist()) else None for rows in time.steps(call.reset)]
 
 

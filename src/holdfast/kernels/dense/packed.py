@@ -47,7 +47,7 @@ class Group:
 
 def groups(cu_seqlens: Tensor, length: int, most: int) -> list[Group]:
     """Sequences of like length together, at most so many; empty ones are in none. Reads cu_seqlens on the host."""
-    bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length))
+    bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length), dtype=torch.int64)
     lengths = bounds.diff()
     order = [n for n in lengths.argsort(descending=True, stable=True).tolist() if lengths[n] > 0]
     found: list[list[int]] = []
@@ -60,13 +60,14 @@ def groups(cu_seqlens: Tensor, length: int, most: int) -> list[Group]:
             tokens = 0
         found[-1].append(n)
         tokens += here
-    return [_group(bounds[:-1], lengths, torch.tensor(group), cu_seqlens.device) for group in found]
+    rows = [torch.tensor(group, dtype=torch.int64) for group in found]
+    return [_group(bounds[:-1], lengths, group, cu_seqlens.device) for group in rows]
 
 
 def _group(starts: Tensor, lengths: Tensor, sequences: Tensor, device: torch.device) -> Group:
     longest = int(lengths[sequences[0]])
     # how far each place is into its sequence, below 0 where it is filled up
-    step = torch.arange(longest) - (longest - lengths[sequences])[:, None]
+    step = torch.arange(longest, dtype=torch.int64) - (longest - lengths[sequences])[:, None]
     source = (starts[sequences][:, None] + step.clamp_min(0)).flatten()
     inside = step >= 0
     kept = inside.flatten().nonzero()[:, 0]

@@ -72,10 +72,10 @@ def timeline(batch: int, length: int, cu_seqlens: Tensor | None) -> Timeline:
     """The timeline of a [batch, length] call. Raises ValueError for offsets that do not rise from 0 to length."""
     if cu_seqlens is None:
         return Timeline([batch] * length, list(range(0, batch * length + 1, batch)) if batch else [0] * (length + 1))
-    bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length))
+    bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length), dtype=torch.int64)
     lengths = bounds.diff()
     sequences = lengths.argsort(descending=True, stable=True)
-    steps = torch.arange(int(lengths.max()))
+    steps = torch.arange(int(lengths.max()), dtype=torch.int64)
     running = steps[:, None] < lengths[sequences]
     sizes = running.sum(1).tolist()
     order = (bounds[sequences] + steps[:, None])[running]

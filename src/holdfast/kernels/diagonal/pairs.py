@@ -5,8 +5,12 @@ from torch import Tensor
 
 
 def join(x: Tensor) -> Tensor:
-    """[..., D] -> complex [..., D/2], a view of x where x is contiguous."""
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    """[..., D] -> complex [..., D/2], a view of x where x is contiguous and begins with a whole number of pairs."""
+    x = x.unflatten(-1, (-1, 2)).contiguous()
+    # an axis of size 1 may have any stride and still be contiguous
+    if any(place % 2 for place in (x.storage_offset(), *x.stride()[:-1])):
+        x = x.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_complex(x)
 
 
 def split(z: Tensor) -> Tensor:

@@ -189,7 +189,9 @@ class Run:
         grad_final = None if grad_final is None else grad_final.float().contiguous()
         if not grad_x.numel():
             shape = (self.sequences, self.channels)
-            found = torch.zeros(shape, device=grad_x.device) if grad_final is None else grad_final.clone()
+            if grad_final is None:
+                grad_final = torch.zeros(shape, dtype=torch.float32, device=grad_x.device)
+            found = grad_final.clone()
             return gates[0], grad_x, gates[1], found
         if grad_o is None:
             grad_o = call.x.new_zeros(self.channels).expand(call.x.shape)

@@ -86,7 +86,7 @@ class HopperGLA:
         end = aligned(grad_final)
         grad_start = None
         if call.initial_state is not None:
-            grad_start = torch.empty(_state_shape(call, cu_seqlens), device=v.device)
+            grad_start = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             if grad_start is not None:
                 grad_start = grad_start.zero_() if end is None else grad_start.copy_(end)

@@ -1,0 +1,115 @@
+"""torch.compile with Inductor, as users run it, forward and backward: one graph that serves other lengths and batches.
+
+Other tests of compiled calls use aot_eager, which lays out and fuses nothing and takes a tenth of the time.
+"""
+
+import shutil
+
+import pytest
+import torch
+
+import holdfast
+from every_call import CALLS, SIZES
+from holdfast.nn import GLA, GRU, LSTM, MLSTM, RGLRU, RNN, SLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn.short_convolution import ShortConvolution
+from holdfast.recurrences import Sizes
+from parity import assert_close, leaves, with_grad
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
+
+MIXERS = {
+    "GLA": lambda: GLA(8, 2),
+    "RetNet": lambda: RetNet(8, 2),
+    "Mamba2": lambda: Mamba2(8, 4, d_state=4, n_groups=2),
+    "MLSTM": lambda: MLSTM(8, 2),
+    "DeltaNet": lambda: DeltaNet(8, 2, allow_neg_eigval=True),
+    "GatedDeltaNet": lambda: GatedDeltaNet(8, 2, num_v_heads=4),
+    "RGLRU": lambda: RGLRU(8, 2),
+    "RotLRU": lambda: RotLRU(8, 2),
+    "SLSTM": lambda: SLSTM(8, 2),
+}
+LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+# batches and lengths: the first call's graph is for its own, the second's for any, so the third compiles nothing
+SHAPES = ((2, 8), (3, 9), (5, 16))
+OFFSETS = ((0, 3, 8), (0, 4, 7, 9), (0, 2, 2, 9, 16))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def check(name, run, compiled, cases, parameters=()):
+    """Values and gradients of every case, of the parameters' too, are those of the call that is not compiled."""
+    for n, case in enumerate(cases):
+        with torch._dynamo.config.patch(error_on_recompile=n > 1 and not is_of_one_length(name)):
+            got = results(compiled, case, parameters)
+        assert_close(got, results(run, case, parameters), 1e-5)
+
+
+def is_of_one_length(name):
+    """On a CPU mLSTM's stabiliser takes log2(T) rounds of PyTorch's operations, which a graph holds for its own T."""
+    return name.lower().startswith("mlstm")
+
+
+def results(run, arguments, parameters):
+    arguments = with_grad(arguments)
+    made = leaves(run(**arguments))
+    loss = sum((n + 1.5) * x.square().sum() for n, x in enumerate(made))
+    grads = torch.autograd.grad(loss, [*leaves(arguments), *parameters], allow_unused=True, materialize_grads=True)
+    return [x.detach().double() for x in (*made, *grads)]
+
+
+def packed(offsets):
+    x, cu_seqlens = torch.randn(1, offsets[-1], 8), torch.tensor(offsets)
+    return {"x": x, "cu_seqlens": cu_seqlens}
+
+
+def test_a_short_convolution_before_an_op_compiles_for_any_length():
+    """A convolution of symbolic length, beside views of four axes that are kept for the backward pass."""
+    conv, proj = ShortConvolution(8), torch.nn.Linear(8, 8)
+
+    def run(x):
+        y, _ = conv(x)
+        return holdfast.gated_rms_norm(y.unflatten(-1, (2, 4)), proj(x).unflatten(-1, (2, 4)))
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True)
+    parameters = [*conv.parameters(), *proj.parameters()]
+    check("conv", run, compiled, [{"x": torch.randn(*shape, 8)} for shape in SHAPES], parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("kind", ["batches", "packed"])
+def test_mixers(name, kind):
+    mixer = MIXERS[name]()
+    if kind == "packed":
+        cases = [packed(offsets) for offsets in OFFSETS]
+    else:
+        cases = [{"x": torch.randn(*shape, 8)} for shape in SHAPES]
+    check(name, mixer, torch.compile(mixer, fullgraph=True), cases, list(mixer.parameters()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name):
+    layer = LAYERS[name](8, 8, num_layers=2, batch_first=True)
+    cases = [{"input": torch.randn(*shape, 8)} for shape in SHAPES]
+    check(name, layer, torch.compile(layer, fullgraph=True), cases, list(layer.parameters()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_ops(name):
+    call = CALLS[name]
+    cases = []
+    for seed, (B, T) in enumerate(SHAPES):
+        sizes = Sizes(B=B, T=T, H=SIZES.H, K=SIZES.K, V=SIZES.V, D=SIZES.D)
+        cases.append(call.arguments(torch.float32, seed, sizes))
+
+    def run(**arguments):
+        return call(arguments)
+
+    check(name, run, torch.compile(run, fullgraph=True, dynamic=True), cases)
