@@ -2,9 +2,12 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from .errors import UserError
 
 
 def _version(package: str) -> str:
@@ -18,11 +21,27 @@ def doctor(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default cuda where there is one, cpu as well.")
     ] = None,
+    fuzz: Annotated[
+        float | None, typer.Option(help="Instead, make random calls of every op for so many seconds.", min=0)
+    ] = None,
+    scenarios: Annotated[int | None, typer.Option(help="Fuzz so many scenarios, or fewer in --fuzz.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of the fuzzer's scenarios.", min=0)] = 0,
+    workers: Annotated[int | None, typer.Option(help="Processes that fuzz side by side.", min=1)] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the fuzzer's rows here, as JSON lines.")] = None,
+    replay: Annotated[str | None, typer.Option(help="Instead, run the scenario of a fuzzer's line again.")] = None,
 ) -> None:
     """Say what this machine has, and check every backend against the float64 oracle, forward and gradients.
 
-    Exits with status 1 if a backend is wrong.
+    Exits with status 1 if a backend, or with --fuzz and --replay a scenario, is wrong.
     """
+    if replay is not None:
+        if fuzz is not None or scenarios is not None:
+            raise UserError("--replay: runs one scenario; leave --fuzz and --scenarios out")
+        from .fuzz import replay as run_again
+
+        return run_again(replay)
+    if fuzz is not None or scenarios is not None:
+        return _fuzz(fuzz, scenarios, seed, device, workers, out)
     import torch
     from rich.console import Console
     from rich.table import Table
@@ -57,3 +76,17 @@ def doctor(
     if wrong:
         raise typer.Exit(1)
     console.print("All backends that this machine can run are right.")
+
+
+def _fuzz(
+    seconds: float | None, scenarios: int | None, seed: int, device: str | None, workers: int | None, out: Path | None
+) -> None:
+    from holdfast.fuzz.workers import default_workers
+
+    from .device import choose_device
+    from .fuzz import fuzz
+
+    kind = choose_device(device or "auto").type
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"--device {device}: the fuzzer runs on cpu and cuda")
+    fuzz(seconds, scenarios, seed, kind, default_workers(kind) if workers is None else workers, out)

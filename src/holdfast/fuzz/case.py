@@ -1,0 +1,174 @@
+"""One set of values of a scenario: the op's arguments as a caller would have them, and what is right for them."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layout import is_writable, lay_out, one_of_all
+from .rows import Rows
+from .scenario import Scenario
+from .source import Source
+from .subjects import SUBJECTS, bind, named, options
+
+Tensors = dict[str, Tensor]
+_VALUE_SETS = 64
+
+
+class Fault(Exception):
+    """What an op did wrong beside its numbers."""
+
+
+class Case:
+    """The n-th set of values of a scenario.
+
+    tensors: the op's tensor arguments, on the device, laid out as drawn, leaves that need gradients as drawn.
+    cu: offsets or None. kinds: of each argument, as in `source.Value`. before: the values in float64.
+    writable: no layout in which elements share memory. is_ours_to_write: set where the check writes to arguments.
+    """
+
+    def __init__(self, s: Scenario, n: int = 0, device: torch.device | None = None, writable: bool = False) -> None:
+        self.s, self.n = s, n
+        self.device = torch.device(s.device) if device is None else device
+        source = Source((s.seed * _VALUE_SETS + n) % 2**63)
+        drawn = SUBJECTS[s.op].draw(s, source)
+        self.kinds = {name: value.kind for name, value in drawn.items()}
+        self.tensors: Tensors = {}
+        for name, (kind, x) in drawn.items():
+            x = self._typed(kind, x).to(self.device)
+            layout = one_of_all(source) if s.layout == "mixed" else s.layout
+            if writable and layout == "expanded":
+                layout = "padded"
+            self.tensors[name] = lay_out(x, layout, source).detach()
+            assert not writable or is_writable(self.tensors[name])
+        floats = [name for name, kind in self.kinds.items() if kind != "bool"]
+        self.needing: list[str] = []
+        if s.grads != "none":
+            self.needing = floats if s.needs == "all" else [name for name in floats if source.integer(2)]
+            self.needing = self.needing or floats[:1]
+        for name in self.needing:
+            self.tensors[name].requires_grad_()
+        self.cu = torch.tensor(s.cu, dtype=getattr(torch, s.offsets), device=self.device) if s.cu else None
+        self.before = {name: _exact(x) for name, x in self.tensors.items()}
+        self.is_ours_to_write = False
+        self._found: dict[Any, Tensors] = {}
+
+    def _typed(self, kind: str, x: Tensor) -> Tensor:
+        s = self.s
+        if kind == "bool":
+            return x
+        if kind == "input":
+            x = x.to(s.torch_dtype)
+            # under autocast the op itself casts, without loss
+            return x.float() if s.mode == "autocast" else x
+        return x.to(s.gate_dtype if kind == "gate" else s.wide)
+
+    def run(self, backend: str | None = None) -> Tensors:
+        """The op's results by name."""
+        return named(self.s, bind(self.s, backend)(self.tensors, self.cu))
+
+    def check_apart(self, results: Tensors) -> None:
+        """Raises Fault where a result shares memory with an argument."""
+        theirs = {x.untyped_storage().data_ptr(): name for name, x in self.tensors.items() if x.numel()}
+        for name, x in results.items():
+            if x.numel() and (owner := theirs.get(x.untyped_storage().data_ptr())):
+                raise Fault(f"{name} shares memory with the argument {owner}")
+
+    def check_unchanged(self) -> None:
+        """Raises Fault where an argument's values are not what they were."""
+        if self.is_ours_to_write:
+            return
+        for name, x in self.tensors.items():
+            if not torch.equal(_exact(x), self.before[name]):
+                raise Fault(f"the argument {name} was written to")
+
+    def cotangents(self, results: Tensors, which: int) -> tuple[list[str], list[Tensor]]:
+        """The results that have a gradient, and the which-th drawn gradient of each, in its dtype."""
+        wanted = [name for name in results if self.s.grads == "both" or (name == "o") == (self.s.grads == "out")]
+        names = [name for name in wanted or results if results[name].requires_grad]
+        return names, [self.cotangent(name, results[name], which) for name in names]
+
+    def cotangent(self, name: str, of: Tensor, which: int) -> Tensor:
+        place = SUBJECTS[self.s.op].results.index(name)
+        source = Source((self.s.seed * _VALUE_SETS + self.n + 7919 * (1 + place + 8 * which)) % 2**63)
+        dtype = self.s.torch_dtype if name == "o" else self.s.wide
+        x = source.normal(*of.shape).to(dtype)
+        layout = one_of_all(source) if self.s.layout == "mixed" else "plain"
+        return lay_out(x.to(self.device), layout, source).to(of.dtype)
+
+    def gradients(self, results: Tensors, which: int = 0, keep: bool = False) -> Tensors:
+        """Gradients of the arguments that need one, by "d" and the argument's name. keep: retain the graph."""
+        names, grads = self.cotangents(results, which)
+        outputs = [results[name] for name in names]
+        return self.pulled_back(outputs, grads, self.tensors, keep)
+
+    def pulled_back(self, outputs: list[Tensor], grads: list[Tensor], inputs: Tensors, keep: bool = False) -> Tensors:
+        leaves = [inputs[name] for name in self.needing]
+        if not outputs:
+            return {f"d{name}": torch.zeros_like(x) for name, x in zip(self.needing, leaves, strict=True)}
+        found = torch.autograd.grad(
+            outputs, leaves, grads, retain_graph=keep, allow_unused=True, materialize_grads=True
+        )
+        return {f"d{name}": x for name, x in zip(self.needing, found, strict=True)}
+
+    def by_pytorch(self, which: int = 0) -> Tensors:
+        """What the op's path in plain PyTorch makes of the same values, contiguous, in the same dtype."""
+        fresh = Case(self.s, self.n, self.device)
+        for name, x in self.before.items():
+            like = fresh.tensors[name]
+            fresh.tensors[name] = x.to(like.dtype).requires_grad_(like.requires_grad)
+        s = self.s
+        casts = torch.autocast(s.device, s.torch_dtype) if s.mode == "autocast" else nullcontext()
+        with torch.enable_grad(), casts:
+            results = fresh.run(SUBJECTS[s.op].pytorch)
+        found = {name: x.detach() for name, x in results.items()}
+        return found if s.grads == "none" else found | fresh.gradients(results, which)
+
+    def exact(self, which: int = 0, rounded: bool = False) -> Tensors:
+        """What is right, in float64: results, and gradients for the which-th gradients of the results.
+
+        rounded: of arguments off by up to one rounding of their dtype.
+        """
+        key = which, rounded
+        if key not in self._found:
+            self._found[key] = self._exactly(which, rounded)
+        return self._found[key]
+
+    def _exactly(self, which: int, rounded: bool) -> Tensors:
+        tensors = {name: self._off(name, x) if rounded else x.clone() for name, x in self.before.items()}
+        for name in self.needing:
+            tensors[name].requires_grad_()
+        with torch.enable_grad():
+            results = self.exact_results(tensors)
+            found = {name: x.detach() for name, x in results.items()}
+            if self.s.grads != "none":
+                names, grads = self.cotangents(results, which)
+                found |= self.pulled_back([results[name] for name in names], grads, tensors)
+        return found
+
+    def settle(self, right: Tensors) -> None:
+        """Lets `exact` return what was computed elsewhere."""
+        self._found[0, False] = self._found[0, True] = right
+
+    def exact_results(self, tensors: Tensors) -> Tensors:
+        s = self.s
+        rows = Rows(s.cu, s.B, s.T, self.device)
+        found = SUBJECTS[s.op].exact(rows, **tensors, **options(s))
+        names = SUBJECTS[s.op].results
+        return dict(zip(names if s.final else names[:1], found if s.final else found[:1], strict=True))
+
+    def _off(self, name: str, x: Tensor) -> Tensor:
+        if self.kinds[name] == "bool":
+            return x
+        dtype = self.s.torch_dtype if self.kinds[name] == "input" else self.tensors[name].dtype
+        source = Source(self.s.seed % 2**63 + len(name) + ord(name[0]))
+        # of an expanded tensor each element by itself, which is what rounding within an op would do
+        by = (2 * source.uniform(*x.shape) - 1).to(x.device, x.dtype)
+        moved = x * (1 + torch.finfo(dtype).eps / 2 * by)
+        return torch.where(x.isfinite(), moved, x)
+
+
+def _exact(x: Tensor) -> Tensor:
+    x = x.detach()
+    return x.to(torch.float64, memory_format=torch.contiguous_format, copy=True) if x.is_floating_point() else x.clone()

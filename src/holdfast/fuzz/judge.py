@@ -1,0 +1,102 @@
+"""How far results are from float64, and how far they may be."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .case import Case, Tensors
+
+# what the dtype itself costs: a spacing of 16-bit numbers; of float32 what three TF32 products a product leave
+FLOORS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 1e-5, torch.float64: 1e-10}
+PYTORCH_FACTOR = 2.0
+ROUNDING_FACTOR = 2.5
+# beside the largest gradient of the call, what is left of a sum that cancels to nothing
+_NOISE = 2.0**-22
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a call returned for a case, gradients being those of the which-th gradients of its results."""
+
+    case: Case
+    values: Tensors
+    which: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One tensor: relative error, the error it may have, and what that rests on."""
+
+    name: str
+    error: float
+    limit: float
+    ground: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.error <= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.name} is off by {self.error:.2g}, limit {self.limit:.2g} ({self.ground})"
+
+
+def _distance(got: Tensor, exact: Tensor) -> tuple[float, float]:
+    """|got - exact| and |exact|, over what the dtype can hold; infinite where got is not finite and exact is."""
+    holds = exact.abs() <= 0.99 * torch.finfo(got.dtype).max
+    off = torch.where(holds, got.double() - exact, 0.0)
+    apart = off.norm().item()
+    return (apart if apart == apart else torch.inf), torch.where(holds, exact, 0.0).norm().item()
+
+
+class Judge:
+    """Compares results, and finds what excuses an error only where there is one."""
+
+    def __init__(self) -> None:
+        self._pytorch: dict[tuple[int, int], Tensors] = {}
+
+    def compare(self, result: Result) -> list[Comparison]:
+        """One comparison for each tensor, in order. Raises ValueError for a result that is missing or misshapen."""
+        case, exact = result.case, result.case.exact(result.which)
+        floor, found = FLOORS[case.s.torch_dtype], []
+        largest = max(
+            (x.square().mean().sqrt().item() for name, x in exact.items() if name[0] == "d" and x.numel()), default=0.0
+        )
+        for name, got in result.values.items():
+            right = exact[name]
+            if got.shape != right.shape:
+                raise ShapeFault(f"{name} has shape {list(got.shape)}, expected {list(right.shape)}")
+            apart, norm = _distance(got, right)
+            smallest = torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
+            # subnormal numbers, and sums that cancel
+            spare = right.numel() ** 0.5 * (smallest + (_NOISE * largest if name[0] == "d" else 0.0))
+            apart = max(apart - spare, 0.0)
+            error = apart / norm if norm else apart
+            limit, ground = floor, "dtype"
+            if not error <= floor:
+                limit, ground = self._excused(result, name, right, norm or 1.0, floor)
+            found.append(Comparison(name, error, limit, ground))
+        return found
+
+    def _excused(self, result: Result, name: str, right: Tensor, norm: float, floor: float) -> tuple[float, str]:
+        case = result.case
+        ways = [(floor, "dtype")]
+        pytorch = self._by_pytorch(case, result.which).get(name)
+        if pytorch is not None and pytorch.shape == right.shape:
+            ways.append((PYTORCH_FACTOR * _distance(pytorch, right)[0] / norm, "twice the PyTorch path"))
+        if (other := case.exact(result.which, rounded=True).get(name)) is not None:
+            ways.append((ROUNDING_FACTOR * _distance(other, right)[0] / norm, "rounded inputs"))
+        return max(way for way in ways if way[0] < torch.inf)
+
+    def _by_pytorch(self, case: Case, which: int) -> Tensors:
+        key = id(case), which
+        if key not in self._pytorch:
+            try:
+                self._pytorch[key] = case.by_pytorch(which)
+            except Exception:  # a path that fails excuses nothing; it is fuzzed itself
+                self._pytorch[key] = {}
+        return self._pytorch[key]
+
+
+class ShapeFault(ValueError):
+    """A result of another shape than the equations give."""
