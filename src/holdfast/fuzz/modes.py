@@ -307,7 +307,7 @@ def inference(s: Scenario) -> list[Result]:
 
 def jvp(s: Scenario) -> list[Result]:
     """Forward-mode derivatives: right, or refused."""
-    case = Case(replace(s, grads="none"))
+    case = Case(replace(s, grads="none"), writable=True)
     with forward_ad.dual_level():
         source, duals, exact = Source(s.seed), {}, {}
         for name, x in case.tensors.items():
