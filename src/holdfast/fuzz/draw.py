@@ -70,7 +70,7 @@ def draw(seed: int, index: int, device: str) -> Scenario:
     s = Scenario(op, device, dice.getrandbits(40), mode, dtype=dtype, backend=_backend(dice, op, device, dtype))
     s = replace(
         s,
-        gates=dice.of({"float32": 6, "same": 5, "bfloat16": 1} | ({"float64": 1} if dtype == "float64" else {})),
+        gates=dice.of({"float32": 6, "same": 6, "bfloat16": 1} | ({"float64": 1} if dtype == "float64" else {})),
         strength=dice.of(_STRENGTHS),
         keys=dice.of({"unit": 5, "model": 4, "raw": 1}),
         values=dice.of({"normal": 8, "large": 1, "small": 1, "sparse": 1}),
@@ -111,6 +111,7 @@ def _backend(dice: _Dice, op: str, device: str, dtype: str) -> str:
         return dice.of({"default": 3, pytorch: 5} | ({"reference": 2} if has_reference else {}))
     weights = {"default": 10, pytorch: 2, "decode": 0, "reference": 0} | dict.fromkeys(rest, 6)
     weights |= {name: 1 for name in ("decode", "reference") if name in backends(op)}
+    weights |= {name: 9 for name in ("hopper", "fused") if name in weights}
     if dtype in ("float32", "float64"):
         weights |= {name: 0 for name in ("hopper", "fused") if name in weights}
     if dtype == "float64":
