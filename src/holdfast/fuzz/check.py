@@ -1,19 +1,17 @@
 """Runs one scenario in this process and says how it went."""
 
 import time
-import traceback
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from .blame import is_ours, place
 from .case import Fault
-from .judge import Comparison, Judge, ShapeFault
+from .judge import Comparison, Judge
 from .modes import CaptureFailed, run_mode
 from .scenario import Scenario, parse
 
-_PACKAGE = Path(__file__).resolve().parents[1]
 # of these statuses any fails a run
 FAILURES = ("wrong", "raised", "crashed", "hung")
 
@@ -55,7 +53,7 @@ def check(line: str) -> Row:
     s, row, begun = parse(line), Row(line, "right"), time.perf_counter()
     try:
         _judged(s, row)
-    except (Fault, ShapeFault) as fault:
+    except Fault as fault:
         row.status, row.detail = "wrong", str(fault)
     except CaptureFailed as failed:
         _explain(row, failed.__cause__, True)
@@ -93,25 +91,8 @@ def _explain(row: Row, error: BaseException | None, may_be_plain: bool) -> None:
     row.detail = said
     if "CUDA error" in said or "illegal" in said or "unspecified launch failure" in said:
         row.status, row.spoilt = "crashed", True
-    elif _is_ours(error, may_be_plain):
+    elif is_ours(error, may_be_plain):
         row.status = "refused"
     else:
         row.status = "raised"
-        row.detail += f" at {_place(error)}"
-
-
-def _is_ours(error: BaseException | None, may_be_plain: bool) -> bool:
-    """Whether the library itself raised it, as what it raises on purpose. may_be_plain: a RuntimeError will do."""
-    kinds = (ValueError, TypeError, NotImplementedError, *((RuntimeError,) if may_be_plain else ()))
-    if not isinstance(error, kinds) or error.__traceback__ is None:
-        return False
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    path = Path(last.filename).resolve()
-    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "fuzz") and "raise" in (last.line or "")
-
-
-def _place(error: BaseException | None) -> str:
-    """The innermost line of the library that led to the error."""
-    frames = [] if error is None else traceback.extract_tb(error.__traceback__)
-    own = [x for x in frames if Path(x.filename).resolve().is_relative_to(_PACKAGE)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "no line of the library"
+        row.detail += f" at {place(error)}"

@@ -16,7 +16,7 @@ _OPS = {
 _MODES = {
     "plain": 20, "repeat": 14, "lengths": 4, "retain_graph": 6, "checkpoint": 6, "hooks": 5, "threads": 6, "stream": 5,
     "graph": 6, "compile": 2, "autocast": 8, "default_dtype": 6, "inplace": 5, "poison": 7, "step": 4, "jvp": 2,
-    "inference": 4,
+    "inference": 4, "twice": 2, "misuse": 3,
 }  # fmt: skip
 _CUDA_ONLY = ("stream", "graph")
 # few widths, so that few kernels are compiled; the odd ones are nobody's favourites
@@ -199,7 +199,7 @@ def _fitting(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, keys="raw" if "l2" in s.options else "model")
     if s.mode in ("inference", "step"):
         s = replace(s, grads="none")
-    if s.mode in ("retain_graph", "checkpoint", "hooks", "inplace") and s.grads == "none":
+    if s.mode in ("retain_graph", "checkpoint", "hooks", "inplace", "twice") and s.grads == "none":
         s = replace(s, grads="both" if s.final else "out")
     if s.mode in ("graph", "inplace") and s.layout == "expanded":
         s = replace(s, layout="offset")

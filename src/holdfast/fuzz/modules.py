@@ -78,8 +78,11 @@ class ModuleCase:
             self._found[rounded] = self.of(torch.float64, "reference", rounded)
         return self._found[rounded]
 
-    def by_pytorch(self, which: int = 0) -> Tensors:
-        return self.of(self.s.torch_dtype, _PYTORCH.get(self.s.op, "chunked"))
+    def pytorch_paths(self) -> list[str]:
+        return [_PYTORCH.get(self.s.op, "chunked"), "reference"]
+
+    def by_backend(self, backend: str, which: int = 0) -> Tensors:
+        return self.of(self.s.torch_dtype, backend)
 
     def check_unchanged(self) -> None:
         """Weights and x belong to autograd, whose versions would have told."""
