@@ -1,7 +1,8 @@
 """Runs one scenario in this process and says how it went."""
 
+import platform
 import time
-from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -10,42 +11,25 @@ from .blame import is_ours, place
 from .case import Fault
 from .judge import Comparison, Judge
 from .modes import CaptureFailed, run_mode
+from .row import Row
 from .scenario import Scenario, parse
 
-# of these statuses any fails a run
-FAILURES = ("wrong", "raised", "crashed", "hung")
+# of memory that the allocator keeps; other workers want some too
+_MOST_KEPT = 6 * 2**30
 
 
-@dataclass(slots=True)
-class Row:
-    """How a scenario went.
-
-    status: "right"; "refused", by an error of ours that says why; "wrong"; "raised", by an error that is not ours;
-    "crashed" with the worker; "hung". detail: the reason or the worst tensor. calls, tensors: how many were judged.
-    error, limit: of the tensor that came nearest to its limit, or went furthest beyond. spoilt: the process is not to
-    be used again.
-    """
-
-    line: str
-    status: str
-    detail: str = ""
-    calls: int = 0
-    tensors: int = 0
-    name: str = ""
-    error: float = 0.0
-    limit: float = 0.0
-    seconds: float = 0.0
-    spoilt: bool = False
-
-    @property
-    def failed(self) -> bool:
-        return self.status in FAILURES
-
-    def plain(self) -> dict[str, Any]:
-        """For a record."""
-        found = asdict(self)
-        del found["spoilt"]
-        return found
+def begin() -> dict[str, Any]:
+    """Readies a worker's process; versions and device, for a record."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("holdfast", "triton", "cuda-core", "cuda-bindings"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
+    found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return found
 
 
 def check(line: str) -> Row:
@@ -60,6 +44,8 @@ def check(line: str) -> Row:
         row.spoilt = True
     except Exception as error:
         _explain(row, error, s.mode == "jvp")
+    if not row.spoilt and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
+        torch.cuda.empty_cache()
     row.seconds = round(time.perf_counter() - begun, 3)
     return row
 

@@ -94,7 +94,6 @@ def _module(dice: _Dice, device: str) -> Scenario:
         seed=dice.getrandbits(40),
         mode=mode,
         options=(_COMPILERS[device],) if mode == "compile" else (),
-        dtype=dice.of({"float32": 3, "bfloat16": 3}),
         B=dice.choice((1, 2, 3)),
         T=dice.choice((2, 8, 16, 33, 64)),
         D=64,

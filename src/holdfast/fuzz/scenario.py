@@ -1,11 +1,10 @@
 """A scenario: everything that was drawn for one check, on one line that says how to run it again."""
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +58,17 @@ class Scenario:
         return " ".join(words)
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+    def torch_dtype(self) -> "torch.dtype":
+        return _dtype(self.dtype)
 
     @property
-    def wide(self) -> torch.dtype:
+    def wide(self) -> "torch.dtype":
         """The dtype of states."""
-        return torch.promote_types(self.torch_dtype, torch.float32)
+        return _dtype("float64" if self.dtype == "float64" else "float32")
 
     @property
-    def gate_dtype(self) -> torch.dtype:
-        return self.torch_dtype if self.gates == "same" else DTYPES[self.gates]
+    def gate_dtype(self) -> "torch.dtype":
+        return _dtype(self.dtype if self.gates == "same" else self.gates)
 
     @property
     def sequences(self) -> int:
@@ -79,6 +78,12 @@ class Scenario:
         """The same with so many more steps, at the end of the last sequence."""
         cu = (*self.cu[:-1], self.cu[-1] + steps) if self.cu else ()
         return replace(self, T=self.T + steps, cu=cu)
+
+
+def _dtype(name: str) -> "torch.dtype":
+    import torch
+
+    return {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}[name]
 
 
 def _shown(value: Any) -> str:
