@@ -187,7 +187,7 @@ def graph(s: Scenario) -> list[Result]:
             for name, x in case.tensors.items():
                 x.copy_(fresh.tensors[name])
             for name, x in zip(names, grads, strict=True):
-                x.copy_(fresh.cotangent(name, x))
+                x.copy_(fresh.cotangent(name, x, 0))
         captured.replay()
         torch.cuda.synchronize()
         found.append(Result(fresh, {name: x.clone() for name, x in values.items()}))
