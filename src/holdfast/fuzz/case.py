@@ -45,7 +45,9 @@ class Case:
         floats = [name for name, kind in self.kinds.items() if kind != "bool"]
         self.needing: list[str] = []
         if s.grads != "none":
-            self.needing = floats if s.needs == "all" else [name for name in floats if source.integer(2)]
+            # the same ones for all sets of values
+            which = Source(s.seed % 2**63)
+            self.needing = [name for name in floats if s.needs == "all" or which.integer(2)]
             self.needing = self.needing or floats[:1]
         for name in self.needing:
             self.tensors[name].requires_grad_()
