@@ -8,7 +8,7 @@ from holdfast.fuzz.modules import MODULES
 from holdfast.fuzz.scenario import Scenario, parse
 from holdfast.fuzz.subjects import SUBJECTS
 
-MANY = [draw(5, index, "cuda") for index in range(3000)]
+MANY = [draw(5, index, "cuda") for index in range(2000)]
 
 
 def test_a_line_holds_all_of_a_scenario():
@@ -35,7 +35,7 @@ def test_every_op_mode_and_layout_is_drawn():
 @pytest.mark.parametrize(
     "found",
     [
-        lambda s: s.dtype == "float32" and s.K >= 48 and s.T == 1 and s.state and s.mode == "retain_graph",
+        lambda s: s.dtype == "float32" and s.K >= 48 and s.T == 1 and s.state and s.op == "simple_gla",
         lambda s: s.op == "simple_gla" and s.backend == "hopper" and s.K == s.V == 64 and s.gate_dtype != s.wide,
         lambda s: s.op == "mlstm" and s.K == 128 and s.state and s.T in (127, 128, 129) and "sigmoid" not in s.options,
         lambda s: s.op == "mlstm" and s.mode == "autocast" and s.state and s.strength == "strong",

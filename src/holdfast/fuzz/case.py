@@ -16,6 +16,12 @@ Tensors = dict[str, Tensor]
 _VALUE_SETS = 64
 
 
+def offsets(s: Scenario, device: torch.device) -> Tensor | None:
+    """cu_seqlens as a caller would have them; "int32_cpu" stays on the CPU."""
+    name, _, place = s.offsets.partition("_")
+    return torch.tensor(s.cu, dtype=getattr(torch, name), device=place or device) if s.cu else None
+
+
 class Fault(Exception):
     """What an op did wrong beside its numbers."""
 
@@ -51,7 +57,9 @@ class Case:
             self.needing = self.needing or floats[:1]
         for name in self.needing:
             self.tensors[name].requires_grad_()
-        self.cu = torch.tensor(s.cu, dtype=getattr(torch, s.offsets), device=self.device) if s.cu else None
+            if s.layout == "mixed" and source.integer(3) == 0:
+                self.tensors[name] = torch.nn.Parameter(self.tensors[name].detach())
+        self.cu = offsets(s, self.device)
         if s.cu and s.layout in ("stepped", "mixed"):
             self.cu = self.cu.repeat_interleave(2)[::2]
         self.before = {name: _exact(x) for name, x in self.tensors.items()}

@@ -33,8 +33,11 @@ _FARTHEST = (2500, 4097)
 _STRENGTHS = {"mild": 8, "strong": 4, "inf": 3, "mixed": 4, "weak": 2, "zero": 1}
 _LAYOUTS = {
     "plain": 8, "mixed": 8, "offset": 3, "padded": 1, "inner": 1, "transposed": 2, "reversed": 1, "stepped": 1,
-    "every_other": 1, "expanded": 2,
+    "every_other": 1, "negated": 1, "expanded": 2,
 }  # fmt: skip
+_OFFSETS = {"int32": 6, "int64": 6, "int32_cpu": 1, "int64_cpu": 1}
+# more than a grid's second axis takes
+_MANY = (300, 70_000)
 _STEPS = (1, 2, 3, 17, 33)
 # the other one takes a C++ compiler on a CPU
 _COMPILERS = {"cuda": "inductor", "cpu": "aot_eager"}
@@ -70,7 +73,7 @@ def draw(seed: int, index: int, device: str) -> Scenario:
     s = Scenario(op, device, dice.getrandbits(40), mode, dtype=dtype, backend=_backend(dice, op, device, dtype))
     s = replace(
         s,
-        gates=dice.of({"float32": 6, "same": 6, "bfloat16": 1} | ({"float64": 1} if dtype == "float64" else {})),
+        gates=dice.of({"float32": 18, "same": 18, "bfloat16": 3, "float16": 1, "float64": 1}),
         strength=dice.of(_STRENGTHS),
         keys=dice.of({"unit": 5, "model": 4, "raw": 1}),
         values=dice.of({"normal": 8, "large": 1, "small": 1, "sparse": 1}),
@@ -175,7 +178,10 @@ def _sized(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, chunk=dice.choice((16, 32, 64, 64, 128, 20)))
     if family not in ("intra", "norm") and dice.happens(0.25):
         return _packed(dice, s, family)
-    return s
+    if on_cuda and dice.happens(0.015):
+        s = replace(s, B=dice.choice(_MANY), T=dice.choice((1, 2, 17)), H=min(s.H, 1))
+        return replace(s, Hq=min(s.Hq, 1), K=min(s.K, 16), V=min(s.V, 16), D=min(s.D, 16), chunk=min(s.chunk, 16))
+    return replace(s, B=0) if dice.happens(0.01) else s
 
 
 def _packed(dice: _Dice, s: Scenario, family: str) -> Scenario:
@@ -184,7 +190,7 @@ def _packed(dice: _Dice, s: Scenario, family: str) -> Scenario:
     cu = [0]
     for length in lengths:
         cu.append(cu[-1] + length)
-    return replace(s, B=1, T=cu[-1], cu=tuple(cu), offsets=dice.choice(("int32", "int64")))
+    return replace(s, B=1, T=cu[-1], cu=tuple(cu), offsets=dice.of(_OFFSETS))
 
 
 def _fitting(dice: _Dice, s: Scenario, family: str) -> Scenario:

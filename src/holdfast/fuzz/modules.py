@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holdfast import nn as mixers
 
-from .case import Tensors
+from .case import Tensors, offsets
 from .judge import Result
 from .scenario import Scenario
 from .source import Source
@@ -42,7 +42,7 @@ class ModuleCase:
         x = source.normal(s.B, s.T, s.D).to(s.device, s.torch_dtype)
         self.x = x.requires_grad_()
         self.grad = source.normal(s.B, s.T, s.D).to(s.device, s.torch_dtype)
-        self.cu = torch.tensor(s.cu, dtype=getattr(torch, s.offsets), device=s.device) if s.cu else None
+        self.cu = offsets(s, torch.device(s.device))
         self._found: dict[Any, Tensors] = {}
 
     def both_passes(self, run: Callable[..., Any], module: nn.Module, x: Tensor, grad: Tensor) -> Tensors:

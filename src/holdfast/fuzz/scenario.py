@@ -15,9 +15,10 @@ class Scenario:
     dtype: of the inputs (in mode autocast that of the autocast, the inputs being float32). gates: dtype of gates and
     decays, "same" for that of the inputs. options: words that the op's family knows. strength: of decays and gates.
     keys: how long keys are. values: how large values and states are. layout: how tensors lie in memory.
-    cu: offsets of packed sequences, empty for a batch. offsets: their dtype. state: whether an initial state is given.
-    final: whether the final state is asked for. grads: which outputs have a gradient: "both", "out", "state", or "none"
-    for no backward pass. needs: "all" inputs have a gradient or "some". mode: how the calls are made.
+    cu: offsets of packed sequences, empty for a batch. offsets: their dtype, with "_cpu" where they stay there.
+    state: whether an initial state is given. final: whether the final state is asked for. grads: which outputs have a
+    gradient: "both", "out", "state", or "none" for no backward pass. needs: "all" inputs have a gradient or "some".
+    mode: how the calls are made.
     """
 
     op: str
