@@ -1,5 +1,6 @@
 """A worker that crashes or hangs is a row; the others, and the rest of the scenarios, go on."""
 
+import json
 import sys
 import time
 
@@ -84,4 +85,6 @@ def test_a_compiled_scenario_may_take_longer():
 
 
 def test_a_row_for_a_record_is_plain():
-    assert Row("op=gla", "right").plain()["line"] == "op=gla"
+    kept = Row("op=gla", "wrong", error=float("inf")).plain()
+    assert kept["line"] == "op=gla"
+    assert json.loads(json.dumps(kept, allow_nan=False))["error"] == "inf"

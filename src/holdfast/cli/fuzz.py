@@ -1,6 +1,7 @@
 """holdfast doctor --fuzz and --replay: random scenarios against float64, and one of them again."""
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ def fuzz(seconds: float | None, scenarios: int | None, seed: int, device: str, w
     from holdfast.fuzz.row import FAILURES
     from holdfast.fuzz.workers import Pool
 
+    from .bench.record import commit
+
     console = Console(highlight=False, soft_wrap=True, markup=False)
     lines: Iterator[str] = (draw(seed, index, device).line() for index in count())
     started = time.monotonic()
@@ -34,14 +37,15 @@ def fuzz(seconds: float | None, scenarios: int | None, seed: int, device: str, w
         until = started + seconds if seconds is not None else float("inf")
         for row in pool.rows(islice(lines, scenarios), until):
             if record and not totals:
-                asked = {"seed": seed, "device": device, "workers": workers, "limit_s": pool.limit}
+                asked = {"commit": commit(), "seed": seed, "device": device, "workers": workers, "limit_s": pool.limit}
                 print(json.dumps({"environment": pool.environment} | asked), file=record)
             totals["scenarios"] += 1
             totals[row.status] += 1
             totals["calls"] += row.calls
             totals["tensors"] += row.tensors
             if row.status == "refused":
-                reasons[row.detail] += 1
+                # sizes aside
+                reasons[re.sub(r"\d+", "N", row.detail)] += 1
             if row.failed:
                 console.print(f'{row.status}: {row.detail}\n  holdfast doctor --replay "{row.line}"')
             if record:

@@ -223,5 +223,5 @@ def _limited(s: Scenario, family: str) -> Scenario:
     """Fewer heads or steps where a float64 loop would keep too much."""
     width = s.K * s.V if s.K else s.D * (8 if family == "dense" else 1)
     while s.sequences * max(s.H, 1) * max(s.T, 1) * width > _MOST[s.device] and (s.B > 1 or s.H > 1):
-        s = replace(s, B=s.B - 1) if s.B > 1 else replace(s, H=s.H // 2, Hq=1 if s.Hq else 0)
+        s = replace(s, B=s.B * 3 // 4) if s.B > 1 else replace(s, H=s.H // 2, Hq=1 if s.Hq else 0)
     return s

@@ -1,5 +1,6 @@
 """How a scenario went: what a worker sends and a record keeps."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class Row:
         return self.status in FAILURES
 
     def plain(self) -> dict[str, Any]:
-        """For a record."""
+        """For a record, whose readers may know no infinity."""
         found = asdict(self)
         del found["spoilt"]
-        return found
+        return {name: str(x) if x == math.inf else x for name, x in found.items()}
