@@ -25,7 +25,7 @@ def doctor(
         float | None, typer.Option(help="Instead, make random calls of every op for so many seconds.", min=0)
     ] = None,
     scenarios: Annotated[int | None, typer.Option(help="Fuzz so many scenarios, or fewer in --fuzz.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of the fuzzer's scenarios.", min=0)] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the fuzzer's scenarios; 0 by default.", min=0)] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that fuzz side by side.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the fuzzer's rows here, as JSON lines.")] = None,
     replay: Annotated[str | None, typer.Option(help="Instead, run the scenario of a fuzzer's line again.")] = None,
@@ -41,7 +41,10 @@ def doctor(
 
         return run_again(replay)
     if fuzz is not None or scenarios is not None:
-        return _fuzz(fuzz, scenarios, seed, device, workers, out)
+        return _fuzz(fuzz, scenarios, seed or 0, device, workers, out)
+    for name, given in (("seed", seed), ("workers", workers), ("out", out)):
+        if given is not None:
+            raise UserError(f"--{name}: belongs to --fuzz or --scenarios")
     import torch
     from rich.console import Console
     from rich.table import Table

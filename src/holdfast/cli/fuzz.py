@@ -1,6 +1,7 @@
 """holdfast doctor --fuzz and --replay: random scenarios against float64, and one of them again."""
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,39 +21,43 @@ def fuzz(seconds: float | None, scenarios: int | None, seed: int, device: str, w
     """
     from rich.console import Console
 
-    from holdfast.fuzz.check import FAILURES, check
+    from holdfast.fuzz.check import begin, check
     from holdfast.fuzz.draw import draw
+    from holdfast.fuzz.row import FAILURES
     from holdfast.fuzz.workers import Pool
+
+    from .bench.record import commit
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     lines: Iterator[str] = (draw(seed, index, device).line() for index in count())
-    begun = time.monotonic()
-    pool = Pool(workers, check)
+    started = time.monotonic()
+    pool = Pool(workers, begin, check)
     totals, reasons = Counter[str](), Counter[str]()
     with open(out, "w", encoding="utf-8") if out else nullcontext() as record:
-        until = begun + seconds if seconds is not None else float("inf")
+        until = started + seconds if seconds is not None else float("inf")
         for row in pool.rows(islice(lines, scenarios), until):
             if record and not totals:
-                asked = {"seed": seed, "device": device, "workers": workers, "limit_s": pool.limit}
+                asked = {"commit": commit(), "seed": seed, "device": device, "workers": workers, "limit_s": pool.limit}
                 print(json.dumps({"environment": pool.environment} | asked), file=record)
             totals["scenarios"] += 1
             totals[row.status] += 1
             totals["calls"] += row.calls
             totals["tensors"] += row.tensors
             if row.status == "refused":
-                reasons[row.detail] += 1
+                # sizes aside
+                reasons[re.sub(r"\d+", "N", row.detail)] += 1
             if row.failed:
                 console.print(f'{row.status}: {row.detail}\n  holdfast doctor --replay "{row.line}"')
             if record:
                 print(json.dumps(row.plain()), file=record, flush=True)
             if totals["scenarios"] % 100 == 0:
-                console.print(_told(totals, time.monotonic() - begun))
+                console.print(_told(totals, time.monotonic() - started))
         if record:
-            spent = round(time.monotonic() - begun, 1)
+            spent = round(time.monotonic() - started, 1)
             print(json.dumps({"totals": dict(totals), "seconds": spent}), file=record)
     for reason, times in reasons.most_common(12):
         console.print(f"refused {times} times: {reason[:200]}")
-    console.print(_told(totals, time.monotonic() - begun))
+    console.print(_told(totals, time.monotonic() - started))
     if any(totals[status] for status in FAILURES):
         raise typer.Exit(1)
 
@@ -65,15 +70,16 @@ def _told(totals: Counter[str], seconds: float) -> str:
 
 def replay(line: str) -> None:
     """Runs the scenario of a line again, in a process of its own; exits with 1 if it fails."""
-    from holdfast.fuzz.check import check
     from holdfast.fuzz.scenario import parse
-    from holdfast.fuzz.workers import Pool
 
     try:
         line = parse(line).line()
     except ValueError as error:
         raise UserError(str(error)) from error
-    (row,) = Pool(1, check).rows([line])
+    from holdfast.fuzz.check import begin, check
+    from holdfast.fuzz.workers import Pool
+
+    (row,) = Pool(1, begin, check).rows([line])
     typer.echo(f"{row.status}: {row.detail}" if row.detail else row.status)
     if row.name:
         typer.echo(f"nearest to its limit: {row.name}, off by {row.error:.2g}, limit {row.limit:.2g}")

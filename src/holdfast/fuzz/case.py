@@ -10,10 +10,16 @@ from .layout import is_writable, lay_out, one_of_all
 from .rows import Rows
 from .scenario import Scenario
 from .source import Source
-from .subjects import SUBJECTS, bind, named, options
+from .subjects import SUBJECTS, backends, bind, named, options
 
 Tensors = dict[str, Tensor]
 _VALUE_SETS = 64
+
+
+def offsets(s: Scenario, device: torch.device) -> Tensor | None:
+    """cu_seqlens as a caller would have them; "int32_cpu" stays on the CPU."""
+    name, _, place = s.offsets.partition("_")
+    return torch.tensor(s.cu, dtype=getattr(torch, name), device=place or device) if s.cu else None
 
 
 class Fault(Exception):
@@ -45,11 +51,17 @@ class Case:
         floats = [name for name, kind in self.kinds.items() if kind != "bool"]
         self.needing: list[str] = []
         if s.grads != "none":
-            self.needing = floats if s.needs == "all" else [name for name in floats if source.integer(2)]
+            # the same ones for all sets of values
+            which = Source(s.seed % 2**63)
+            self.needing = [name for name in floats if s.needs == "all" or which.integer(2)]
             self.needing = self.needing or floats[:1]
         for name in self.needing:
             self.tensors[name].requires_grad_()
-        self.cu = torch.tensor(s.cu, dtype=getattr(torch, s.offsets), device=self.device) if s.cu else None
+            if s.layout == "mixed" and source.integer(3) == 0:
+                self.tensors[name] = torch.nn.Parameter(self.tensors[name].detach())
+        self.cu = offsets(s, self.device)
+        if s.cu and s.layout in ("stepped", "mixed"):
+            self.cu = self.cu.repeat_interleave(2)[::2]
         self.before = {name: _exact(x) for name, x in self.tensors.items()}
         self.is_ours_to_write = False
         self._found: dict[Any, Tensors] = {}
@@ -112,8 +124,13 @@ class Case:
         )
         return {f"d{name}": x for name, x in zip(self.needing, found, strict=True)}
 
-    def by_pytorch(self, which: int = 0) -> Tensors:
-        """What the op's path in plain PyTorch makes of the same values, contiguous, in the same dtype."""
+    def pytorch_paths(self) -> list[str]:
+        """The op's backends in plain PyTorch, the one to compare with first."""
+        first = SUBJECTS[self.s.op].pytorch
+        return [first, "reference"] if "reference" in backends(self.s.op) else [first]
+
+    def by_backend(self, backend: str, which: int = 0) -> Tensors:
+        """What a backend makes of the same values, contiguous, in the same dtype."""
         fresh = Case(self.s, self.n, self.device)
         for name, x in self.before.items():
             like = fresh.tensors[name]
@@ -121,7 +138,7 @@ class Case:
         s = self.s
         casts = torch.autocast(s.device, s.torch_dtype) if s.mode == "autocast" else nullcontext()
         with torch.enable_grad(), casts:
-            results = fresh.run(SUBJECTS[s.op].pytorch)
+            results = fresh.run(backend)
         found = {name: x.detach() for name, x in results.items()}
         return found if s.grads == "none" else found | fresh.gradients(results, which)
 

@@ -1,53 +1,35 @@
 """Runs one scenario in this process and says how it went."""
 
+import platform
 import time
-import traceback
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
+from .blame import is_ours, place
 from .case import Fault
-from .judge import Comparison, Judge, ShapeFault
+from .judge import Comparison, Judge
 from .modes import CaptureFailed, run_mode
+from .row import Row
 from .scenario import Scenario, parse
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-# of these statuses any fails a run
-FAILURES = ("wrong", "raised", "crashed", "hung")
+# of memory that the allocator keeps; other workers want some too
+_MOST_KEPT = 6 * 2**30
 
 
-@dataclass(slots=True)
-class Row:
-    """How a scenario went.
-
-    status: "right"; "refused", by an error of ours that says why; "wrong"; "raised", by an error that is not ours;
-    "crashed" with the worker; "hung". detail: the reason or the worst tensor. calls, tensors: how many were judged.
-    error, limit: of the tensor that came nearest to its limit, or went furthest beyond. spoilt: the process is not to
-    be used again.
-    """
-
-    line: str
-    status: str
-    detail: str = ""
-    calls: int = 0
-    tensors: int = 0
-    name: str = ""
-    error: float = 0.0
-    limit: float = 0.0
-    seconds: float = 0.0
-    spoilt: bool = False
-
-    @property
-    def failed(self) -> bool:
-        return self.status in FAILURES
-
-    def plain(self) -> dict[str, Any]:
-        """For a record."""
-        found = asdict(self)
-        del found["spoilt"]
-        return found
+def begin() -> dict[str, Any]:
+    """Readies a worker's process; versions and device, for a record."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("holdfast", "triton", "cuda-core", "cuda-bindings"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
+    found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return found
 
 
 def check(line: str) -> Row:
@@ -55,13 +37,15 @@ def check(line: str) -> Row:
     s, row, begun = parse(line), Row(line, "right"), time.perf_counter()
     try:
         _judged(s, row)
-    except (Fault, ShapeFault) as fault:
+    except Fault as fault:
         row.status, row.detail = "wrong", str(fault)
     except CaptureFailed as failed:
         _explain(row, failed.__cause__, True)
         row.spoilt = True
     except Exception as error:
         _explain(row, error, s.mode == "jvp")
+    if not row.spoilt and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
+        torch.cuda.empty_cache()
     row.seconds = round(time.perf_counter() - begun, 3)
     return row
 
@@ -93,25 +77,8 @@ def _explain(row: Row, error: BaseException | None, may_be_plain: bool) -> None:
     row.detail = said
     if "CUDA error" in said or "illegal" in said or "unspecified launch failure" in said:
         row.status, row.spoilt = "crashed", True
-    elif _is_ours(error, may_be_plain):
+    elif is_ours(error, may_be_plain):
         row.status = "refused"
     else:
         row.status = "raised"
-        row.detail += f" at {_place(error)}"
-
-
-def _is_ours(error: BaseException | None, may_be_plain: bool) -> bool:
-    """Whether the library itself raised it, as what it raises on purpose. may_be_plain: a RuntimeError will do."""
-    kinds = (ValueError, TypeError, NotImplementedError, *((RuntimeError,) if may_be_plain else ()))
-    if not isinstance(error, kinds) or error.__traceback__ is None:
-        return False
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    path = Path(last.filename).resolve()
-    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PACKAGE / "fuzz") and "raise" in (last.line or "")
-
-
-def _place(error: BaseException | None) -> str:
-    """The innermost line of the library that led to the error."""
-    frames = [] if error is None else traceback.extract_tb(error.__traceback__)
-    own = [x for x in frames if Path(x.filename).resolve().is_relative_to(_PACKAGE)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "no line of the library"
+        row.detail += f" at {place(error)}"

@@ -16,7 +16,7 @@ _OPS = {
 _MODES = {
     "plain": 20, "repeat": 14, "lengths": 4, "retain_graph": 6, "checkpoint": 6, "hooks": 5, "threads": 6, "stream": 5,
     "graph": 6, "compile": 2, "autocast": 8, "default_dtype": 6, "inplace": 5, "poison": 7, "step": 4, "jvp": 2,
-    "inference": 4,
+    "inference": 4, "twice": 2, "misuse": 3,
 }  # fmt: skip
 _CUDA_ONLY = ("stream", "graph")
 # few widths, so that few kernels are compiled; the odd ones are nobody's favourites
@@ -33,8 +33,11 @@ _FARTHEST = (2500, 4097)
 _STRENGTHS = {"mild": 8, "strong": 4, "inf": 3, "mixed": 4, "weak": 2, "zero": 1}
 _LAYOUTS = {
     "plain": 8, "mixed": 8, "offset": 3, "padded": 1, "inner": 1, "transposed": 2, "reversed": 1, "stepped": 1,
-    "every_other": 1, "expanded": 2,
+    "every_other": 1, "negated": 1, "expanded": 2,
 }  # fmt: skip
+_OFFSETS = {"int32": 6, "int64": 6, "int32_cpu": 1, "int64_cpu": 1}
+# more than a grid's second axis takes
+_MANY = (300, 70_000)
 _STEPS = (1, 2, 3, 17, 33)
 # the other one takes a C++ compiler on a CPU
 _COMPILERS = {"cuda": "inductor", "cpu": "aot_eager"}
@@ -70,7 +73,7 @@ def draw(seed: int, index: int, device: str) -> Scenario:
     s = Scenario(op, device, dice.getrandbits(40), mode, dtype=dtype, backend=_backend(dice, op, device, dtype))
     s = replace(
         s,
-        gates=dice.of({"float32": 6, "same": 6, "bfloat16": 1} | ({"float64": 1} if dtype == "float64" else {})),
+        gates=dice.of({"float32": 18, "same": 18, "bfloat16": 3, "float16": 1, "float64": 1}),
         strength=dice.of(_STRENGTHS),
         keys=dice.of({"unit": 5, "model": 4, "raw": 1}),
         values=dice.of({"normal": 8, "large": 1, "small": 1, "sparse": 1}),
@@ -94,7 +97,6 @@ def _module(dice: _Dice, device: str) -> Scenario:
         seed=dice.getrandbits(40),
         mode=mode,
         options=(_COMPILERS[device],) if mode == "compile" else (),
-        dtype=dice.of({"float32": 3, "bfloat16": 3}),
         B=dice.choice((1, 2, 3)),
         T=dice.choice((2, 8, 16, 33, 64)),
         D=64,
@@ -176,7 +178,10 @@ def _sized(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, chunk=dice.choice((16, 32, 64, 64, 128, 20)))
     if family not in ("intra", "norm") and dice.happens(0.25):
         return _packed(dice, s, family)
-    return s
+    if on_cuda and dice.happens(0.015):
+        s = replace(s, B=dice.choice(_MANY), T=dice.choice((1, 2, 17)), H=min(s.H, 1))
+        return replace(s, Hq=min(s.Hq, 1), K=min(s.K, 16), V=min(s.V, 16), D=min(s.D, 16), chunk=min(s.chunk, 16))
+    return replace(s, B=0) if dice.happens(0.01) else s
 
 
 def _packed(dice: _Dice, s: Scenario, family: str) -> Scenario:
@@ -185,7 +190,7 @@ def _packed(dice: _Dice, s: Scenario, family: str) -> Scenario:
     cu = [0]
     for length in lengths:
         cu.append(cu[-1] + length)
-    return replace(s, B=1, T=cu[-1], cu=tuple(cu), offsets=dice.choice(("int32", "int64")))
+    return replace(s, B=1, T=cu[-1], cu=tuple(cu), offsets=dice.of(_OFFSETS))
 
 
 def _fitting(dice: _Dice, s: Scenario, family: str) -> Scenario:
@@ -199,7 +204,7 @@ def _fitting(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, keys="raw" if "l2" in s.options else "model")
     if s.mode in ("inference", "step"):
         s = replace(s, grads="none")
-    if s.mode in ("retain_graph", "checkpoint", "hooks", "inplace") and s.grads == "none":
+    if s.mode in ("retain_graph", "checkpoint", "hooks", "inplace", "twice") and s.grads == "none":
         s = replace(s, grads="both" if s.final else "out")
     if s.mode in ("graph", "inplace") and s.layout == "expanded":
         s = replace(s, layout="offset")
@@ -218,5 +223,5 @@ def _limited(s: Scenario, family: str) -> Scenario:
     """Fewer heads or steps where a float64 loop would keep too much."""
     width = s.K * s.V if s.K else s.D * (8 if family == "dense" else 1)
     while s.sequences * max(s.H, 1) * max(s.T, 1) * width > _MOST[s.device] and (s.B > 1 or s.H > 1):
-        s = replace(s, B=s.B - 1) if s.B > 1 else replace(s, H=s.H // 2, Hq=1 if s.Hq else 0)
+        s = replace(s, B=s.B * 3 // 4) if s.B > 1 else replace(s, H=s.H // 2, Hq=1 if s.Hq else 0)
     return s

@@ -44,7 +44,7 @@ def intra_chunk(
         S = S + k[:, t, :, :, None] * v[:, t, :, None, :]
         outputs.append(scale * (q[:, t, :, None, :] @ S)[..., 0, :])
     o = (
-        torch.stack(outputs, 1).reshape(batch, -1, heads, width)[:, :length]
+        torch.stack(outputs, 1).reshape(batch, chunks * chunk_size, heads, width)[:, :length]
         if outputs
         else v.new_zeros(batch, length, heads, width)
     )

@@ -5,7 +5,18 @@ from torch import Tensor
 
 from .source import Source
 
-LAYOUTS = ("plain", "offset", "padded", "inner", "transposed", "reversed", "stepped", "every_other", "expanded")
+LAYOUTS = (
+    "plain",
+    "offset",
+    "padded",
+    "inner",
+    "transposed",
+    "reversed",
+    "stepped",
+    "every_other",
+    "negated",
+    "expanded",
+)
 
 
 def one_of_all(source: Source) -> str:
@@ -18,7 +29,8 @@ def lay_out(x: Tensor, layout: str, source: Source) -> Tensor:
 
     offset: starts an odd number of elements into its memory. padded: rows are wider in memory. inner: the same, and
     they start inside. transposed: axes 1 and 2 the other way round. reversed: the last axis is the slowest. stepped:
-    every second element of the last axis. every_other: every second token. expanded: one axis has stride 0.
+    every second element of the last axis. every_other: every second token. negated: its memory
+    holds -x, and PyTorch notes that. expanded: one axis has stride 0.
     """
     if x.dim() == 0:
         return x
@@ -37,6 +49,8 @@ def lay_out(x: Tensor, layout: str, source: Source) -> Tensor:
         return _filled(x.new_empty(*x.shape[:-1], 2 * x.shape[-1])[..., ::2], x)
     if layout == "every_other" and x.dim() > 1:
         return _filled(x.new_empty(x.shape[0], 2 * x.shape[1], *x.shape[2:])[:, ::2], x)
+    if layout == "negated" and x.is_floating_point():
+        return torch._neg_view(-x)
     if layout == "expanded":
         axes = [axis for axis, size in enumerate(x.shape) if size > 1]
         if axes:

@@ -15,6 +15,7 @@ from holdfast.kernels.common import planning
 from .case import Case, Tensors
 from .judge import Result
 from .layout import poison
+from .misuse import misuse
 from .modules import MODULES, compiler, module_calls
 from .scenario import Scenario
 from .source import Source
@@ -107,7 +108,7 @@ def hooks(s: Scenario) -> list[Result]:
 
 
 def threads(s: Scenario) -> list[Result]:
-    """Two threads at once, each with values of its own."""
+    """Two threads at once, each with values of its own; half of the time of other lengths too."""
     results: list[Result] = []
     errors: list[BaseException] = []
     start = threading.Barrier(2)
@@ -119,7 +120,7 @@ def threads(s: Scenario) -> list[Result]:
         except BaseException as error:
             errors.append(error)
 
-    sets = [[Case(s, 3 * which + n) for n in range(3)] for which in range(2)]
+    sets = [[Case(each, 3 * which + n) for n in range(3)] for which, each in enumerate((s, s.longer(s.seed & 1)))]
     workers = [threading.Thread(target=work, args=(cases,), daemon=True) for cases in sets]
     for worker in workers:
         worker.start()
@@ -186,7 +187,7 @@ def graph(s: Scenario) -> list[Result]:
             for name, x in case.tensors.items():
                 x.copy_(fresh.tensors[name])
             for name, x in zip(names, grads, strict=True):
-                x.copy_(fresh.cotangent(name, x))
+                x.copy_(fresh.cotangent(name, x, 0))
         captured.replay()
         torch.cuda.synchronize()
         found.append(Result(fresh, {name: x.clone() for name, x in values.items()}))
@@ -244,7 +245,7 @@ def inplace(s: Scenario) -> list[Result]:
     values = {key: x.detach() for key, x in results.items()}
     with torch.no_grad():
         if name == "cu_seqlens":
-            case.cu[1:-1] = 0
+            case.cu.mul_(2)
         elif case.tensors[name].dtype == torch.bool:
             case.tensors[name].logical_not_()
         else:
@@ -258,7 +259,7 @@ def inplace(s: Scenario) -> list[Result]:
 
 
 def poisoned(s: Scenario) -> list[Result]:
-    """With NaN in all memory that is handed out, before either pass."""
+    """With NaN in all memory that is handed out, before either pass; some calls' arguments are freed in between."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     device = torch.device(s.device)
@@ -266,7 +267,11 @@ def poisoned(s: Scenario) -> list[Result]:
     def once(n: int) -> Result:
         case = Case(s, n)
         poison(device)
-        return both_passes(case, between=lambda: poison(device))
+
+        def on_copies() -> Tensors:
+            return replaced(case, {name: x.clone() for name, x in case.tensors.items()}).run()
+
+        return both_passes(case, call=on_copies if n % 2 else None, between=lambda: poison(device))
 
     try:
         return [once(n) for n in range(3)]
@@ -296,7 +301,14 @@ def step(s: Scenario) -> list[Result]:
 
 
 def inference(s: Scenario) -> list[Result]:
-    """Under torch.inference_mode."""
+    """Under torch.inference_mode, or half of the time under torch.no_grad with arguments that could have a gradient."""
+    if s.seed & 1:
+        cases = [Case(s, n) for n in range(3)]
+        for case in cases:
+            for name, x in case.tensors.items():
+                x.requires_grad_(case.kinds[name] != "bool")
+        with torch.no_grad():
+            return [both_passes(case) for case in cases]
     with torch.inference_mode():
         cases = [Case(s, n) for n in range(3)]
         results = [both_passes(case) for case in cases]
@@ -329,6 +341,35 @@ def jvp(s: Scenario) -> list[Result]:
     return [Result(case, got)]
 
 
+def twice(s: Scenario) -> list[Result]:
+    """Differentiated twice: right, or autograd's error, since gradients are not differentiable themselves."""
+    case = Case(s)
+
+    def second(outputs: Tensors, inputs: Tensors) -> Tensors:
+        names, grads = case.cotangents(outputs, 0)
+        leaves = [inputs[name] for name in case.needing]
+        through = [outputs[name] for name in names]
+        once = torch.autograd.grad(through, leaves, grads, create_graph=True, allow_unused=True, materialize_grads=True)
+        draw = Source(s.seed)
+        weights = [draw.normal(*x.shape).to(x.device, x.dtype) for x in once]
+        found = torch.autograd.grad(once, leaves, weights, allow_unused=True, materialize_grads=True)
+        return dict(zip(case.needing, found, strict=True))
+
+    results = case.run()
+    values = {name: x.detach() for name, x in results.items()}
+    try:
+        found = second(results, case.tensors)
+    except RuntimeError as error:
+        if "differentiate twice" in str(error) or "does not require grad" in str(error):
+            return [Result(case, values)]
+        raise
+    exact = {name: x.clone().requires_grad_(name in case.needing) for name, x in case.before.items()}
+    right = case.exact_results(exact)
+    plain_right = {name: x.detach() for name, x in right.items()}
+    case.settle(plain_right | {f"dd{name}": x for name, x in second(right, exact).items()})
+    return [Result(case, values | {f"dd{name}": x for name, x in found.items()})]
+
+
 MODES: dict[str, Mode] = {
     "plain": plain,
     "repeat": repeat,
@@ -347,6 +388,8 @@ MODES: dict[str, Mode] = {
     "step": step,
     "inference": inference,
     "jvp": jvp,
+    "twice": twice,
+    "misuse": misuse,
 }
 
 

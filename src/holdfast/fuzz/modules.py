@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holdfast import nn as mixers
 
-from .case import Tensors
+from .case import Tensors, offsets
 from .judge import Result
 from .scenario import Scenario
 from .source import Source
@@ -42,7 +42,7 @@ class ModuleCase:
         x = source.normal(s.B, s.T, s.D).to(s.device, s.torch_dtype)
         self.x = x.requires_grad_()
         self.grad = source.normal(s.B, s.T, s.D).to(s.device, s.torch_dtype)
-        self.cu = torch.tensor(s.cu, dtype=getattr(torch, s.offsets), device=s.device) if s.cu else None
+        self.cu = offsets(s, torch.device(s.device))
         self._found: dict[Any, Tensors] = {}
 
     def both_passes(self, run: Callable[..., Any], module: nn.Module, x: Tensor, grad: Tensor) -> Tensors:
@@ -78,8 +78,11 @@ class ModuleCase:
             self._found[rounded] = self.of(torch.float64, "reference", rounded)
         return self._found[rounded]
 
-    def by_pytorch(self, which: int = 0) -> Tensors:
-        return self.of(self.s.torch_dtype, _PYTORCH.get(self.s.op, "chunked"))
+    def pytorch_paths(self) -> list[str]:
+        return [_PYTORCH.get(self.s.op, "chunked"), "reference"]
+
+    def by_backend(self, backend: str, which: int = 0) -> Tensors:
+        return self.of(self.s.torch_dtype, backend)
 
     def check_unchanged(self) -> None:
         """Weights and x belong to autograd, whose versions would have told."""

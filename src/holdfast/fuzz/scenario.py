@@ -1,11 +1,10 @@
 """A scenario: everything that was drawn for one check, on one line that says how to run it again."""
 
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +15,10 @@ class Scenario:
     dtype: of the inputs (in mode autocast that of the autocast, the inputs being float32). gates: dtype of gates and
     decays, "same" for that of the inputs. options: words that the op's family knows. strength: of decays and gates.
     keys: how long keys are. values: how large values and states are. layout: how tensors lie in memory.
-    cu: offsets of packed sequences, empty for a batch. offsets: their dtype. state: whether an initial state is given.
-    final: whether the final state is asked for. grads: which outputs have a gradient: "both", "out", "state", or "none"
-    for no backward pass. needs: "all" inputs have a gradient or "some". mode: how the calls are made.
+    cu: offsets of packed sequences, empty for a batch. offsets: their dtype, with "_cpu" where they stay there.
+    state: whether an initial state is given. final: whether the final state is asked for. grads: which outputs have a
+    gradient: "both", "out", "state", or "none" for no backward pass. needs: "all" inputs have a gradient or "some".
+    mode: how the calls are made.
     """
 
     op: str
@@ -59,17 +59,17 @@ class Scenario:
         return " ".join(words)
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+    def torch_dtype(self) -> "torch.dtype":
+        return _dtype(self.dtype)
 
     @property
-    def wide(self) -> torch.dtype:
+    def wide(self) -> "torch.dtype":
         """The dtype of states."""
-        return torch.promote_types(self.torch_dtype, torch.float32)
+        return _dtype("float64" if self.dtype == "float64" else "float32")
 
     @property
-    def gate_dtype(self) -> torch.dtype:
-        return self.torch_dtype if self.gates == "same" else DTYPES[self.gates]
+    def gate_dtype(self) -> "torch.dtype":
+        return _dtype(self.dtype if self.gates == "same" else self.gates)
 
     @property
     def sequences(self) -> int:
@@ -79,6 +79,12 @@ class Scenario:
         """The same with so many more steps, at the end of the last sequence."""
         cu = (*self.cu[:-1], self.cu[-1] + steps) if self.cu else ()
         return replace(self, T=self.T + steps, cu=cu)
+
+
+def _dtype(name: str) -> "torch.dtype":
+    import torch
+
+    return {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}[name]
 
 
 def _shown(value: Any) -> str:

@@ -100,16 +100,8 @@ def options(s: Scenario) -> dict[str, Any]:
 
 def bind(s: Scenario, backend: str | None = None) -> Callable[[dict[str, Tensor], Tensor | None], Any]:
     """The op as a function of its tensors and offsets, simple enough to compile. backend: instead of the scenario's."""
-    family, op, constants = SUBJECTS[s.op].family, getattr(ops, s.op), options(s)
-    backend = backend or s.backend
-    constants["backend"] = None if backend == "default" else backend
-    if s.op == "rnn":
-        constants["cell"] = own_cell
-    is_walk = family not in ("intra", "norm")
-    if is_walk:
-        constants["output_final_state"] = s.final
-    is_inner = family == "intra"
-    has_parts = s.op == "mlstm" and s.state
+    family, op, constants = SUBJECTS[s.op].family, getattr(ops, s.op), _constants(s, backend)
+    is_walk, is_inner, has_parts = "output_final_state" in constants, family == "intra", s.op == "mlstm" and s.state
 
     def call(tensors: dict[str, Tensor], cu: Tensor | None) -> Any:
         given: dict[str, Any] = dict(tensors)
@@ -122,6 +114,25 @@ def bind(s: Scenario, backend: str | None = None) -> Callable[[dict[str, Tensor]
         return op(**given, **constants)
 
     return call
+
+
+def call_with(s: Scenario, given: dict[str, Any]) -> Any:
+    """The op with whatever is given, in place of its options too."""
+    given = _constants(s, None) | ({"g": None} if s.op == "intra_chunk" else {}) | given
+    if s.op == "mlstm" and s.state:
+        given["initial_state"] = (given.pop("C"), given.pop("n"), given.pop("m"))
+    return getattr(ops, s.op)(**given)
+
+
+def _constants(s: Scenario, backend: str | None) -> dict[str, Any]:
+    """The arguments that are no tensors."""
+    constants, backend = options(s), backend or s.backend
+    constants["backend"] = None if backend == "default" else backend
+    if s.op == "rnn":
+        constants["cell"] = own_cell
+    if SUBJECTS[s.op].family not in ("intra", "norm"):
+        constants["output_final_state"] = s.final
+    return constants
 
 
 def named(s: Scenario, returned: Any) -> dict[str, Tensor]:

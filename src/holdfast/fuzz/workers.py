@@ -11,14 +11,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from .check import Row
+from .row import Row
 
 # seconds that a scenario may take; compiled ones wait for a compiler of many seconds
 LIMIT = 60.0
 _COMPILED = 3
 # a worker that has not come up by then never will
 _START = 180.0
-_MOST_KEPT = 6 * 2**30
+
+Run = Callable[[str], Row]
+Begin = Callable[[], dict[str, Any]]
 
 
 def allowed(line: str, limit: float) -> float:
@@ -26,16 +28,13 @@ def allowed(line: str, limit: float) -> float:
     return limit * (_COMPILED if "mode=compile" in line.split() else 1)
 
 
-def _work(connection: Connection, log: str, run: Callable[[str], Row], limit: float) -> None:
+def _work(connection: Connection, log: str, begin: Begin, run: Run, limit: float) -> None:
     """What a worker does: rows for lines, until it is told to end or its process is spoilt."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
     faulthandler.enable()
-    import torch
-
-    torch.set_num_threads(1)
-    connection.send(environment())
+    connection.send(begin())
     while (line := connection.recv()) is not None:
         os.ftruncate(file, 0)
         faulthandler.dump_traceback_later(0.95 * allowed(line, limit))
@@ -45,34 +44,14 @@ def _work(connection: Connection, log: str, run: Callable[[str], Row], limit: fl
         if row.spoilt:
             # the driver may hang where an ordinary end would clean up
             os._exit(0)
-        if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
-            torch.cuda.empty_cache()
-
-
-def environment() -> dict[str, Any]:
-    """Versions and device, for a record."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("holdfast", "torch", "triton", "cuda-core", "cuda-bindings"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    found["torch"], found["cuda"] = torch.__version__, torch.version.cuda
-    found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return found
 
 
 class _Worker:
-    def __init__(self, folder: Path, number: int, run: Callable[[str], Row], limit: float) -> None:
+    def __init__(self, folder: Path, number: int, begin: Begin, run: Run, limit: float) -> None:
         context = multiprocessing.get_context("spawn")
         self.log = folder / f"{number}.log"
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, str(self.log), run, limit), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, str(self.log), begin, run, limit), daemon=True)
         self.process.start()
         theirs.close()
         self.line: str | None = None
@@ -81,7 +60,9 @@ class _Worker:
 
     def give(self, line: str) -> None:
         self.line, self.since = line, time.monotonic()
-        self.connection.send(line)
+        # one that has died meanwhile is heard of next
+        with contextlib.suppress(OSError):
+            self.connection.send(line)
 
     def overdue(self, limit: float) -> bool:
         allowance = _START if not self.is_up else allowed(self.line, limit) if self.line else float("inf")
@@ -101,7 +82,12 @@ class _Worker:
 
     def last_words(self) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return " ".join(text.split())[-600:]
+        said = " ".join(text.partition("Extension modules:")[0].split())
+        for stack in ("Fatal Python error", "Timeout ("):
+            # the innermost frames come first
+            if (place := said.find(stack)) >= 0:
+                return said[max(place - 300, 0) : place + 400]
+        return said[-600:]
 
     def lost(self, limit: float, hung: bool) -> Row:
         seconds = time.monotonic() - self.since
@@ -118,9 +104,9 @@ class _Worker:
 class Pool:
     """Workers that share a device. environment: what the first of them said of its versions and device."""
 
-    def __init__(self, workers: int, run: Callable[[str], Row], limit: float = LIMIT) -> None:
-        """run: line -> row, importable by its name, which is called in the workers."""
-        self.count, self.run, self.limit = workers, run, limit
+    def __init__(self, workers: int, begin: Begin, run: Run, limit: float = LIMIT) -> None:
+        """begin, run: called in the workers, importable by their names: begin once, run for each line."""
+        self.count, self.begin, self.run, self.limit = workers, begin, run, limit
         self.environment: dict[str, Any] = {}
         self.lost_starts = 0
 
@@ -137,7 +123,7 @@ class Pool:
             try:
                 while True:
                     while waiting is not None and len(workers) < self.count and time.monotonic() < until:
-                        workers.append(_Worker(Path(folder), made, self.run, self.limit))
+                        workers.append(_Worker(Path(folder), made, self.begin, self.run, self.limit))
                         made += 1
                     if not workers:
                         return

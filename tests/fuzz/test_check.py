@@ -1,0 +1,146 @@
+"""The fuzzer passes what is right, and catches what is planted."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+
+from holdfast.fuzz.check import check
+from holdfast.fuzz.draw import draw
+from holdfast.fuzz.modes import MODES
+from holdfast.fuzz.scenario import Scenario
+from holdfast.kernels.dense.loop import Loop
+from holdfast.kernels.diagonal.chunked import Chunked as Scan
+from holdfast.kernels.matrix.chunked import Chunked
+
+PLAIN = Scenario("simple_gla", "cpu", 3, B=2, T=20, H=2, Hq=1, K=8, V=4, options=("g",), state=True)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_slice_of_scenarios_is_right():
+    rows = [check(draw(55, index, "cpu").line()) for index in range(20)]
+    assert [row for row in rows if row.failed] == []
+    assert sum(row.tensors for row in rows) > 100
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ("stream", "graph", "compile", "jvp")])
+def test_every_mode_passes_what_is_right(mode):
+    s = replace(PLAIN, mode=mode, grads="none" if mode in ("step", "inference") else "both")
+    if mode == "autocast":
+        s = replace(s, dtype="bfloat16")
+    row = check(s.line())
+    assert not row.failed, row
+    assert row.status == "right"
+
+
+def spoil(monkeypatch, backend, method, change):
+    """Lets a backend's method return what `change` makes of its result."""
+    true = getattr(backend, method)
+    monkeypatch.setattr(backend, method, lambda self, *a: change(true(self, *a)))
+
+
+def one_element(x, by=1.0):
+    x = x.clone()
+    x.view(-1)[x.numel() // 2] += by
+    return x
+
+
+def in_output(returned):
+    return one_element(returned[0]), *returned[1:]
+
+
+def in_state(returned):
+    return returned[0], one_element(returned[1]), *returned[2:]
+
+
+def in_gradient(returned):
+    grads, state = returned
+    return [one_element(grads[0]), *grads[1:]], state
+
+
+@pytest.mark.parametrize(
+    ("backend", "method", "change", "s", "said"),
+    [
+        (Chunked, "forward", in_output, PLAIN, "o is off by"),
+        (Chunked, "forward", in_output, replace(PLAIN, dtype="bfloat16"), "o is off by"),
+        (Chunked, "forward", in_state, PLAIN, "final is off by"),
+        (Chunked, "backward", in_gradient, PLAIN, "dq is off by"),
+        (Chunked, "backward", in_gradient, replace(PLAIN, mode="threads"), "dq is off by"),
+        (Chunked, "forward", lambda r: (r[0] * torch.nan, *r[1:]), PLAIN, "o is off by inf"),
+        (Chunked, "forward", lambda r: (r[0][:, 1:], *r[1:]), replace(PLAIN, grads="none"), "o has shape"),
+        (Scan, "forward", in_output, Scenario("hgrn", "cpu", 1, B=2, T=9, D=4, backend="chunked"), "o is off by"),
+        (Loop, "forward", in_output, Scenario("gru", "cpu", 1, B=2, T=9, H=1, D=4, backend="loop"), "off by"),
+    ],
+)
+def test_a_planted_fault_is_caught(monkeypatch, backend, method, change, s, said):
+    s = replace(s, backend=backend.name)
+    assert check(s.line()).status == "right"
+    spoil(monkeypatch, backend, method, change)
+    row = check(s.line())
+    assert row.status == "wrong"
+    assert said in row.detail
+
+
+def test_a_fault_from_the_third_call_on_is_caught(monkeypatch):
+    calls = []
+
+    def later(returned):
+        calls.append(1)
+        return in_output(returned) if len(calls) > 2 else returned
+
+    spoil(monkeypatch, Chunked, "forward", later)
+    once = replace(PLAIN, grads="none", backend="chunked")
+    assert check(once.line()).status == "right"
+    calls.clear()
+    assert check(replace(once, mode="repeat").line()).status == "wrong"
+
+
+def test_an_error_from_inside_is_no_refusal(monkeypatch):
+    def fail(*_):
+        raise ValueError("expected a power of two")
+
+    monkeypatch.setattr(Chunked, "forward", fail)
+    row = check(replace(PLAIN, backend="chunked").line())
+    assert row.status == "raised"
+    assert "ValueError: expected a power of two" in row.detail
+
+
+def test_a_refusal_of_the_librarys_own_is_told_apart():
+    row = check(replace(PLAIN, backend="hopper").line())
+    assert row.status == "refused"
+    assert "cannot run simple_gla here" in row.detail
+
+
+def test_written_arguments_are_found(monkeypatch):
+    true = Chunked.forward
+
+    def writes(self, plan, call, cu_seqlens):
+        returned = true(self, plan, call, cu_seqlens)
+        call.v.data.mul_(2)
+        return returned
+
+    monkeypatch.setattr(Chunked, "forward", writes)
+    row = check(replace(PLAIN, grads="none", backend="chunked").line())
+    assert row.detail == "the argument v was written to"
+
+
+def test_memory_that_a_result_shares_with_an_argument_is_found(monkeypatch):
+    true = Chunked.forward
+    monkeypatch.setattr(Chunked, "forward", lambda self, plan, call, cu: (true(self, plan, call, cu)[0], call[6]))
+    row = check(replace(PLAIN, grads="none", backend="chunked").line())
+    assert row.detail == "final shares memory with the argument initial_state"
+
+
+def test_wrong_calls_that_are_taken_are_found(monkeypatch):
+    op = import_module("holdfast.ops.simple_gla")
+    monkeypatch.setattr(op, "prepare", lambda recurrence, cu_seqlens, given: given)
+    rows = [check(replace(PLAIN, mode="misuse", seed=seed).line()) for seed in range(12)]
+    assert {row.status for row in rows} & {"wrong", "raised"}

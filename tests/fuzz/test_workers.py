@@ -1,0 +1,90 @@
+"""A worker that crashes or hangs is a row; the others, and the rest of the scenarios, go on."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from holdfast.fuzz.row import Row
+from holdfast.fuzz.workers import Pool, allowed
+
+# what the workers run in place of a scenario: words that they obey
+OBEDIENT = """
+import os, signal, time
+from holdfast.fuzz.row import Row
+
+def obey(line):
+    if line == "exit":
+        os._exit(7)
+    if line == "fault":
+        print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if line == "hang":
+        time.sleep(600)
+    return Row(line, "crashed" if line == "spoil" else "right", str(os.getpid()), spoilt=line == "spoil")
+
+def begin():
+    return {"pid": os.getpid()}
+
+def stillborn():
+    raise AssertionError("no device")
+"""
+
+
+@pytest.fixture
+def obedient(tmp_path, monkeypatch):
+    """Importable in the workers too, which are given sys.path."""
+    (tmp_path / "obedient.py").write_text(OBEDIENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    import obedient
+
+    yield obedient
+    del sys.modules["obedient"]
+
+
+def test_crashes_and_hangs_are_rows(obedient):
+    lines = ["a", "exit", "b", "fault", "hang", "spoil", "c", "d"]
+    pool = Pool(2, obedient.begin, obedient.obey, limit=2)
+    rows = {row.line: row for row in pool.rows(lines)}
+    assert sorted(rows) == sorted(lines)
+    assert {rows[line].status for line in "abcd"} == {"right"}
+    assert rows["exit"].status == "crashed"
+    assert "status 7" in rows["exit"].detail
+    assert rows["fault"].status == "crashed"
+    assert "status -11" in rows["fault"].detail
+    assert "last words" in rows["fault"].detail
+    assert rows["hang"].status == "hung"
+    assert "no answer in 2 s" in rows["hang"].detail
+    assert "obey" in rows["hang"].detail  # where it hung
+    assert rows["spoil"].status == "crashed"
+    assert all(row.failed for row in rows.values() if row.line not in "abcd")
+    assert pool.environment["pid"]
+
+
+def test_a_spoilt_process_is_not_used_again(obedient):
+    first, second = Pool(1, obedient.begin, obedient.obey).rows(["spoil", "a"])
+    assert first.detail != second.detail
+
+
+def test_nothing_is_begun_after_the_time_is_over(obedient):
+    begun = time.monotonic()
+    rows = list(Pool(1, obedient.begin, obedient.obey).rows((str(n) for n in range(10**9)), until=begun + 5))
+    assert rows
+    assert time.monotonic() - begun < 60
+
+
+def test_workers_that_do_not_come_up_are_an_error(obedient):
+    with pytest.raises(RuntimeError, match=r"workers do not come up; the last one said: .*no device"):
+        list(Pool(1, obedient.stillborn, obedient.obey).rows(["a"]))
+
+
+def test_a_compiled_scenario_may_take_longer():
+    assert allowed("op=gla mode=compile", 60) == 180
+    assert allowed("op=gla mode=plain", 60) == 60
+
+
+def test_a_row_for_a_record_is_plain():
+    kept = Row("op=gla", "wrong", error=float("inf")).plain()
+    assert kept["line"] == "op=gla"
+    assert json.loads(json.dumps(kept, allow_nan=False))["error"] == "inf"
