@@ -1,8 +1,8 @@
 """Calls as an H200 would run them, with no GPU and no kernel run: which kernels they launch."""
 
 import sys
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,26 +20,33 @@ from .launched import name_of
 H200 = Device.named("h200")
 
 
-def launched(calls: Iterable[Call], monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+def launched(calls: Iterable[Call]) -> dict[str, set[str]]:
     """Of each call the kernels that it launches. What they compute is what uninitialised memory holds.
 
     Raises what a call raises.
     """
-    found: set[str] = set()
-    _pretend(monkeypatch, found)
     of = {}
-    for call in calls:
-        found.clear()
-        with planned(call.plan):
-            call.run(torch.device("cpu"))
-        of[call.name] = set(found)
-    planning.forget()
+    with pretending() as found:
+        for call in calls:
+            found.clear()
+            with planned(call.plan):
+                call.run(torch.device("cpu"))
+            of[call.name] = set(found)
     return of
 
 
-def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
-    """Has tensors of this machine pass for an H200's, and kernels be noted where they would be launched."""
+@contextmanager
+def pretending() -> Iterator[set[str]]:
+    """Has tensors of this machine pass for an H200's; the set that kernels come into where they would be launched."""
+    found: set[str] = set()
+    planning.forget()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _pretend(monkeypatch, found)
+        yield found
+    planning.forget()
 
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
     def noting(kernel: Any, *args: Any, **kwargs: Any) -> None:
         found.add(name_of(kernel))
 
@@ -56,7 +63,6 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
     def running(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
         found.add(name_of(self))
 
-    planning.forget()
     monkeypatch.setattr(JITFunction, "run", running)
     for name, value in {"load": load, "missing": lambda *_: None, "is_made": lambda *_: True}.items():
         monkeypatch.setattr(nvrtc, name, value)

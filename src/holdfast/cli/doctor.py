@@ -18,10 +18,14 @@ def doctor(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default cuda where there is one, cpu as well.")
     ] = None,
+    self_check: Annotated[
+        bool,
+        typer.Option("--self-check", help="Also plant a fault in all that each kernel writes; each has to be noticed."),
+    ] = False,
 ) -> None:
     """Say what this machine has, and check every backend against the float64 oracle, forward and gradients.
 
-    Exits with status 1 if a backend is wrong.
+    Exits with status 1 if a backend is wrong, or if a planted fault goes unnoticed.
     """
     import torch
     from rich.console import Console
@@ -57,3 +61,9 @@ def doctor(
     if wrong:
         raise typer.Exit(1)
     console.print("All backends that this machine can run are right.")
+    if self_check:
+        from .planted import show
+
+        noticed = [show(target, console) for target in devices]
+        if not all(noticed):
+            raise typer.Exit(1)
