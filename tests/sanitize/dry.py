@@ -1,5 +1,6 @@
 """Calls as an H200 would run them, with no GPU and no kernel run: which kernels they launch."""
 
+import importlib
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,9 +12,10 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from holdfast.kernels.common import backend, gluon_launch, nvrtc, planning, triton_launch
-from holdfast.kernels.dense import kept, launch
+from holdfast.kernels.dense import kept, launch, pointwise, step
 from holdfast.planner import Device
 
+from . import sources
 from .calls import Call, planned
 from .launched import name_of
 
@@ -39,11 +41,23 @@ def launched(calls: Iterable[Call]) -> dict[str, set[str]]:
 def pretending() -> Iterator[set[str]]:
     """Has tensors of this machine pass for an H200's; the set that kernels come into where they would be launched."""
     found: set[str] = set()
+    # what is imported meanwhile would keep what it finds in place of a launch
+    for path in sources.KERNELS.rglob("*.py"):
+        importlib.import_module(f"holdfast.kernels.{sources.module_of(path)}".removesuffix(".__init__"))
+    _forget()
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            _pretend(monkeypatch, found)
+            yield found
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    """Plans, and kernels that are launched a step."""
     planning.forget()
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        _pretend(monkeypatch, found)
-        yield found
-    planning.forget()
+    for remembered in (step._load, pointwise.forward, pointwise.backward, launch._look):
+        remembered.cache_clear()
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:

@@ -20,7 +20,7 @@ def kernels() -> set[str]:
     functions: dict[str, ast.FunctionDef] = {}
     named: set[str] = set()
     for path in sorted(KERNELS.rglob("*.py")):
-        module, tree = _module(path), ast.parse(path.read_text(encoding="utf-8"))
+        module, tree = module_of(path), ast.parse(path.read_text(encoding="utf-8"))
         own = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef) and _is_jit(f)}
         functions |= {f"{module}.{name}": f for name, f in own.items()}
         known = dict(_imports(tree, module)) | {name: f"{module}.{name}" for name in own}
@@ -32,7 +32,8 @@ def kernels() -> set[str]:
     return found | MADE
 
 
-def _module(path: Path) -> str:
+def module_of(path: Path) -> str:
+    """As family.file."""
     return ".".join(path.relative_to(KERNELS).with_suffix("").parts)
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def show(device: torch.device, console: Console) -> bool:
-    """Plants a fault in each tensor that each kernel writes, and prints what came of it; False if one went unnoticed."""
+    """Plants a fault in each tensor that a kernel writes, and prints what came of each; False if one went unnoticed."""
     from holdfast.ops.self_check import self_check
 
     by_kernel: dict[str, Counter[str]] = {}
