@@ -9,6 +9,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from . import sources
+from . import races, sources
 from .calls import CALLS
 from .findings import Finding, findings
 
@@ -39,7 +40,6 @@ NEWER = {"memcheck": ["--check-tensor-ops=yes"]}
 WITHOUT_CACHE = ("memcheck", "initcheck")
 # calls of one process: fewer are spread more evenly, more pay less for starting
 SHARE = 9
-EXPLAINED = Path(__file__).with_name("races.toml")
 
 
 class Sanitizer:
@@ -162,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sanitize", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the tools' output and summary.json")
     parser.add_argument("--tools", default=",".join(TOOLS), help="of %(default)s, those to run")
-    parser.add_argument("--calls", default="", help="only calls whose name holds this text")
+    parser.add_argument("--calls", default="", help="only calls in whose name this regular expression is found")
     parser.add_argument("--sanitizer", help="the program; by default the one on PATH or in /usr/local/cuda")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes at once")
     parser.add_argument("--limit", type=float, default=570.0, help="seconds after which what still runs is ended")
@@ -172,7 +172,7 @@ def main() -> None:
         parser.error(f"--tools: expected some of {', '.join(TOOLS)}; got {', '.join(unknown)}")
     start, program = time.monotonic(), Sanitizer(given.sanitizer)
     given.out.mkdir(parents=True, exist_ok=True)
-    numbers = [n for n, call in enumerate(CALLS) if given.calls in call.name]
+    numbers = [n for n, call in enumerate(CALLS) if re.search(given.calls, call.name)]
     with tempfile.TemporaryDirectory() as scratch:
         # each process compiles with several threads of its own
         first = run(jobs("", numbers, Path(scratch)), program, max(1, given.jobs // 2), start + given.limit)
@@ -216,8 +216,11 @@ def report(out: Path, numbers: list[int], first: list[Job], ended: list[Job], to
         never = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
         summary["tools"][tool or "alone"] = {"findings": _tidy(found), "failed": failed, "not run": never}
         summary["tools"][tool or "alone"]["warned"] = sorted(warned)
-    bad = any(s["failed"] or s["not run"] or s["findings"] for s in summary["tools"].values())
-    summary["bad"] = bool(bad or summary["not launched"])
+        if tool == "racecheck":
+            pairs = races.unexplained(found)
+            summary["tools"][tool]["unexplained"] = [[p.kernel, p.first, p.second] for p in pairs]
+    bad = (s["failed"] or s["not run"] or s.get("unexplained", s["findings"]) for s in summary["tools"].values())
+    summary["bad"] = bool(any(bad) or summary["not launched"])
     return summary
 
 

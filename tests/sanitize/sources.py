@@ -102,3 +102,9 @@ def place(file: str, line: int) -> tuple[str, str]:
         if found := _CUDA_FUNCTION.match(above):
             return found[1], text
     return "", text
+
+
+def stands(file: str, function: str, text: str) -> bool:
+    """Whether that function of that file still has a line of that text."""
+    _, lines = _lines(file)
+    return any(place(file, n) == (function, text) for n in range(1, len(lines) + 1))
