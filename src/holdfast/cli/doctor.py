@@ -21,6 +21,10 @@ def doctor(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; by default cuda where there is one, cpu as well.")
     ] = None,
+    self_check: Annotated[
+        bool,
+        typer.Option("--self-check", help="Also plant a fault in all that each kernel writes; each has to be noticed."),
+    ] = False,
     fuzz: Annotated[
         float | None, typer.Option(help="Instead, make random calls of every op for so many seconds.", min=0)
     ] = None,
@@ -32,7 +36,7 @@ def doctor(
 ) -> None:
     """Say what this machine has, and check every backend against the float64 oracle, forward and gradients.
 
-    Exits with status 1 if a backend, or with --fuzz and --replay a scenario, is wrong.
+    Exits with status 1 if a backend, or with --fuzz and --replay a scenario, is wrong, or a planted fault goes unnoticed.
     """
     if replay is not None:
         if fuzz is not None or scenarios is not None:
@@ -79,6 +83,12 @@ def doctor(
     if wrong:
         raise typer.Exit(1)
     console.print("All backends that this machine can run are right.")
+    if self_check:
+        from .planted import show
+
+        noticed = [show(target, console) for target in devices]
+        if not all(noticed):
+            raise typer.Exit(1)
 
 
 def _fuzz(

@@ -41,3 +41,14 @@ def relative_error(got: Tensor, exact: Tensor) -> float:
     """|got - exact| / |exact|, NaN if anything is not finite; absolute where exact is 0."""
     norm = exact.norm().item()
     return ((got - exact).norm() / (norm if norm > 0 else 1.0)).item()
+
+
+def largest_error(got: Tensor, exact: Tensor) -> float:
+    """The largest |got - exact| of an element, over |exact| of it and the root mean square of all; 0 for none.
+
+    NaN if anything is not finite; absolute where exact is 0.
+    """
+    if not exact.numel():
+        return 0.0
+    typical = exact.square().mean().sqrt()
+    return ((got - exact).abs() / (exact.abs() + (typical if typical > 0 else 1.0))).max().item()

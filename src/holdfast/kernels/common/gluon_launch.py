@@ -10,7 +10,8 @@ from .compiling import compiled
 from .direct_launch import Run, launcher
 from .gluon import TensorDescriptor
 from .recording import RECORDING, note_launch
-from .triton_launch import LAUNCHES_COMPILED
+from .triton_launch import LAUNCHES_COMPILED, launch_by_triton
+from .watching import WATCHERS, watched
 
 _COMPILED: dict[tuple[Any, ...], Run] = {}
 
@@ -61,7 +62,7 @@ def launch(
     options["launch_cooperative_grid"] = cooperative
     if not LAUNCHES_COMPILED:
         note_launch(None, grid, arguments)
-        kernel[grid](*arguments, **constants, **options)
+        launch_by_triton(kernel, grid, *arguments, **constants, **options)
         return None
     # the function, since a kernel's hash is that of its source and of all that it reads
     key = (kernel.fn, device, warps, registers, overlaps, cooperative, *constants.values(), *types)
@@ -73,5 +74,7 @@ def launch(
         run = _COMPILED[key] = launcher(found)
     if RECORDING:
         note_launch(run, grid, arguments)
+    if WATCHERS:
+        return watched(kernel, arguments, lambda: run(grid, arguments, constants.values()))
     run(grid, arguments, constants.values())
     return None

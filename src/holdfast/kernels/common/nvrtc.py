@@ -18,6 +18,7 @@ import torch
 
 from .compiling import is_rehearsal, made
 from .recording import RECORDING, note_launch
+from .watching import WATCHERS, watched
 
 
 def missing(capability: tuple[int, int] | None = None) -> str | None:
@@ -155,7 +156,11 @@ class Kernel:
         given = [x if isinstance(x, torch.Tensor) else _word(x) for x in arguments]
         how = Launch(self, threads, shared, cooperative, first, len(given))
         note_launch(how, grid, given)
-        how.start(grid, [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in given])
+        values = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in given]
+        if WATCHERS:
+            watched(self.name, given, lambda: how.start(grid, values))
+            return
+        how.start(grid, values)
 
     def repeated(self, threads: int, pointers: int, numbers: int) -> Callable[..., None]:
         """A function (blocks, tensors, *numbers) that launches on what is now the current stream, in little host time.
@@ -172,6 +177,12 @@ class Kernel:
         start, function = driver.cuLaunchKernel, self.function
 
         def run(blocks: int, tensors: Sequence[Any], *rest: int) -> None:
+            if WATCHERS:
+                watched(self.name, tensors, lambda: begin(blocks, tensors, *rest))
+                return
+            begin(blocks, tensors, *rest)
+
+        def begin(blocks: int, tensors: Sequence[Any], *rest: int) -> None:
             values[:] = [*[x.data_ptr() for x in tensors], *rest]
             given = function, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(places), 0
             result = start(*given)

@@ -23,6 +23,7 @@ from .planning import remembered
 from .recording import RECORDING, Recorder, filled
 from .straight import find
 from .untraced import untraced
+from .watching import WATCHERS
 
 
 class Replay:
@@ -89,9 +90,10 @@ def allow(device: torch.device) -> None:
 
 
 def _watched() -> bool:
-    """Whether something looks at, or changes, the operations of this thread."""
+    """Whether something looks at, or changes, the operations or launches of this thread."""
     return bool(
-        torch._C._len_torch_dispatch_stack()
+        WATCHERS
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd._profiler_enabled()
         # a tangent is to be found by the ops, which refuse it

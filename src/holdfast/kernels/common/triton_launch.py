@@ -12,6 +12,7 @@ from triton.compiler import CompiledKernel
 from .compiling import compiled
 from .direct_launch import Run, launcher
 from .recording import RECORDING, note_launch
+from .watching import WATCHERS, watched
 
 # what Triton does not promise: without it, its own launch serves
 LAUNCHES_COMPILED = hasattr(CompiledKernel, "__getitem__") and hasattr(triton.JITFunction, "warmup")
@@ -49,7 +50,7 @@ def launch(
     # what the interpreter runs is no JITFunction
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
         note_launch(None, blocks, ())
-        kernel[blocks](*tensors, *numbers, **constants, num_warps=warps)
+        launch_by_triton(kernel, blocks, *tensors, *numbers, **constants, num_warps=warps)
         return
     places = [None if x is None else x.data_ptr() for x in tensors]
     types = [None if x is None else (x.dtype, p % 16) for x, p in zip(tensors, places, strict=True)]
@@ -69,4 +70,16 @@ def launch(
     grid = (*blocks, 1, 1)[:3]
     if RECORDING:
         note_launch(run, grid, (*tensors, *numbers))
+    if WATCHERS:
+        watched(kernel, tensors, lambda: run(grid, (*places, *numbers), constants.values()))
+        return
     run(grid, (*places, *numbers), constants.values())
+
+
+def launch_by_triton(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs kernel by Triton's own launch, for calls that are not repeated from a record: arguments as the kernel has
+    them, constants and the compiler's options by name."""
+    if WATCHERS:
+        watched(kernel, arguments, lambda: kernel[grid](*arguments, **options))
+        return
+    kernel[grid](*arguments, **options)

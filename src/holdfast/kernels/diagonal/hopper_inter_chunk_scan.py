@@ -39,6 +39,7 @@ class HopperInterChunkScan(TritonInterChunkScan):
 class _Run(Run):
     def forward(self, out: Tensor, keep_final: bool) -> Tensor | None:
         from holdfast.kernels.common.gluon_launch import aligned
+        from holdfast.kernels.common.triton_launch import launch_by_triton
 
         from . import hopper_states as kernels
 
@@ -50,13 +51,13 @@ class _Run(Run):
             how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": plan["block_v"], "STAGES": plan["group"]}
             tensors = (call.states, call.decay, call.W, call.Y, *ends)
             # given no bound, ptxas aims at so few registers that loads are waited for where they are used
-            kernels.low_rank_forward[self.grid](
-                *tensors, *self.sizes, **how, num_warps=plan["warps"], maxnreg=model.REGISTERS
-            )
+            how |= {"num_warps": plan["warps"], "maxnreg": model.REGISTERS}
+            launch_by_triton(kernels.low_rank_forward, self.grid, *tensors, *self.sizes, **how)
         return final
 
     def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
         from holdfast.kernels.common.gluon_launch import aligned
+        from holdfast.kernels.common.triton_launch import launch_by_triton
 
         from . import hopper_states_backward as kernels
 
@@ -64,4 +65,5 @@ class _Run(Run):
         places = self.batch * self.chunks * self.heads
         plan = self.plan
         how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": plan["block_v"], "STAGES": plan["stages"]}
-        kernels.low_rank_backward[self.grid](*ready, *self.sizes, places, **how, num_warps=plan["warps"])
+        how["num_warps"] = plan["warps"]
+        launch_by_triton(kernels.low_rank_backward, self.grid, *ready, *self.sizes, places, **how)

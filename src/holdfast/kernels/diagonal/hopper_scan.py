@@ -40,6 +40,8 @@ class _Run(Run):
         return super()._words(_tileable(x, model.UNIT * (2 if self.pairs else 1)))
 
     def _launch(self, name: str, tensors: tuple[Any, ...], states: tuple[Any, ...], strides: tuple[int, ...]) -> None:
+        from holdfast.kernels.common.triton_launch import launch_by_triton
+
         plan = self.plan
         how = {"BLOCK": plan["block"], "GROUPS": plan["groups"], "STAGES": plan["stages"], "num_warps": plan["warps"]}
         # without a bound, ptxas aims at so few that each load is waited for where it is used
@@ -58,7 +60,7 @@ class _Run(Run):
         grid = (-(-numbers // plan["block"]) * self.pieces,)
         edges = states[:2] if name == "forward" else states[1:3]
         sizes = (self.bounds, self.length, numbers)
-        getattr(kernels, name)[grid](*tensors, *edges, states[-1], *sizes, *strides, **how)
+        launch_by_triton(getattr(kernels, name), grid, *tensors, *edges, states[-1], *sizes, *strides, **how)
 
 
 def _tileable(x: Tensor, unit: int) -> Tensor:

@@ -92,6 +92,8 @@ class Run:
     def forward(self, out: Tensor, keep_final: bool) -> Tensor | None:
         """Fills out with the state after each chunk and returns the final state, where it is to be kept: it is a tensor
         of its own, since out may be rounded."""
+        from holdfast.kernels.common.triton_launch import launch_by_triton
+
         from . import triton_states as kernels
 
         call, plan = self.call, self.plan
@@ -103,7 +105,9 @@ class Run:
         # the plain loop rounds products before it adds; sums over rows have no such order to keep
         how = {"num_warps": plan["warps"], "enable_fp_fusion": bool(self.rank)}
         if self.rank:
-            kernels.low_rank_forward[self.grid](
+            launch_by_triton(
+                kernels.low_rank_forward,
+                self.grid,
                 call.states,
                 call.decay,
                 call.W,
@@ -117,9 +121,8 @@ class Run:
                 **how,
             )
         else:
-            kernels.forward[self.grid](
-                call.states, call.decay, *ends, *self.sizes, **blocks, GROUP=plan["group"], **how
-            )
+            how |= {**blocks, "GROUP": plan["group"]}
+            launch_by_triton(kernels.forward, self.grid, call.states, call.decay, *ends, *self.sizes, **how)
         return final
 
     def backward(self, history: Tensor, grad_o: Tensor | None, grad_final: Tensor | None) -> Grads:
@@ -151,10 +154,14 @@ class Run:
         )
 
     def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
+        from holdfast.kernels.common.triton_launch import launch_by_triton
+
         from . import triton_states as kernels
 
         plan = self.plan
-        kernels.backward[self.grid](
+        launch_by_triton(
+            kernels.backward,
+            self.grid,
             *tensors,
             *self.sizes,
             self.batch * self.chunks * self.heads,

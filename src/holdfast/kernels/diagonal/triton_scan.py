@@ -123,6 +123,8 @@ class Run:
         return _Numbers(tensors, tuple(n for x in tensors for n in x.stride()[:2]))
 
     def _launch(self, name: str, tensors: tuple[Any, ...], states: tuple[Any, ...], strides: tuple[int, ...]) -> None:
+        from holdfast.kernels.common.triton_launch import launch_by_triton
+
         plan, numbers = self.plan, self.channels // 2 if self.pairs else self.channels
         if self.pairs:
             from . import triton_pairs as kernels
@@ -135,7 +137,9 @@ class Run:
             how = {"LOG": self.call.log}
         grid = (-(-numbers // plan["block"]) * self.pieces,)
         sizes = (self.bounds, self.length, self.piece, self.per_row, numbers)
-        getattr(kernels, name)[grid](
+        launch_by_triton(
+            getattr(kernels, name),
+            grid,
             *tensors,
             *states,
             *sizes,

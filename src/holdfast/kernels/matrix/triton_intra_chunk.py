@@ -60,14 +60,15 @@ def _covering(size: int) -> int:
 
 def sum_decays(rows: Tensor, columns: Tensor, grad_g: Tensor, chunk: int) -> None:
     """Fills grad_g [B, T, H] from sums of rows and of columns, in float32: see triton_intra_chunk_backward.decays."""
+    from holdfast.kernels.common.triton_launch import launch_by_triton
+
     from .triton_intra_chunk_backward import decays
 
     batch, length, heads = rows.shape
     chunks, block = -(-length // chunk), min(16, _covering(heads))
     with torch.cuda.device_of(rows):
-        decays[(-(-heads // block) * chunks * batch,)](
-            rows, columns, grad_g, length, chunk, chunks, heads, BLOCK_C=_covering(chunk), BLOCK_H=block
-        )
+        how, grid = {"BLOCK_C": _covering(chunk), "BLOCK_H": block}, (-(-heads // block) * chunks * batch,)
+        launch_by_triton(decays, grid, rows, columns, grad_g, length, chunk, chunks, heads, **how)
 
 
 class _Run:
@@ -91,12 +92,16 @@ class _Run:
 
     def forward(self, o: Tensor) -> None:
         """Fills o, in any dtype."""
+        from holdfast.kernels.common.triton_launch import launch_by_triton
+
         from . import triton_intra_chunk_forward as kernels
 
         call, plan = self.call, self.plan
         if not o.numel():
             return
-        kernels.forward[self._grid(self.tiles * -(-self.values // plan["columns"]))](
+        launch_by_triton(
+            kernels.forward,
+            self._grid(self.tiles * -(-self.values // plan["columns"])),
             *(getattr(call, name) for name in TENSORS),
             o,
             call.scale,
@@ -110,6 +115,8 @@ class _Run:
         )
 
     def backward(self, grad_o: Tensor) -> list[Tensor | None]:
+        from holdfast.kernels.common.triton_launch import launch_by_triton
+
         call, plan = self.call, self.plan
         grads = [None if (x := getattr(call, name)) is None else torch.empty_like(x) for name in TENSORS]
         if not call.v.numel():
@@ -123,7 +130,8 @@ class _Run:
         if gradients_model.is_whole(plan["block"], plan["columns"], self.chunk, self.keys, self.values):
             from . import triton_intra_chunk_whole as kernels
 
-            kernels.whole[(self.chunks * self.batch * self.groups,)](*given, *grads, call.scale, *sizes, **how)
+            blocks = self.chunks * self.batch * self.groups
+            launch_by_triton(kernels.whole, (blocks,), *given, *grads, call.scale, *sizes, **how)
             return grads
         from . import triton_intra_chunk_backward as kernels
 
@@ -133,7 +141,9 @@ class _Run:
         )
         across = [-(-size // plan["columns"]) for size in (self.keys, self.values)]
         programs = 2 * self.tiles + (0 if call.states is None else across[0] * across[1])
-        kernels.gradients[(programs * self.chunks * self.batch * self.groups,)](
+        launch_by_triton(
+            kernels.gradients,
+            (programs * self.chunks * self.batch * self.groups,),
             *given,
             *(grad_q, grad_k, grad_v, grad_states, grad_gate, rows, columns, call.scale),
             *sizes,

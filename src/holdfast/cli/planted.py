@@ -1,0 +1,32 @@
+"""What holdfast doctor --self-check says: which planted faults its checks would have noticed."""
+
+from collections import Counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+
+def show(device: torch.device, console: Console) -> bool:
+    """Plants a fault in each tensor that a kernel writes, and prints what came of each; False if one went unnoticed."""
+    from holdfast.ops.self_check import self_check
+
+    by_kernel: dict[str, Counter[str]] = {}
+    missed = []
+    with console.status("planting faults"):
+        for fault in self_check(device):
+            name = fault.kernel if fault.launched else f"{fault.op}, backend {fault.backend}, {fault.kernel}"
+            by_kernel.setdefault(name, Counter())[fault.status] += 1
+            if fault.status == "missed":
+                missed.append(f"{fault.op}, backend {fault.backend}: tensor {fault.tensor} of {fault.kernel}")
+    table = Table("written by", "caught", "missed", "unread", title=f"faults of one element, on {device}")
+    for name, counts in sorted(by_kernel.items()):
+        table.add_row(name, *(str(counts[status]) for status in ("caught", "missed", "unread")))
+    console.print(table)
+    for line in missed:
+        console.print(f"missed: {line}", highlight=False)
+    counts = sum(by_kernel.values(), Counter())
+    told = f"{counts['caught']} of {counts['caught'] + counts['missed']} planted faults would have been caught"
+    unread = f"; {counts['unread']} more are in what nothing reads" if counts["unread"] else ""
+    console.print(f"{told}{unread}.", highlight=False)
+    return not missed

@@ -1,0 +1,1 @@
+"""All GPU kernels under compute-sanitizer: `PYTHONPATH=src:tests python -m sanitize --out FOLDER`."""

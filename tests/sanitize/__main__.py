@@ -1,0 +1,228 @@
+"""All GPU kernels under the tools of compute-sanitizer: `PYTHONPATH=src:tests python -m sanitize --out FOLDER`.
+
+First every call runs without a sanitizer, so that nothing is compiled under one; then each tool's processes share the
+calls. The folder gets each tool's output, compressed, and summary.json: what was found, which calls failed and which
+kernels were never launched. Exits with 1 if there is any of these, but for races that races.toml explains.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from . import races, sources
+from .calls import CALLS
+from .findings import Finding, findings
+
+# it counts a kernel's mbarriers by what the compiler says, which is fewer than there are: of more it follows none
+BARRIERS = "--num-cuda-barriers=128"
+TOOLS = {
+    "memcheck": ["--destroy-on-device-error", "kernel", "--report-api-errors", "no"],
+    "initcheck": [],
+    "synccheck": [BARRIERS],
+    "racecheck": [BARRIERS, "--racecheck-report", "analysis"],
+}
+# of newer versions alone
+NEWER = {"memcheck": ["--check-tensor-ops=yes"]}
+# PyTorch's own allocator would hide where an allocation ends, and what was written to its memory before
+WITHOUT_CACHE = ("memcheck", "initcheck")
+# calls of one process: fewer are spread more evenly, more pay less for starting
+SHARE = 9
+
+
+class Sanitizer:
+    """The program, and how it is called. Raises SystemExit where there is none."""
+
+    def __init__(self, named: str | None) -> None:
+        beside = Path("/usr/local/cuda/bin/compute-sanitizer")
+        found = named or shutil.which("compute-sanitizer") or (str(beside) if beside.exists() else None)
+        if found is None:
+            sys.exit(
+                "sanitize: compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin; name it by --sanitizer"
+            )
+        self.program = found
+        self.help = subprocess.run([found, "--help"], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+        self.version = said.strip().splitlines()[-1]
+        # processes side by side may not share ports
+        self.ports = cycle(range(49152, 65000, 32))
+
+    def command(self, tool: str) -> list[str]:
+        options = ["--print-limit", "100000", "--target-processes", "application-only", "--launch-timeout", "120"]
+        options += ["--show-backtrace", "device", "--port", str(next(self.ports)), *TOOLS[tool]]
+        options += [each for each in NEWER.get(tool, []) if each.partition("=")[0] in self.help]
+        return [self.program, "--tool", tool, *options]
+
+
+@dataclass
+class Job:
+    """One process: calls by number, under a tool or, with tool "", alone."""
+
+    tool: str
+    numbers: list[int]
+    folder: Path
+    process: Any = None
+    started: float = 0.0
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def start(self, prefix: list[str]) -> None:
+        self.log, self.out = self.folder / "log", self.folder / "done.json"
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        if self.tool in WITHOUT_CACHE:
+            environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+        command = [*prefix, sys.executable, "-m", "sanitize.worker", str(self.out), *map(str, self.numbers)]
+        self.started = time.monotonic()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    def end(self) -> None:
+        """The tool's process, and the one that it watches."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def finish(self) -> None:
+        self.said = json.loads(self.out.read_text()) if self.out.exists() else {}
+
+    def left(self) -> list[int]:
+        """Calls after the one at which it stopped, which is counted as done."""
+        done = len(self.said.get("done", []))
+        return self.numbers[max(done, 1) :]
+
+    def lost(self) -> list[int]:
+        """The call during which the process ended, if it did."""
+        done = len(self.said.get("done", []))
+        return self.numbers[done : done + 1]
+
+
+def run(jobs: list[Job], sanitizer: Sanitizer, at_once: int, until: float) -> list[Job]:
+    """Runs them, so many at once, and what a process that stopped early left in another; past `until` none starts and
+    what still runs is ended."""
+    waiting, running, ended = deque(jobs), [], []
+    while waiting or running:
+        while waiting and len(running) < at_once and time.monotonic() < until:
+            job = waiting.popleft()
+            job.start(sanitizer.command(job.tool) if job.tool else [])
+            running.append(job)
+        for job in [*running]:
+            if time.monotonic() >= until and job.process.poll() is None:
+                job.end()
+            if job.process.poll() is None:
+                continue
+            running.remove(job)
+            job.finish()
+            ended.append(job)
+            if job.left() and time.monotonic() < until:
+                folder = Path(tempfile.mkdtemp(dir=job.folder.parent))
+                waiting.append(Job(job.tool, job.left(), folder))
+        if time.monotonic() >= until:
+            break
+        time.sleep(0.2)
+    return ended
+
+
+def jobs(tool: str, numbers: list[int], scratch: Path) -> list[Job]:
+    """The calls dealt out, so that neighbours, which are alike and take alike long, are apart."""
+    count = -(-len(numbers) // SHARE)
+    return [Job(tool, numbers[n::count], Path(tempfile.mkdtemp(dir=scratch))) for n in range(count)]
+
+
+def _tidy(found: list[Finding]) -> list[dict[str, Any]]:
+    """Findings of one kind, kernel and places as one, with their counts, the calls, and one's text."""
+    together: dict[Any, list[Finding]] = {}
+    for each in found:
+        together.setdefault((each.kind, each.kernel, each.places), []).append(each)
+    return [
+        {
+            "kind": kind,
+            "kernel": kernel,
+            "places": [[p.access, p.file, p.line, p.function, p.text] for p in places],
+            "count": sum(each.count for each in same),
+            "calls": dict(Counter(each.call for each in same)),
+            "text": same[0].text,
+        }
+        for (kind, kernel, places), same in together.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m sanitize", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the tools' output and summary.json")
+    parser.add_argument("--tools", default=",".join(TOOLS), help="of %(default)s, those to run")
+    parser.add_argument("--calls", default="", help="only calls in whose name this regular expression is found")
+    parser.add_argument("--sanitizer", help="the program; by default the one on PATH or in /usr/local/cuda")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes at once")
+    parser.add_argument("--limit", type=float, default=570.0, help="seconds after which what still runs is ended")
+    given = parser.parse_args()
+    tools = [tool for tool in given.tools.split(",") if tool]
+    if unknown := [tool for tool in tools if tool not in TOOLS]:
+        parser.error(f"--tools: expected some of {', '.join(TOOLS)}; got {', '.join(unknown)}")
+    start, program = time.monotonic(), Sanitizer(given.sanitizer)
+    given.out.mkdir(parents=True, exist_ok=True)
+    numbers = [n for n, call in enumerate(CALLS) if re.search(given.calls, call.name)]
+    with tempfile.TemporaryDirectory() as scratch:
+        # each process compiles with several threads of its own
+        first = run(jobs("", numbers, Path(scratch)), program, max(1, given.jobs // 2), start + given.limit)
+        warmed = time.monotonic() - start
+        # the tools in turn by turns, so that a limit cuts each alike
+        queue = [
+            job for batch in zip(*(jobs(tool, numbers, Path(scratch)) for tool in tools), strict=True) for job in batch
+        ]
+        ended = run(queue, program, given.jobs, start + given.limit)
+        summary = report(given.out, numbers, first, ended, tools)
+    summary["version"] = program.version
+    summary["seconds"] = {"without a tool": round(warmed), "all": round(time.monotonic() - start)}
+    (given.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    told = {name: len(x) if isinstance(x, list | dict) else x for name, x in summary.items()}
+    told |= {"seconds": summary["seconds"]}
+    del told["tools"]
+    print(
+        json.dumps(told | {tool: {n: len(x) for n, x in s.items()} for tool, s in summary["tools"].items()}, indent=1)
+    )
+    if summary["bad"]:
+        sys.exit(1)
+
+
+def report(out: Path, numbers: list[int], first: list[Job], ended: list[Job], tools: list[str]) -> dict[str, Any]:
+    """Writes each tool's output and returns the summary."""
+    launched = {kernel for job in first for kernel in job.said.get("kernels", [])}
+    summary: dict[str, Any] = {"calls": len(numbers), "tools": {}}
+    summary["not launched"] = sorted(sources.kernels() - launched) if len(numbers) == len(CALLS) else []
+    summary["launched, unknown"] = sorted(launched - sources.kernels())
+    for tool, of_tool in [("", first), *((tool, [job for job in ended if job.tool == tool]) for tool in tools)]:
+        found, failed, done, warned = [], {}, set(), set()
+        with gzip.open(out / f"{tool or 'alone'}.txt.gz", "wt") as file:
+            for job in of_tool:
+                text = job.log.read_text(errors="replace")
+                file.write(text)
+                found += findings(text.splitlines())
+                warned |= {line for line in text.splitlines() if line.startswith("========= Warning: Detected")}
+                done |= set(job.said.get("done", []))
+                failed |= {CALLS[int(n)].name: why for n, why in job.said.get("failed", {}).items()}
+                failed |= {CALLS[n].name: "the process ended" for n in job.lost()}
+        never = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
+        summary["tools"][tool or "alone"] = {"findings": _tidy(found), "failed": failed, "not run": never}
+        summary["tools"][tool or "alone"]["warned"] = sorted(warned)
+        if tool == "racecheck":
+            pairs = races.unexplained(found)
+            summary["tools"][tool]["unexplained"] = [[p.kernel, p.first, p.second] for p in pairs]
+    bad = (s["failed"] or s["not run"] or s.get("unexplained", s["findings"]) for s in summary["tools"].values())
+    summary["bad"] = bool(any(bad) or summary["not launched"])
+    return summary
+
+
+if __name__ == "__main__":
+    main()

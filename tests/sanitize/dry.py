@@ -1,0 +1,99 @@
+"""Calls as an H200 would run them, with no GPU and no kernel run: which kernels they launch."""
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from holdfast.kernels.common import backend, gluon_launch, nvrtc, planning, triton_launch
+from holdfast.kernels.dense import kept, launch, pointwise, step
+from holdfast.planner import Device
+
+from . import sources
+from .calls import Call, planned
+from .launched import name_of
+
+H200 = Device.named("h200")
+
+
+def launched(calls: Iterable[Call]) -> dict[str, set[str]]:
+    """Of each call the kernels that it launches. What they compute is what uninitialised memory holds.
+
+    Raises what a call raises.
+    """
+    of = {}
+    with pretending() as found:
+        for call in calls:
+            found.clear()
+            with planned(call.plan):
+                call.run(torch.device("cpu"))
+            of[call.name] = set(found)
+    return of
+
+
+@contextmanager
+def pretending() -> Iterator[set[str]]:
+    """Has tensors of this machine pass for an H200's; the set that kernels come into where they would be launched."""
+    found: set[str] = set()
+    # what is imported meanwhile would keep what it finds in place of a launch
+    for path in sources.KERNELS.rglob("*.py"):
+        importlib.import_module(f"holdfast.kernels.{sources.module_of(path)}".removesuffix(".__init__"))
+    _forget()
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            _pretend(monkeypatch, found)
+            yield found
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    """Plans, and kernels that are launched a step."""
+    planning.forget()
+    for remembered in (step._load, pointwise.forward, pointwise.backward, launch._look):
+        remembered.cache_clear()
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
+    def noting(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        found.add(name_of(kernel))
+
+    class Kernel:
+        def launch(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def repeated(self, *args: Any) -> Any:
+            return lambda *args: None
+
+    def load(source: str, arch: str, name: str, *rest: Any) -> Kernel:
+        found.add(f"dense.{'step' if name.startswith('step_') else 'cuda'}.{name}")
+        return Kernel()
+
+    def running(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
+        found.add(name_of(self))
+
+    monkeypatch.setattr(JITFunction, "run", running)
+    for name, value in {"load": load, "missing": lambda *_: None, "is_made": lambda *_: True}.items():
+        monkeypatch.setattr(nvrtc, name, value)
+    instead = {gluon_launch.launch: noting, triton_launch.launch: noting, backend.describe: lambda _: H200}
+    for module in [m for name, m in sys.modules.items() if name.startswith("holdfast.")]:
+        for name, value in [*vars(module).items()]:
+            if callable(value) and type(value).__hash__ is not None and value in instead:
+                monkeypatch.setattr(module, name, instead[value])
+    monkeypatch.setattr(kept, "compact", lambda x: x.dtype in kept.HALF)
+    monkeypatch.setattr(launch, "_failed", lambda _: torch.zeros(1, dtype=torch.int32))
+    monkeypatch.setattr(launch, "_architecture", lambda _: "sm_90a")
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    nowhere = {"device": lambda _: nullcontext(), "device_of": lambda _: nullcontext(), "current_device": lambda: None}
+    nowhere |= {"get_device_capability": lambda *_: (9, 0), "is_current_stream_capturing": lambda: False}
+    nowhere["get_device_properties"] = lambda _: SimpleNamespace(multi_processor_count=H200.sms)
+    for name, value in nowhere.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    # PyTorch has no such product on a CPU
+    monkeypatch.setattr(torch, "mm", lambda x, y, out_dtype: (x @ y).to(out_dtype))

@@ -1,0 +1,100 @@
+"""What compute-sanitizer's output says: findings, each of a kind and of the places in the source that it names."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .sources import place
+from .worker import MARK
+
+_RULE = "========="
+# what is said of the run, or of what the host asked for, not of device code
+_ABOUT_THE_RUN = (
+    "COMPUTE-SANITIZER",
+    "ERROR SUMMARY",
+    "RACECHECK SUMMARY",
+    "LEAK SUMMARY",
+    "Target application",
+    "Tracking kernels",
+    "Error: process didn't terminate",
+    "Error: Target application",
+    "Program hit",
+    "Warning: Detected overflow",
+    "No kernels were checked",
+)
+_PLACE = re.compile(
+    r"(?:(?P<access>Read|Write|Atomic|[A-Z]\w+) access )?\bat "
+    r"(?:(?P<kernel>[^+]*?)\+(?P<pc>0x[0-9a-f]+)|(?P<bare>0x[0-9a-f]+))"
+    r"(?: in (?P<file>[^\s:]+):(?P<line>\d+)(?::(?P<of>\S+))?)?"
+)
+_HAZARDS = re.compile(r"\[(\d+) hazards?\]")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Place:
+    """Where device code stands. access: what it does there, where that is said. function: that it is written in. text:
+    of its line."""
+
+    access: str
+    file: str
+    function: str
+    text: str
+    line: int = 0
+
+    def key(self) -> tuple[str, str, str, str]:
+        """What stays the same when other lines move."""
+        return self.access, self.file, self.function, self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One record of the tool's. kernel: its name in machine code. call: what ran. count: hazards, or 1."""
+
+    kind: str
+    kernel: str
+    places: tuple[Place, ...]
+    call: str
+    count: int = 1
+    text: str = ""
+
+
+def findings(lines: Iterable[str]) -> Iterator[Finding]:
+    """Of one process's output, between whose lines the worker has marked which call runs."""
+    call, record = "", []
+    for line in lines:
+        if line.startswith(_RULE):
+            said = line[len(_RULE) :].rstrip()
+            if said.startswith("     ") and record:
+                record.append(said.strip())
+                continue
+            yield from _finding(record, call)
+            record = [said.strip()] if said.strip() and not said.strip().startswith(_ABOUT_THE_RUN) else []
+        elif line.startswith(MARK):
+            yield from _finding(record, call)
+            call, record = line[len(MARK) :].strip(), []
+    yield from _finding(record, call)
+
+
+def _finding(record: list[str], call: str) -> Iterator[Finding]:
+    if not record:
+        return
+    found, kernel, count = [], "", 0
+    for said in record:
+        if said.startswith(("Saved host backtrace", "Host Frame")):
+            break
+        if said.startswith(("Device Frame", "by thread", "Address", "and is")):
+            continue
+        for match in _PLACE.finditer(said):
+            kernel = kernel or match["kernel"] or match["of"] or ""
+            file, line = (match["file"] or "").rpartition("/")[2], int(match["line"] or 0)
+            found.append(Place(match["access"] or "", file, *place(file, line), line))
+        count += sum(map(int, _HAZARDS.findall(said)))
+    kind = re.sub(r"\s+at .*| between .*", "", record[0])
+    yield Finding(kind, kernel, tuple(found), call, count or 1, "\n".join(record))
+
+
+def pairs(finding: Finding) -> Iterator[tuple[Place, Place]]:
+    """The pairs of places that a race is reported between: the first one with each of the others, in a fixed order."""
+    first, *others = finding.places
+    for other in others or [first]:
+        yield min(first, other, key=Place.key), max(first, other, key=Place.key)

@@ -1,0 +1,174 @@
+"""The sanitizer's calls reach every kernel; what its output says is read, and races are held against the table."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sanitize import races, sources
+from sanitize.calls import CALLS
+from sanitize.dry import launched
+from sanitize.findings import findings
+from sanitize.races import Pair
+
+PRODUCTS, SWEEP, SPREAD = "hopper_sweep_products.py", "hopper_sweep.py", "spread_forward.cu"
+STORE = (PRODUCTS, "multiply", "o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))")
+WEIGH = (SWEEP, "_gate", "weigh(gates, decays, gated, stage, g, beta.to(gl.float32), scale, False)")
+READ = (PRODUCTS, "multiply", "read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))")
+WRITTEN = (PRODUCTS, "_written", "write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))")
+KNOWN = {
+    Pair("sweep", ("Read", *READ), ("Write", *WEIGH)): "the mbarriers gated and free",
+    Pair("sweep", ("Read", *WRITTEN), ("Write", *WEIGH)): "the mbarriers gated and free",
+}
+
+
+def at(place: tuple[str, str, str]) -> str:
+    """File and line, as the tool prints them."""
+    file, function, text = place
+    (line,) = (n for n in range(1, 500) if sources.place(file, n) == (function, text))
+    return f"{file}:{line}"
+
+
+def output(planted: str = "") -> list[str]:
+    """As the tool prints it, in the forms of two of its versions, with the worker's marks between."""
+    return f"""\
+========= COMPUTE-SANITIZER
+@@ simple_gla, small
+========= Error: Race reported between Write access at sweep+0x2f70 in /x/{at(WEIGH)}
+=========     and Read access at sweep+0x5c10 in /x/{at(READ)} [64 hazards]
+=========     and Read access at sweep+0x5d00 in /x/{at(WRITTEN)} [32 hazards]
+=========
+{planted}@@ simple_gla, again
+========= Warning: Race reported between Read access at 0x5c10 in {at(READ)}:sweep
+=========     and Write access at 0x2f70 in {at(WEIGH)}:sweep [4 hazards]
+========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect.
+@@ lstm
+========= Invalid __global__ read of size 4 bytes
+=========     at spread_forward(int *, const char *)+0x1a0 in {SPREAD}:100
+=========     by thread (0,0,0) in block (0,0,0)
+=========     Address 0x7f0000000010 is out of bounds
+=========     and is 13 bytes after the nearest allocation at 0x7f0000000000 of size 4 bytes
+=========     Saved host backtrace up to driver entry point at kernel launch time
+=========         Host Frame: [0x2f] in libcuda.so.1
+=========
+========= Uninitialized __global__ memory read of size 2 bytes
+=========     at sweep+0x70 in {at(READ)}
+=========     by thread (4,0,0) in block (1,0,0)
+=========
+========= Barrier error detected. Divergent thread(s) in block
+=========     at sweep+0x90 in {at(WEIGH)}
+========= Target application returned an error
+========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)
+========= ERROR SUMMARY: 3 errors
+""".splitlines()
+
+
+def test_the_output_is_read():
+    first, again, invalid, uninitialised, barrier = findings(output())
+    assert (first.kind, first.kernel, first.call, first.count) == (
+        "Error: Race reported",
+        "sweep",
+        "simple_gla, small",
+        96,
+    )
+    assert [p.key() for p in first.places] == [("Write", *WEIGH), ("Read", *READ), ("Read", *WRITTEN)]
+    assert (again.kernel, again.call, again.count) == ("sweep", "simple_gla, again", 4)
+    assert (invalid.kind, invalid.call) == ("Invalid __global__ read of size 4 bytes", "lstm")
+    assert [(p.file, p.line, p.function) for p in invalid.places] == [(SPREAD, 100, "spread_forward")]
+    assert uninitialised.kind == "Uninitialized __global__ memory read of size 2 bytes"
+    assert barrier.kind == "Barrier error detected. Divergent thread(s) in block"
+
+
+def test_pairs_of_the_table_are_explained():
+    assert races.unexplained(list(findings(output()))[:2], KNOWN) == []
+
+
+def test_an_unexplained_pair_is_told():
+    planted = f"""\
+========= Error: Race reported between Write access at sweep+0x7000 in {at(STORE)}
+=========     and Write access at sweep+0x7000 in {at(STORE)} [8 hazards]
+=========
+"""
+    first, race, *_ = findings(output(planted))
+    assert race.call == "simple_gla, small"
+    assert races.unexplained([first, race], KNOWN) == [Pair("sweep", ("Write", *STORE), ("Write", *STORE))]
+    # the same places in another kernel, and another access of one of them, are other pairs
+    assert races.unexplained([first], {}) == sorted(KNOWN)
+    assert races.unexplained([first], dict(list(KNOWN.items())[:1])) == [list(KNOWN)[1]]
+
+
+def test_a_race_without_places_is_not_explained():
+    (found,) = findings(["========= Error: Race reported somewhere"])
+    assert races.unexplained([found], KNOWN) != []
+
+
+def test_the_table_is_of_lines_that_there_are():
+    assert races.stale() == []
+    assert races.stale(KNOWN) == []
+    gone = ("Write", SWEEP, "_gate", "weigh(gates)")
+    assert races.stale({Pair("sweep", ("Read", *READ), gone): "none"}) == [gone]
+
+
+def test_a_table_says_what_orders_each_pair(tmp_path):
+    pair, *_ = KNOWN
+    path = tmp_path / "races.toml"
+    path.write_text(f'[orders]\nring = "mbarriers"\n{races.entry(pair, "ring")}')
+    assert races.table(path) == {pair: "mbarriers"}
+    for spoil, said in (
+        (races.entry(pair, "ring") * 2, "expected each pair once"),
+        (races.entry(pair, "flag"), "order: expected one of ring; got flag"),
+        (races.entry(Pair("sweep", pair.second, pair.first), "ring"), "the lesser first"),
+        (races.entry(pair, "ring").replace("kernel", "of"), "expected kernel, first, second and order"),
+    ):
+        other = tmp_path / f"{abs(hash(spoil))}.toml"
+        other.write_text(f'[orders]\nring = "mbarriers"\n{spoil}')
+        with pytest.raises(ValueError, match=said):
+            races.table(other)
+
+
+def test_places_are_found_in_cuda_sources():
+    text = (sources.KERNELS / "dense" / "cuda" / SPREAD).read_text().splitlines()
+    line = next(n for n, x in enumerate(text, 1) if x.startswith("spread_forward("))
+    assert sources.place(SPREAD, line + 5)[0] == "spread_forward"
+    assert sources.place("vectorized_elementwise_kernel.cuh", 3) == ("", "")
+
+
+def test_every_call_has_a_name_of_its_own():
+    assert len({call.name for call in CALLS}) == len(CALLS)
+
+
+@pytest.mark.slow
+def test_the_calls_launch_every_kernel():
+    of = launched(CALLS)
+    assert set().union(*of.values()) == sources.kernels()
+    assert [name for name, kernels in of.items() if not kernels] == []
+
+
+# one of each kind of kernel that passes tiles between warps
+BOUNDED = (
+    "^(simple_gla hopper bfloat16 B2|simple_gla hopper.* K64 V64, (resident|span=2)|gla hopper bfloat16 B2"
+    "|gated_delta_rule hopper bfloat16 B2|mlstm hopper bfloat16 B1 T200 H2 Hq2 K64|intra_chunk hopper .*C128 K64 V128$"
+    "|rotlru hopper bfloat16 B2|lstm fused bfloat16 B3)"
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_racecheck_reports_no_pair_that_is_not_explained(tmp_path):
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(program).exists():
+        pytest.skip("needs compute-sanitizer, which comes with CUDA's toolkit (none here)")
+    folder = Path(__file__).parents[1]
+    places = [str(folder.parent / "src"), str(folder), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "sanitize", "--out", str(tmp_path), "--tools", "racecheck", "--calls", BOUNDED]
+    subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": os.pathsep.join(places)}, capture_output=True, check=False, timeout=600
+    )
+    said = json.loads((tmp_path / "summary.json").read_text())
+    assert said["calls"] >= 8
+    assert [(tool["failed"], tool["not run"]) for tool in said["tools"].values()] == [({}, [])] * 2
+    assert said["tools"]["racecheck"]["unexplained"] == []

@@ -1,0 +1,73 @@
+"""Runs some of the calls in one process, on the GPU that is there: what a sanitizer watches.
+
+`python -m sanitize.worker OUT N...`: calls by number. OUT, a JSON file, says after each call which ones ran, which
+failed and how, and which kernels were launched. It stops at a call after which CUDA works no more.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.kernels.common import nvrtc
+from holdfast.kernels.dense import source
+
+from .calls import CALLS, planned
+from .launched import noted
+
+# begins a line that says which call the lines after it are of
+MARK = "@@ "
+
+
+def with_lines() -> None:
+    """Has CUDA C++ compiled with the places of its source, file by file, as Triton's kernels always are."""
+    compile_source = nvrtc.compile_source
+    folder = Path(source.__file__).parent / "cuda"
+    parts = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.cu*")}
+
+    def compile_with_lines(text: str, arch: str, options: Any = (), store: Any = None) -> nvrtc.Cubin:
+        for name, part in parts.items():
+            text = text.replace(part, f'#line 1 "{name}"\n{part}\n#line 1 "made.cu"\n')
+        return compile_source(text, arch, (*options, "--generate-line-info"), store)
+
+    nvrtc.compile_source = compile_with_lines
+
+
+def main(out: Path, numbers: list[int]) -> None:
+    with_lines()
+    device = torch.device("cuda", 0)
+    done: list[int] = []
+    failed: dict[int, str] = {}
+    torch.zeros(1, device=device)
+    with noted() as kernels:
+        for number in numbers:
+            call = CALLS[number]
+            print(f"{MARK}{call.name}", flush=True)
+            try:
+                with planned(call.plan):
+                    call.run(device)
+            except Exception as failure:  # whatever a call raises is what the report has to say
+                failed[number] = f"{type(failure).__name__}: {failure}"[:1000]
+                print(f"failed: {failed[number]}", flush=True)
+            done.append(number)
+            works = _works()
+            out.write_text(json.dumps({"done": done, "failed": failed, "kernels": sorted(kernels)}))
+            if not works:
+                failed.setdefault(number, "CUDA works no more after it")
+                out.write_text(json.dumps({"done": done, "failed": failed, "kernels": sorted(kernels)}))
+                sys.exit(3)
+    print(f"{MARK}end", flush=True)
+
+
+def _works() -> bool:
+    try:
+        torch.cuda.synchronize()
+        return bool(torch.ones(1, device="cuda").item())
+    except RuntimeError:
+        return False
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [int(number) for number in sys.argv[2:]])
