@@ -11,17 +11,28 @@ from parity import cast, relative_error
 MATRIX = tuple(name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix")
 
 
-def check(name, dtype=torch.float32, columns=16, device="cpu", **sizes):
+def view_of(x, n):
+    """The same numbers in other memory: every other one of a wider tensor, or one that lies the other way round."""
+    if n % 2:
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return torch.stack((torch.full_like(x, torch.nan), x), -1).flatten(-2)[..., 1::2]
+
+
+def check(name, dtype=torch.float32, columns=16, device="cpu", views=None, **sizes):
+    """views: whether the call is of views, of which kind the first is; None for none."""
     draw = Draw(0, dtype, device)
     call, _ = RECURRENCES[name].map(**RECURRENCES[name].example(draw, Sizes(**({"B": 2, "T": 1, "H": 4} | sizes))))
     plan = Plan("decode", (("columns", columns), ("warps", 4)))
+    if views is not None:
+        seen = [None if x is None else view_of(x, n + views) for n, x in enumerate(call[:7])]
+        call = call._replace(**dict(zip(call._fields, seen, strict=False)))
     o, state = TritonDecode().forward(plan, call, None)
     right = matrix_steps(type(call)(*cast(list(call[:7]), torch.float64), *call[7:]))
     errors = [relative_error(x.double(), y) for x, y in zip((o, state), right, strict=True)]
     assert errors[0] <= (2.0**-8 if dtype == torch.bfloat16 else 2e-6), (name, sizes, errors)
     assert errors[1] <= 2e-6, (name, sizes, errors)
     if call.norm_floor is None:
-        held = call.initial_state.clone()
+        held = call.initial_state.clone(memory_format=torch.contiguous_format)
         again = TritonDecode().step(plan, call._replace(initial_state=held), held)
         assert torch.equal(again, o)
         assert torch.equal(held, state)
@@ -33,3 +44,5 @@ def interpreted():
     torch.use_deterministic_algorithms(True, warn_only=True)
     for name in MATRIX:
         check(name, Hq=2, K=24, V=20)
+        check(name, views=0, Hq=2, K=8, V=6)
+        check(name, views=1, H=2, K=8, V=6)

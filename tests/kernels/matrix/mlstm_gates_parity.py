@@ -45,6 +45,9 @@ def interpreted():
     equal_arguments_share_the_gradient()
     nan_shows()
     nan_stays_in_its_sequence()
+    # as many tokens a tile, with all heads in a program: the interpreter takes its time by programs
+    kernel.THREADS, kernel.HEADS = 128, 32
+    nan_passes_no_end_within_a_tile()
 
 
 def equal_arguments_share_the_gradient(device="cpu"):
@@ -93,3 +96,37 @@ def nan_stays_in_its_sequence(device="cpu"):
     di, df, _ = kernel.backward(i, f, None, cu_seqlens, True, kept, dg, *(torch.ones_like(i) for _ in range(2)), None)
     inside[7:20], inside[21:] = True, False
     assert all(x[0, 20].isnan().any() and not x[0, ~inside].isnan().any() for x in (di, df))
+
+
+def nan_passes_no_end_within_a_tile(device="cpu"):
+    """One NaN a head, at the first and the last token of each sequence, of a few tokens each: what is next to it in a
+    span, a tile or the next tile is another's, and is what it would be without it."""
+    offsets = [0, 1, 2, 5, 5, 9, 13, 15, 21, 25, 29, 34]
+    spoilt = sorted({t for t in offsets[:-1]} | {t - 1 for t in offsets[1:]})
+    T, H, sequences = offsets[-1], len(spoilt), len(offsets) - 1
+    cu_seqlens = torch.tensor(offsets, device=device)
+    draw = torch.Generator().manual_seed(0)
+    i, f, dg, dbeta, dfloor = (torch.randn(1, T, H, generator=draw).to(device) for _ in range(5))
+    m, dlast = (torch.randn(sequences, H, generator=draw).to(device) for _ in range(2))
+    place = torch.zeros(1, T, H, dtype=torch.bool, device=device)
+    place[0, spoilt, range(H)] = True
+    # of each head, the sequence with its NaN, and that one's tokens
+    of_token = torch.bucketize(torch.arange(T, device=device), cu_seqlens[1:], right=True)
+    own = torch.arange(sequences, device=device)[:, None] == of_token[spoilt][None, :]
+    inside = own[of_token][None]
+
+    def assert_only_there(bad, good):
+        for x, y in zip(bad, good, strict=True):
+            there = inside if x.dim() == 3 else own
+            assert torch.equal(x.masked_fill(there, 0), y.masked_fill(there, 0))
+        assert all(torch.stack([x.isnan() & inside for x in bad if x.dim() == 3]).sum((0, 1, 2)) > 0)
+
+    good = kernel.forward(i, f, m, cu_seqlens, True)
+    for gates in ((i.masked_fill(place, torch.nan), f), (i, f.masked_fill(place, torch.nan))):
+        assert_only_there(kernel.forward(*gates, m, cu_seqlens, True), good)
+    right = kernel.backward(i, f, m, cu_seqlens, True, good[:3], dg, dbeta, dfloor, dlast)
+    cotangents = dg, dbeta, dfloor, dlast
+    for n, x in enumerate(cotangents):
+        x = x.masked_fill(place if x.dim() == 3 else own, torch.nan)
+        given = (*cotangents[:n], x, *cotangents[n + 1 :])
+        assert_only_there(kernel.backward(i, f, m, cu_seqlens, True, good[:3], *given), right)
