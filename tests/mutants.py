@@ -1,7 +1,7 @@
 """`make mutants`: plants small faults on changed lines, one at a time, and says which of them no test notices.
 
-Cosmic Ray changes the source: it edits text, so that functions of Triton and Gluon, which are compiled from their source,
-are changed like any other. Faults are planted in a copy of the checkout, under the tests nearest to the file: those that
+Cosmic Ray makes them: it edits text, so that functions of Triton and Gluon, which are compiled from their source, are
+changed like any other. Faults are planted in a copy of the checkout, under the tests nearest to the file: those that
 import it, or else import what imports it, and so on.
 """
 
@@ -107,9 +107,7 @@ def nearest_tests(path: str) -> list[str]:
 
     Of several those in the folder that mirrors the file's.
     """
-    imports = {
-        file: imports_of(file) for folder in ("src", "tests") for file in sorted((ROOT / folder).rglob("*.py"))
-    }
+    imports = {file: imports_of(file) for folder in ("src", "tests") for file in sorted((ROOT / folder).rglob("*.py"))}
     folder = Path("tests", *Path(path).parts[2:-1])
     own = folder / f"test_{Path(path).stem}.py"
     named = {str(own)} if (ROOT / own).exists() else set()

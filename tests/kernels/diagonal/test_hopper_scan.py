@@ -65,6 +65,13 @@ def test_sequences_that_end_with_a_group_or_a_tile_on_the_emulator(name, groups,
     scan_parity.check(name, "float16", offsets[-1], plan, offsets, channels=32)
 
 
+@pytest.mark.parametrize("name", ["rglru", "hgrn", "rotlru"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_views_and_neighbours_on_the_emulator(name, groups, emulated):
+    plan = scan_parity.hopper(32, 32, 2, 1 if groups == 1 else groups, groups)
+    scan_parity.layouts_and_neighbours(name, "float16", plan, [0, 20, 75, 160], 32)
+
+
 @pytest.mark.parametrize(("length", "groups"), [(1, 1), (32, 1), (33, 1), (70, 1), (32, 4), (70, 4), (200, 4)])
 def test_recomputed_states_are_those_of_the_forward_pass_on_the_emulator(length, groups, emulated):
     hopper_parity.check_recomputation("rglru", length, groups)

@@ -102,7 +102,7 @@ def nan_passes_no_end_within_a_tile(device="cpu"):
     """One NaN a head, at the first and the last token of each sequence, of a few tokens each: what is next to it in a
     span, a tile or the next tile is another's, and is what it would be without it."""
     offsets = [0, 1, 2, 5, 5, 9, 13, 15, 21, 25, 29, 34]
-    spoilt = sorted({t for t in offsets[:-1]} | {t - 1 for t in offsets[1:]})
+    spoilt = sorted(set(offsets[:-1]) | {t - 1 for t in offsets[1:]})
     T, H, sequences = offsets[-1], len(spoilt), len(offsets) - 1
     cu_seqlens = torch.tensor(offsets, device=device)
     draw = torch.Generator().manual_seed(0)
@@ -122,8 +122,8 @@ def nan_passes_no_end_within_a_tile(device="cpu"):
         assert all(torch.stack([x.isnan() & inside for x in bad if x.dim() == 3]).sum((0, 1, 2)) > 0)
 
     good = kernel.forward(i, f, m, cu_seqlens, True)
-    for gates in ((i.masked_fill(place, torch.nan), f), (i, f.masked_fill(place, torch.nan))):
-        assert_only_there(kernel.forward(*gates, m, cu_seqlens, True), good)
+    for given in ((i.masked_fill(place, torch.nan), f), (i, f.masked_fill(place, torch.nan))):
+        assert_only_there(kernel.forward(*given, m, cu_seqlens, True), good)
     right = kernel.backward(i, f, m, cu_seqlens, True, good[:3], dg, dbeta, dfloor, dlast)
     cotangents = dg, dbeta, dfloor, dlast
     for n, x in enumerate(cotangents):

@@ -14,6 +14,7 @@ from holdfast.kernels.matrix.hopper_backend import Hopper
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models import matrix_hopper as model
 from holdfast.recurrences.definition import MatrixCall
+from layouts import assert_views_are_alike
 from parity import relative_error
 
 H200 = Device.named("h200")
@@ -98,8 +99,8 @@ def resets(decay):
 def example(
     B=2, T=130, H=4, Hq=None, K=128, V=128, dtype=torch.bfloat16, g="mild", beta=False, state=True, device="cpu"
 ):
-    """g: "mild", "resets" (mild ones, and where `resets` is -inf or next to it), a number, or None. Drawn on the CPU, so
-    that the numbers are the same everywhere."""
+    """g: "mild", "resets" (mild, but where `resets` is, -inf or -120), a number, or None. Drawn on the CPU, so that the
+    numbers are the same everywhere."""
     draw = torch.Generator().manual_seed(T + K)
     normal, heads = partial(torch.randn, generator=draw), Hq or H
     q, k, v = normal(B, T, heads, K), normal(B, T, heads, K) * K**-0.5, normal(B, T, H, V)
@@ -318,6 +319,10 @@ def on_cpu(monkeypatch):
         ({"K": 64, "V": 64, "g": -50.0, "beta": True}, False),
         ({"K": 64, "V": 64, "B": 1, "T": 9 * 64 + 7}, True),
         ({"K": 64, "V": 128, "B": 1, "T": 9 * 64 + 7}, True),
+        # whole chunks, as many as between saved states, and one more
+        ({"K": 64, "V": 64, "B": 1, "T": 64}, True),
+        ({"K": 64, "V": 64, "B": 1, "T": 8 * 64, "beta": True}, True),
+        ({"K": 64, "V": 64, "B": 1, "T": 9 * 64}, True),
     ],
 )
 def test_right_on_the_emulator(on_cpu, of, ends):
@@ -353,6 +358,14 @@ def assert_no_gradient_of_resets(sizes, device, **values):
     assert_near(got, same, exact)
 
 
+def assert_layouts_are_alike(device, **values):
+    """Views are as good as copies, bit for bit."""
+    call = example(T=130, H=2, K=64, V=64, beta=True, device=device)
+    plans = [over(best.plan, **values) for best, *_ in plans_of(call)]
+    grad_state = torch.randn(call.initial_state.shape).to(device)
+    assert_views_are_alike(lambda call, *cotangents: run(Hopper(), plans, call, *cotangents), call, grad_state)
+
+
 def assert_nan_stays(device):
     """What one packed sequence holds does not reach another, though a tile has tokens of both."""
     call, offsets, cotangents = packed_example((0, 100, 230), H=1, K=64, V=64, beta=True, device=device)
@@ -378,6 +391,11 @@ def assert_nan_stays(device):
 )
 def test_no_gradient_of_a_decay_of_zero_on_the_emulator(on_cpu, sizes, values):
     assert_no_gradient_of_resets({"H": 2} | sizes, "cpu", **values)
+
+
+@pytest.mark.parametrize("values", [{}, {"span": 1}], ids=["whole", "segments"])
+def test_views_are_as_good_as_copies_on_the_emulator(on_cpu, values):
+    assert_layouts_are_alike("cpu", **values)
 
 
 def test_nan_stays_in_its_sequence_on_the_emulator(on_cpu):
@@ -454,6 +472,12 @@ def test_right_in_segments(K, V, g, ends, span):
 def test_right_in_long_segments(K, V):
     # a step of the states between segments is two chunks there, and the last segment's end is in the midst of one
     assert_right(example(B=1, T=128 * model.LONG_SPAN + 70, H=2, K=K, V=V, device="cuda"), span=model.LONG_SPAN)
+
+
+@gpu
+@pytest.mark.parametrize("values", [{}, {"span": 1}], ids=["whole", "segments"])
+def test_views_are_as_good_as_copies(values):
+    assert_layouts_are_alike("cuda", **values)
 
 
 @gpu
