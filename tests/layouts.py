@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity import relative_error
+
 Results = dict[str, Tensor]
 Run = Callable[[Any, Tensor, Tensor], Results]
 
@@ -29,11 +31,11 @@ def views(call: Any, first: int) -> Any:
     )
 
 
-def assert_views_are_alike(run: Run, call: Any, grad_state: Tensor, kinds: Sequence[int] = (0, 1, 2)) -> None:
+def assert_views_are_alike(run: Run, call: Any, grad_state: Tensor, limit: float = 0.0) -> None:
     """Views give the bits of their copies, and so does a gradient that is one row for all tokens.
 
     run: (call, gradients of the output and of the final state) -> results by name. call: with v, or x, shaped as the
-    output.
+    output. limit: relative error, where a kernel is compiled anew for other alignments, and may add in another order.
     """
     like = getattr(call, "v", None)
     like = call.x if like is None else like
@@ -41,11 +43,11 @@ def assert_views_are_alike(run: Run, call: Any, grad_state: Tensor, kinds: Seque
     grad_o = row.expand(like.shape)
     right = run(call, grad_o.contiguous(), grad_state)
     assert all(not x.isnan().any() for x in right.values())
-    for kind in kinds:
+    for kind in range(3):
         got = run(views(call, kind), grad_o, view_of(grad_state, kind))
         assert got.keys() == right.keys()
         for name, x in got.items():
-            assert torch.equal(x, right[name]), (name, kind)
+            assert relative_error(x, right[name]) <= limit, (name, kind)
 
 
 def assert_nan_stays(

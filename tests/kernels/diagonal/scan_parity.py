@@ -69,7 +69,8 @@ def layouts_and_neighbours(name, dtype, which, packed, channels, device="cpu"):
     call, _ = RECURRENCES[name].map(**example(name, dtype, length, packed, channels=channels, device=device))
     grad_o, grad_state = (x for x in cotangents(call.x, call.initial_state))
     one = call._replace(initial_state=call.initial_state[:1])
-    assert_views_are_alike(run_with(None), one, grad_state[:1])
+    limit = LIMITS[dtype] if device == "cuda" and which.backend == "triton" else 0.0
+    assert_views_are_alike(run_with(None), one, grad_state[:1], limit)
     offsets = torch.tensor(packed, device=device)
     assert_nan_stays(run_with(offsets), call, packed, 1, (grad_o, grad_state))
 
@@ -111,8 +112,7 @@ def interpreted():
         # whole tiles and whole pieces, and sequences that end with a tile
         check(name, "float16", 8, plan(**small, piece=4), batch=1, channels=4)
         check(name, "float16", 12, plan(**small), [0, 4, 12], channels=4)
-        for dtype in ("float16", "float32"):
-            layouts_and_neighbours(name, dtype, plan(**small), [0, 3, 8, 11], 4)
+        layouts_and_neighbours(name, "float32" if name == "hgrn" else "float16", plan(**small), [0, 3, 8, 11], 4)
 
 
 __all__ = ["cast", "check", "interpreted", "plan", "values_and_grads"]

@@ -2,6 +2,7 @@
 
 import torch
 
+import layouts
 from holdfast.kernels.matrix.triton_decode import TritonDecode
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
@@ -11,21 +12,13 @@ from parity import cast, relative_error
 MATRIX = tuple(name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix")
 
 
-def view_of(x, n):
-    """The same numbers in other memory: every other one of a wider tensor, or one that lies the other way round."""
-    if n % 2:
-        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    return torch.stack((torch.full_like(x, torch.nan), x), -1).flatten(-2)[..., 1::2]
-
-
 def check(name, dtype=torch.float32, columns=16, device="cpu", views=None, **sizes):
-    """views: whether the call is of views, of which kind the first is; None for none."""
+    """views: of which kind of layouts.view_of the first tensor is, where they are views."""
     draw = Draw(0, dtype, device)
     call, _ = RECURRENCES[name].map(**RECURRENCES[name].example(draw, Sizes(**({"B": 2, "T": 1, "H": 4} | sizes))))
     plan = Plan("decode", (("columns", columns), ("warps", 4)))
     if views is not None:
-        seen = [None if x is None else view_of(x, n + views) for n, x in enumerate(call[:7])]
-        call = call._replace(**dict(zip(call._fields, seen, strict=False)))
+        call = layouts.views(call, views)
     o, state = TritonDecode().forward(plan, call, None)
     right = matrix_steps(type(call)(*cast(list(call[:7]), torch.float64), *call[7:]))
     errors = [relative_error(x.double(), y) for x, y in zip((o, state), right, strict=True)]
