@@ -317,6 +317,10 @@ def on_cpu(monkeypatch):
         ({"K": 104, "V": 40, "T": 1}, True),
         ({"K": 64, "V": 64, "g": None}, True),
         ({"K": 64, "V": 64, "g": -50.0, "beta": True}, False),
+        ({"K": 64, "V": 128, "g": -50.0}, False),
+        ({"K": 128, "V": 64, "g": -50.0}, False),
+        ({"K": 64, "V": 64, "state": False}, True),
+        ({"K": 64, "V": 128, "state": False}, True),
         ({"K": 64, "V": 64, "B": 1, "T": 9 * 64 + 7}, True),
         ({"K": 64, "V": 128, "B": 1, "T": 9 * 64 + 7}, True),
         # whole chunks, as many as between saved states, and one more
