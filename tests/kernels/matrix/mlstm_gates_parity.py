@@ -43,6 +43,7 @@ def interpreted():
     check(T=0)
     check(T=0, exponential=False)
     equal_arguments_share_the_gradient()
+    no_floor_overflows()
     nan_shows()
     nan_stays_in_its_sequence()
     # as many tokens a tile, with all heads in a program: the interpreter takes its time by programs
@@ -68,6 +69,20 @@ def equal_arguments_share_the_gradient(device="cpu"):
     (right,) = torch.autograd.grad(total, leaves[:1])
     di, _, _ = kernel.backward(i, f, None, None, True, found[:3], *cotangents, None)
     assert relative_error(di.double(), right) <= 1e-6
+
+
+def no_floor_overflows(device="cpu"):
+    """Where exp(-m) is beyond float32 it is a finite number, as in the PyTorch mapping, and has no gradient."""
+    i, f = torch.full((1, 9, 2), -100.0, device=device), torch.full((1, 9, 2), -60.0, device=device)
+    _, _, right, _ = gates(i, f, torch.zeros(1, 2, device=device), None, True, torch.float32)
+    found = kernel.forward(i, f, None, None, True)
+    assert found[2].isfinite().all()
+    # the kernel has the limit's logarithm to six digits
+    assert relative_error(found[2].double(), right.double()) <= 1e-4
+    nothing = torch.zeros_like(i)
+    di, df, _ = kernel.backward(i, f, None, None, True, found[:3], nothing, nothing, torch.ones_like(i), None)
+    assert di[0, 3:].eq(0).all()
+    assert df[0, 3:].eq(0).all()
 
 
 def nan_shows(T=37, device="cpu"):

@@ -189,6 +189,11 @@ def test_views_are_as_good_as_copies_on_the_emulator(on_cpu):
     assert_layouts_are_alike("cpu")
 
 
+def test_what_is_added_to_the_normaliser_on_the_emulator(on_cpu):
+    """So much that its rounding cannot hide it."""
+    assert_right(example(T=70)._replace(eps=0.5))
+
+
 def test_right_without_what_the_forward_pass_returned_on_the_emulator(on_cpu):
     assert_right(example(T=70), kept=False)
 
