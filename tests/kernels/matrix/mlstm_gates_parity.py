@@ -4,6 +4,7 @@ import torch
 
 from holdfast.kernels.matrix import triton_mlstm_gates as kernel
 from holdfast.recurrences.mlstm import gates
+from layouts import view_of
 from parity import relative_error
 
 
@@ -12,7 +13,8 @@ def check(B=2, T=37, H=3, packed=None, exponential=True, dtype=torch.float32, st
     i, f = (strength * torch.randn(B, T, H, generator=draw) for _ in range(2))
     sequences = len(packed) - 1 if packed else B
     m = torch.randn(sequences, H, generator=draw).to(device)
-    i, f = i.to(device, dtype), (f + 2).to(device, dtype)
+    # of unlike strides
+    i, f = view_of(i.to(device, dtype), 0), view_of((f + 2).to(device, dtype), 2)
     # offsets may be a view
     cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
     leaves = [x.double().requires_grad_() for x in (i, f, m)]
