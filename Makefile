@@ -16,7 +16,7 @@ KEPT_TORCH := import torch; v = torch.__version__; \
 FINDS_NVRTC := from cuda.bindings import nvrtc; nvrtc.nvrtcVersion()
 OWN_PACKAGES := import sys, sysconfig; sys.prefix != sys.base_prefix and print(sysconfig.get_path("purelib"))
 
-.PHONY: help demo test newest-triton lint format clean FORCE
+.PHONY: help demo test newest-triton mutants lint format clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ test: $(STAMP) ## Run the tests; ARGS='-k gla' passes options to pytest
 newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, without a GPU
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/newest-triton triton
 	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q -n auto tests/kernels -k 'compile and not cuda and not 80 and not 100' $(ARGS)
+
+mutants: $(STAMP) ## Plant faults on lines changed since main; ARGS='--most 50 FILE ...' for others
+	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[mutants]'
+	@PYTHONPATH=src $(BIN)/python tests/mutants.py $(ARGS)
 
 lint: $(STAMP) ## Check style and format
 	@$(BIN)/python -m ruff check --quiet

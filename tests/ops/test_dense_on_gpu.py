@@ -105,6 +105,16 @@ def test_options(name, D):
 
 
 @pytest.mark.parametrize("D", [64, 768])
+@pytest.mark.parametrize("T", [31, 32, 33, 64])
+def test_resets_of_as_many_steps_as_words_have_bits(T, D):
+    """A row of resets is whole words of 32 steps: of 32 n steps the next row begins right behind the last bit."""
+    arguments = example("gru", B=5, T=T, H=1, D=D) | {"reset": torch.rand(5, T, device="cuda") < 0.2}
+    right = values_and_grads(lambda a: oracle(RECURRENCES["gru"], a), cast(arguments, torch.float64))
+    got = values_and_grads(lambda a: run("gru", a), arguments)
+    assert max(relative_error(x, y) for x, y in zip(got, right, strict=True)) <= 1e-2
+
+
+@pytest.mark.parametrize("D", [64, 768])
 @pytest.mark.parametrize("B", [1, 4, 9, 33])
 @pytest.mark.parametrize("T", [1, 2, 33])
 def test_sizes_at_the_edges(B, T, D):

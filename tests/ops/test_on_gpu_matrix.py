@@ -10,7 +10,7 @@ from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
 from holdfast.ops import matrix, step
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from kernels.matrix import decode_parity, mlstm_gates_parity
-from kernels.matrix.single_pass_parity import apart, errors, example, moved
+from kernels.matrix.single_pass_parity import apart, errors, example, layouts_and_neighbours, moved
 from parity import leaves, relative_error, values_and_grads
 
 pytestmark = pytest.mark.gpu
@@ -58,6 +58,14 @@ def test_packed(dtype, norm):
     packed = (0, 0, 1, 64, 300, 1000, 1000)
     call = example(T=1000, H=4, Hq=2, K=64, V=48, dtype=dtype, norm=norm, packed=packed)
     assert_parity(apart(call, packed) if norm and dtype in HALF else call, packed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("norm", [False, True])
+def test_views_and_neighbours(dtype, norm):
+    packed = (0, 100, 230, 300)
+    call = moved(example(T=300, H=4, Hq=2, K=64, V=48, dtype=dtype, norm=norm), "cuda")
+    layouts_and_neighbours(call, plans(call), packed=packed, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -196,6 +204,8 @@ def test_offsets_past_32_bits():
 def test_decoding(name, dtype):
     decode_parity.check(name, dtype, columns=32, device="cuda", Hq=2, K=128, V=64)
     decode_parity.check(name, dtype, columns=32, device="cuda", B=1024, H=2, K=24, V=20)
+    for views in range(3):
+        decode_parity.check(name, dtype, columns=32, device="cuda", views=views, H=2, K=24, V=20)
 
 
 def test_a_captured_graph_decodes_on_one_state():
@@ -250,8 +260,10 @@ def test_mlstm_gates(dtype):
     mlstm_gates_parity.check(B=1, T=131072, H=4, dtype=dtype, device="cuda")
     mlstm_gates_parity.check(B=1, T=300, H=1, packed=(0, 300), dtype=dtype, device="cuda")
     mlstm_gates_parity.equal_arguments_share_the_gradient("cuda")
+    mlstm_gates_parity.no_floor_overflows("cuda")
     mlstm_gates_parity.nan_shows(3000, "cuda")
     mlstm_gates_parity.nan_stays_in_its_sequence("cuda")
+    mlstm_gates_parity.nan_passes_no_end_within_a_tile("cuda")
 
 
 def test_mlstm_gates_repeat_their_bits():

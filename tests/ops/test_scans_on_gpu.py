@@ -152,6 +152,25 @@ def test_the_hopper_scan_matches_the_oracle(name, dtype, packed, groups, warps):
     scan_parity.check(name, dtype, 300, plan, packed, channels=224, device="cuda")
 
 
+@every_op
+@pytest.mark.parametrize("groups", [1, 4, 8])
+def test_the_hopper_scan_of_whole_tiles(name, groups):
+    """A tile forward and one backward, and one step less and more, alone and packed."""
+    plan = scan_parity.hopper(32 if name == "rotlru" else 64, 16, 2, groups, groups)
+    lengths = [n + more for n in sorted({16 * groups, 32 * groups}) for more in (-1, 0, 1)]
+    for length in lengths:
+        scan_parity.check(name, "float16", length, plan, batch=1, channels=64, device="cuda")
+    offsets = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+    scan_parity.check(name, "float16", offsets[-1], plan, offsets, channels=64, device="cuda")
+    scan_parity.layouts_and_neighbours(name, "float16", plan, [0, 20, 75, 160], 64, "cuda")
+
+
+@every_op
+@every_dtype
+def test_views_and_neighbours(name, dtype):
+    scan_parity.layouts_and_neighbours(name, dtype, scan_parity.plan(32, 4, 4, 3, 4), [0, 20, 75, 160], 64, "cuda")
+
+
 @pytest.mark.parametrize(("length", "groups"), [(33, 1), (64, 1), (200, 1), (64, 4), (200, 4), (330, 4)])
 def test_the_hopper_backward_pass_computes_the_forward_states_again_bit_for_bit(length, groups):
     hopper_parity.check_recomputation("rglru", length, groups, device="cuda")

@@ -34,9 +34,9 @@ CASES = [
 ]
 
 
-def offers(op, shape, device, grad=True):
+def offers(op, shape, device, grad=True, dtype=torch.bfloat16):
     """(direction, backend, candidates) of every backend that serves the call."""
-    backends, problem = named_problem(op, dict(shape), torch.bfloat16, grad, False)
+    backends, problem = named_problem(op, dict(shape), dtype, grad, False)
     for backend in backends:
         if backend.reject(problem, device):
             continue
@@ -71,6 +71,39 @@ def test_candidates_fit_their_device(case, name):
             # saved states stand for inputs in some backward passes, so that these may read less than all of them
             assert each.moved >= (0.9 if direction == "forward" else 0.5) * least.moved, (where, each)
             assert each.seconds >= each.moved / device.bandwidth, (where, each)
+
+
+# as wide as kernels take, and as narrow: where what they hold passes a limit, or one thread holds all
+WIDE = {
+    "matrix": [{"B": 2, "T": 4096, "H": 8, "K": K, "V": V} for K, V in ((512, 512), (256, 256), (256, 16), (16, 256))],
+    "diagonal": [{"B": 8, "T": 4096, "D": 16384}, {"B": 1, "T": 4096, "D": 32}],
+    "dense": [{"B": B, "T": 64, "H": 1, "D": D} for B in (1, 64, 512) for D in (8, 256, 1024, 2048, 4096)],
+}
+WIDE_SCAN = [
+    {"B": 1, "G": 4, "H": 2, "K": K, "V": 256, **rank} for K in (16, 256) for rank in ({}, {"r": 16}, {"r": 64})
+]
+WIDE_INTRA = [{"B": 1, "T": C, "H": 1, "K": K, "V": V, "C": C} for C in (16, 512) for K in (16, 256) for V in (16, 256)]
+WIDE_CASES = [
+    *((op, shape) for op, recurrence in RECURRENCES.items() for shape in WIDE[recurrence.family]),
+    *(("inter_chunk_scan", shape) for shape in WIDE_SCAN),
+    *(("intra_chunk", shape) for shape in WIDE_INTRA),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", DEVICES)
+def test_no_candidate_holds_more_than_a_block_may(name, dtype):
+    device = Device.named(name)
+    for case in WIDE_CASES:
+        for _, direction, backend, found in offers(*case, device, dtype=dtype):
+            for each in found:
+                if each.blocks:
+                    where = (*case, backend.name, direction, each)
+                    assert each.shared <= device.shared_per_block, where
+                    assert each.registers <= device.registers_per_thread, where
+                    threads = 32 * dict(each.plan.values).get("warps", 1)
+                    assert threads <= device.threads_per_block, where
+                    assert threads * each.registers <= device.registers_per_sm, where
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)

@@ -22,6 +22,16 @@ H200, RTX3090 = Device.named("h200"), Device.named("rtx3090")
         (H200, Grid(1, 256, shared=114 * 1024), 1),
         (RTX3090, Grid(1, 256, shared=49 * 1024), 2),
         (RTX3090, Grid(1, 256, shared=50 * 1024), 1),
+        # ten warps' registers hold eight warps, since they are handed out to four at a time
+        (H200, Grid(1, 32, registers=200), 8),
+        (H200, Grid(1, 160, registers=200), 1),
+        (RTX3090, Grid(1, 96, registers=136), 4),
+        # a warp begun takes a whole one's, and an odd number of registers the next multiple of eight
+        (H200, Grid(1, 33, registers=128), 8),
+        (H200, Grid(1, 128, registers=129), 3),
+        # 1 KiB a block is CUDA's own
+        (H200, Grid(1, 32, shared=113 * 1024 + 1), 1),
+        (H200, Grid(1, 32, shared=227 * 1024), 1),
         # a block that nothing can hold
         (H200, Grid(1, 1056), 0),
         (H200, Grid(1, 1024, registers=65), 0),

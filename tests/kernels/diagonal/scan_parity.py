@@ -6,6 +6,7 @@ from holdfast.kernels.diagonal.hopper_scan import HopperScan
 from holdfast.kernels.diagonal.triton_scan import TritonScan
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, oracle
+from layouts import assert_nan_stays, assert_views_are_alike
 from parity import cast, relative_error, values_and_grads
 
 # that of `verify` in float32; of half precision the rounding of outputs, twice over
@@ -48,6 +49,32 @@ def run(name, arguments, which, cu_seqlens=None, rows=None):
     return [o, final, *(x for x in grads if x is not None)]
 
 
+def layouts_and_neighbours(name, dtype, which, packed, channels, device="cpu"):
+    """Views are as good as copies, and no NaN leaves its sequence: bit for bit."""
+    backend, length = BACKENDS[which.backend], packed[-1]
+
+    def run_with(cu_seqlens):
+        def passes(call, grad_o, grad_state):
+            half = call.x.element_size() == 2
+            lines = length // 8 + len(packed) + 9
+            entries = torch.full((lines, channels), torch.nan, device=device) if half else None
+            o, final = backend.forward(which, call, cu_seqlens, entries)
+            grads = backend.backward(which, call, cu_seqlens, None if half else o, grad_o, grad_state, entries)
+            names = ("o", "state", "da", "dx", "dtheta", "dstate")
+            return {key: x for key, x in zip(names, (o, final, *grads), strict=True) if x is not None}
+
+        return passes
+
+    dtype = getattr(torch, dtype)
+    call, _ = RECURRENCES[name].map(**example(name, dtype, length, packed, channels=channels, device=device))
+    grad_o, grad_state = (x for x in cotangents(call.x, call.initial_state))
+    one = call._replace(initial_state=call.initial_state[:1])
+    limit = LIMITS[dtype] if device == "cuda" and which.backend == "triton" else 0.0
+    assert_views_are_alike(run_with(None), one, grad_state[:1], limit)
+    offsets = torch.tensor(packed, device=device)
+    assert_nan_stays(run_with(offsets), call, packed, 1, (grad_o, grad_state))
+
+
 def cotangents(o, final):
     draw = Draw(7, torch.float64)
     return draw.normal(*o.shape).to(o), draw.normal(*final.shape).to(final)
@@ -82,6 +109,10 @@ def interpreted():
         print(name, check(name, "float32", 7, plan(**small), batch=1, channels=6))
         print(name, check(name, "float16", 7, plan(**small), [0, 0, 3, 7, 7], channels=4))
         print(name, check(name, "float16", 10, plan(**small, piece=8), batch=1, channels=4))
+        # whole tiles and whole pieces, and sequences that end with a tile
+        check(name, "float16", 8, plan(**small, piece=4), batch=1, channels=4)
+        check(name, "float16", 12, plan(**small), [0, 4, 12], channels=4)
+        layouts_and_neighbours(name, "float32" if name == "hgrn" else "float16", plan(**small), [0, 3, 8, 11], 4)
 
 
 __all__ = ["cast", "check", "interpreted", "plan", "values_and_grads"]

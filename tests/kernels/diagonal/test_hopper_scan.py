@@ -47,6 +47,31 @@ def test_groups_that_share_a_tile_are_right_on_the_emulator(name, packed, groups
     scan_parity.check(name, "float16", 205, plan, packed, channels=96)
 
 
+@pytest.mark.parametrize("name", ["rglru", "rotlru"])
+@pytest.mark.parametrize(
+    ("groups", "steps", "lengths"),
+    [
+        # a tile forward is groups * steps, backward groups * 32: at a group's end, a tile's, two tiles', and one beside
+        (1, 16, (1, 15, 16, 17, 31, 32, 33)),
+        (4, 32, (1, 31, 32, 33, 127, 128, 129, 256)),
+        (8, 16, (16, 112, 127, 128, 129, 255, 256, 257)),
+    ],
+)
+def test_sequences_that_end_with_a_group_or_a_tile_on_the_emulator(name, groups, steps, lengths, emulated):
+    plan = scan_parity.hopper(32, steps, 2, 1 if groups == 1 else groups, groups)
+    for length in lengths:
+        scan_parity.check(name, "float16", length, plan, batch=1, channels=32)
+    offsets = [0, *(sum(lengths[: n + 1]) for n in range(len(lengths)))]
+    scan_parity.check(name, "float16", offsets[-1], plan, offsets, channels=32)
+
+
+@pytest.mark.parametrize("name", ["rglru", "hgrn", "rotlru"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_views_and_neighbours_on_the_emulator(name, groups, emulated):
+    plan = scan_parity.hopper(32, 32, 2, 1 if groups == 1 else groups, groups)
+    scan_parity.layouts_and_neighbours(name, "float16", plan, [0, 20, 75, 160], 32)
+
+
 @pytest.mark.parametrize(("length", "groups"), [(1, 1), (32, 1), (33, 1), (70, 1), (32, 4), (70, 4), (200, 4)])
 def test_recomputed_states_are_those_of_the_forward_pass_on_the_emulator(length, groups, emulated):
     hopper_parity.check_recomputation("rglru", length, groups)

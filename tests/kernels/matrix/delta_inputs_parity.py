@@ -72,5 +72,8 @@ def interpreted():
     check(example(without=("beta",), T=1))
     check(example(without=("g", "beta", "A_log", "dt_bias"), D=128))
     check(example(), norm=False)
+    # of a length that what is added to its square counts beside, and of none
+    q, k, *rest = example()
+    check((1e-4 * q, k * torch.tensor([0.0, 1e-3])[:, None], *rest))
     check(example(T=0))
     print("all checked")

@@ -11,7 +11,7 @@ from holdfast.kernels.matrix.reference import Reference
 from holdfast.kernels.matrix.triton_delta import TritonDelta
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
-from kernels.matrix.single_pass_parity import LIMITS, moved, run
+from kernels.matrix.single_pass_parity import LIMITS, layouts_and_neighbours, moved, run
 from parity import relative_error
 
 REFERENCE = Plan("reference", (("segment", 64), ("chunk", 64)))
@@ -137,6 +137,7 @@ def interpreted():
     mine, exact = (relative_error(x.double(), right) for x in (o, with_exact_inverse(call)[0]))
     assert mine <= 1.5 * exact, ("correlated keys", mine, exact)
     print(f"correlated keys {mine:.1e}, with an exact inverse {exact:.1e}")
+    layouts_and_neighbours(example(T=20, V=24), plan(), TritonDelta())
     check("one token", example(T=1), plan(columns=32))
     check("no token", example(T=0), plan(columns=32))
 

@@ -14,7 +14,7 @@ from holdfast.kernels.matrix.triton_gla import TritonGLA
 from holdfast.ops import matrix
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
-from kernels.matrix.single_pass_parity import moved, run
+from kernels.matrix.single_pass_parity import layouts_and_neighbours, moved, run
 from parity import relative_error
 
 # of `check` in float32; of half precision, twice the rounding of an output, as products of rounded operands have
@@ -144,5 +144,6 @@ def interpreted():
     # the gradients of the states lie in the memory of dg
     check("whole chunks", example(T=128, K=64, V=24, dtype=torch.float16), plan())
     check("decays in half precision", example(decays=torch.bfloat16), plan(), limit=4e-3)
+    layouts_and_neighbours(example(T=90, V=24), plan(), TritonGLA(), (0, 20, 50, 90))
     check("one token", example(T=1), plan())
     check("no token", example(T=0), plan())

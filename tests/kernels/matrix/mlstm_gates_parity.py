@@ -4,6 +4,7 @@ import torch
 
 from holdfast.kernels.matrix import triton_mlstm_gates as kernel
 from holdfast.recurrences.mlstm import gates
+from layouts import view_of
 from parity import relative_error
 
 
@@ -12,7 +13,8 @@ def check(B=2, T=37, H=3, packed=None, exponential=True, dtype=torch.float32, st
     i, f = (strength * torch.randn(B, T, H, generator=draw) for _ in range(2))
     sequences = len(packed) - 1 if packed else B
     m = torch.randn(sequences, H, generator=draw).to(device)
-    i, f = i.to(device, dtype), (f + 2).to(device, dtype)
+    # of unlike strides
+    i, f = view_of(i.to(device, dtype), 0), view_of((f + 2).to(device, dtype), 2)
     # offsets may be a view
     cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
     leaves = [x.double().requires_grad_() for x in (i, f, m)]
@@ -43,8 +45,12 @@ def interpreted():
     check(T=0)
     check(T=0, exponential=False)
     equal_arguments_share_the_gradient()
+    no_floor_overflows()
     nan_shows()
     nan_stays_in_its_sequence()
+    # as many tokens a tile, with all heads in a program: the interpreter takes its time by programs
+    kernel.THREADS, kernel.HEADS = 128, 32
+    nan_passes_no_end_within_a_tile()
 
 
 def equal_arguments_share_the_gradient(device="cpu"):
@@ -65,6 +71,20 @@ def equal_arguments_share_the_gradient(device="cpu"):
     (right,) = torch.autograd.grad(total, leaves[:1])
     di, _, _ = kernel.backward(i, f, None, None, True, *found[:2], *cotangents, None)
     assert relative_error(di.double(), right) <= 1e-6
+
+
+def no_floor_overflows(device="cpu"):
+    """Where exp(-m) is beyond float32 it is a finite number, as in the PyTorch mapping, and has no gradient."""
+    i, f = torch.full((1, 9, 2), -100.0, device=device), torch.full((1, 9, 2), -60.0, device=device)
+    _, _, right, _ = gates(i, f, torch.zeros(1, 2, device=device), None, True, torch.float32)
+    found = kernel.forward(i, f, None, None, True)
+    assert found[2].isfinite().all()
+    # the kernel has the limit's logarithm to six digits
+    assert relative_error(found[2].double(), right.double()) <= 1e-4
+    nothing = torch.zeros_like(i)
+    di, df, _ = kernel.backward(i, f, None, None, True, found[:3], nothing, nothing, torch.ones_like(i), None)
+    assert di[0, 3:].eq(0).all()
+    assert df[0, 3:].eq(0).all()
 
 
 def nan_shows(T=37, device="cpu"):
@@ -93,3 +113,37 @@ def nan_stays_in_its_sequence(device="cpu"):
     di, df, _ = kernel.backward(i, f, None, cu_seqlens, True, *kept, *(torch.ones_like(i) for _ in range(2)), dm, None)
     inside[7:20], inside[21:] = True, False
     assert all(x[0, 20].isnan().any() and not x[0, ~inside].isnan().any() for x in (di, df))
+
+
+def nan_passes_no_end_within_a_tile(device="cpu"):
+    """One NaN a head, at the first and the last token of each sequence, of a few tokens each: what is next to it in a
+    span, a tile or the next tile is another's, and is what it would be without it."""
+    offsets = [0, 1, 2, 5, 5, 9, 13, 15, 21, 25, 29, 34]
+    spoilt = sorted(set(offsets[:-1]) | {t - 1 for t in offsets[1:]})
+    T, H, sequences = offsets[-1], len(spoilt), len(offsets) - 1
+    cu_seqlens = torch.tensor(offsets, device=device)
+    draw = torch.Generator().manual_seed(0)
+    i, f, dg, dbeta, dfloor = (torch.randn(1, T, H, generator=draw).to(device) for _ in range(5))
+    m, dlast = (torch.randn(sequences, H, generator=draw).to(device) for _ in range(2))
+    place = torch.zeros(1, T, H, dtype=torch.bool, device=device)
+    place[0, spoilt, range(H)] = True
+    # of each head, the sequence with its NaN, and that one's tokens
+    of_token = torch.bucketize(torch.arange(T, device=device), cu_seqlens[1:], right=True)
+    own = torch.arange(sequences, device=device)[:, None] == of_token[spoilt][None, :]
+    inside = own[of_token][None]
+
+    def assert_only_there(bad, good):
+        for x, y in zip(bad, good, strict=True):
+            there = inside if x.dim() == 3 else own
+            assert torch.equal(x.masked_fill(there, 0), y.masked_fill(there, 0))
+        assert all(torch.stack([x.isnan() & inside for x in bad if x.dim() == 3]).sum((0, 1, 2)) > 0)
+
+    good = kernel.forward(i, f, m, cu_seqlens, True)
+    for given in ((i.masked_fill(place, torch.nan), f), (i, f.masked_fill(place, torch.nan))):
+        assert_only_there(kernel.forward(*given, m, cu_seqlens, True), good)
+    right = kernel.backward(i, f, m, cu_seqlens, True, good[:3], dg, dbeta, dfloor, dlast)
+    cotangents = dg, dbeta, dfloor, dlast
+    for n, x in enumerate(cotangents):
+        x = x.masked_fill(place if x.dim() == 3 else own, torch.nan)
+        given = (*cotangents[:n], x, *cotangents[n + 1 :])
+        assert_only_there(kernel.backward(i, f, m, cu_seqlens, True, good[:3], *given), right)

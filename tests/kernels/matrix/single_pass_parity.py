@@ -10,6 +10,7 @@ from holdfast.kernels.matrix.reference import Reference
 from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
+from layouts import assert_nan_stays, assert_views_are_alike
 from parity import relative_error
 
 NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dm", "dstate")
@@ -117,6 +118,23 @@ def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
     }
 
 
+def layouts_and_neighbours(call, which, backend=None, packed=(0, 5, 13, 20), device="cpu"):
+    """Views are as good as copies, and no NaN leaves its sequence: bit for bit. call: of B = 1, packed[-1] tokens."""
+    draw = torch.Generator().manual_seed(7)
+    shape = (call.v.shape[2], call.k.shape[3], call.v.shape[3] + (call.norm_floor is not None))
+    states = torch.randn(len(packed) - 1, *shape, generator=draw).to(device)
+    grad_o = torch.randn(call.v.shape, generator=draw).to(call.v)
+
+    def run_with(cu_seqlens):
+        which_run = (which,) * 2 if isinstance(which, Plan) else which
+        return lambda call, *cotangents: run(backend or TritonSinglePass(), which_run, call, cu_seqlens, cotangents)
+
+    limit = LIMITS[call.v.dtype] if device == "cuda" else 0.0
+    assert_views_are_alike(run_with(None), call._replace(initial_state=states[:1]), states[:1], limit)
+    offsets = torch.tensor(packed, device=device)
+    assert_nan_stays(run_with(offsets), call._replace(initial_state=states), packed, 1, (grad_o, states.flip(0)))
+
+
 def check(label, call, which, packed=None, limit=None, **options):
     found = errors(call, (which, which), packed, **options)
     limit = limit or LIMITS[call.v.dtype]
@@ -139,5 +157,10 @@ def interpreted():
     check("resets", example(g="resets"), plan(columns=32))
     check("strong decays", example(g="strong"), plan(columns=32))
     check("half precision", example(dtype=torch.float16), plan(columns=32))
+    for norm in (False, True):
+        layouts_and_neighbours(example(T=20, K=8, V=6, norm=norm), plan())
+        # whole chunks, and states kept now and then or of segments
+        check("whole chunks", example(T=32, H=1, Hq=1, norm=norm), plan(columns=32, keep=2))
+    check("whole segments", example(T=64, H=1, Hq=1), plan(columns=32, segments=2))
     check("one token", example(T=1), plan(columns=32))
     check("no token", example(T=0), plan(columns=32))

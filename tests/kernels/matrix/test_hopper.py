@@ -14,6 +14,7 @@ from holdfast.kernels.matrix.hopper_backend import Hopper
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models import matrix_hopper as model
 from holdfast.recurrences.definition import MatrixCall
+from layouts import assert_views_are_alike
 from parity import relative_error
 
 H200 = Device.named("h200")
@@ -88,15 +89,25 @@ def test_packed_sequences_are_not_cut():
         assert {found.plan["span"] for found in model.candidates(packed, H200, direction)} == {4096 // model.CHUNK}
 
 
+def resets(decay):
+    """Where [B, T, H] decays forget everything: at the first and last token of some chunks, at two in a row, inside."""
+    token, head = torch.arange(decay.shape[1])[:, None], torch.arange(decay.shape[2])[None, :]
+    found = sum(((token - head) % 192 == at) & (token > head) for at in (0, 63, 64, 100, 101, 150))
+    return (found > 0).expand(decay.shape)
+
+
 def example(
     B=2, T=130, H=4, Hq=None, K=128, V=128, dtype=torch.bfloat16, g="mild", beta=False, state=True, device="cpu"
 ):
-    """g: "mild", a number, or None. Drawn on the CPU, so that the numbers are the same everywhere."""
+    """g: "mild", "resets" (mild, but where `resets` is, -inf or -120), a number, or None. Drawn on the CPU, so that the
+    numbers are the same everywhere."""
     draw = torch.Generator().manual_seed(T + K)
     normal, heads = partial(torch.randn, generator=draw), Hq or H
     q, k, v = normal(B, T, heads, K), normal(B, T, heads, K) * K**-0.5, normal(B, T, H, V)
     decay = torch.nn.functional.logsigmoid(normal(B, T, H) + 3)
-    if g != "mild":
+    if g == "resets":
+        decay = torch.where(resets(decay), torch.tensor([-torch.inf, -120.0]).repeat(H)[:H], decay)
+    elif g != "mild":
         decay = None if g is None else torch.full((B, T, H), float(g))
     strength = torch.rand(B, T, H, generator=draw) + 0.1 if beta else None
     initial = normal(B, H, K, V) if state else None
@@ -306,8 +317,16 @@ def on_cpu(monkeypatch):
         ({"K": 104, "V": 40, "T": 1}, True),
         ({"K": 64, "V": 64, "g": None}, True),
         ({"K": 64, "V": 64, "g": -50.0, "beta": True}, False),
+        ({"K": 64, "V": 128, "g": -50.0}, False),
+        ({"K": 128, "V": 64, "g": -50.0}, False),
+        ({"K": 64, "V": 64, "state": False}, True),
+        ({"K": 64, "V": 128, "state": False}, True),
         ({"K": 64, "V": 64, "B": 1, "T": 9 * 64 + 7}, True),
         ({"K": 64, "V": 128, "B": 1, "T": 9 * 64 + 7}, True),
+        # whole chunks, as many as between saved states, and one more
+        ({"K": 64, "V": 64, "B": 1, "T": 64}, True),
+        ({"K": 64, "V": 64, "B": 1, "T": 8 * 64, "beta": True}, True),
+        ({"K": 64, "V": 64, "B": 1, "T": 9 * 64}, True),
     ],
 )
 def test_right_on_the_emulator(on_cpu, of, ends):
@@ -335,6 +354,22 @@ def test_packed_sequences_on_the_emulator(on_cpu, offsets, of):
     assert_near(*three(call, plans, cotangents, offsets))
 
 
+def assert_no_gradient_of_resets(sizes, device, **values):
+    """dg is 0, not a rounding, where everything is forgotten, and right beside it."""
+    call = example(g="resets", state=True, device=device, **sizes)
+    got, same, exact = passes(call, **values)
+    assert not got["dg"][resets(call.g).to(device)].any()
+    assert_near(got, same, exact)
+
+
+def assert_layouts_are_alike(device, **values):
+    """Views are as good as copies, bit for bit."""
+    call = example(T=130, H=2, K=64, V=64, beta=True, device=device)
+    plans = [over(best.plan, **values) for best, *_ in plans_of(call)]
+    grad_state = torch.randn(call.initial_state.shape).to(device)
+    assert_views_are_alike(lambda call, *cotangents: run(Hopper(), plans, call, *cotangents), call, grad_state)
+
+
 def assert_nan_stays(device):
     """What one packed sequence holds does not reach another, though a tile has tokens of both."""
     call, offsets, cotangents = packed_example((0, 100, 230), H=1, K=64, V=64, beta=True, device=device)
@@ -348,6 +383,23 @@ def assert_nan_stays(device):
         mine, same = (y[0] if "state" in name else y[0, :100] for y in (x, good[name]))
         assert torch.equal(mine, same), name
     assert bad["o"][0, 100:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "values"),
+    [
+        ({"K": 64, "V": 64, "B": 1, "T": 9 * 64 + 7}, {}),
+        ({"K": 128, "V": 64, "beta": True, "Hq": 1, "T": 330}, {}),
+        ({"K": 64, "V": 128, "B": 1, "T": 320, "beta": True}, {"span": 2}),
+    ],
+)
+def test_no_gradient_of_a_decay_of_zero_on_the_emulator(on_cpu, sizes, values):
+    assert_no_gradient_of_resets({"H": 2} | sizes, "cpu", **values)
+
+
+@pytest.mark.parametrize("values", [{}, {"span": 1}], ids=["whole", "segments"])
+def test_views_are_as_good_as_copies_on_the_emulator(on_cpu, values):
+    assert_layouts_are_alike("cpu", **values)
 
 
 def test_nan_stays_in_its_sequence_on_the_emulator(on_cpu):
@@ -380,6 +432,12 @@ def test_right_at_every_length(T):
 def test_right_at_every_decay(g):
     # without the final state's gradient: with it and a decay that forgets all, dg is a difference of equal numbers
     assert_right(example(g=g, beta=True, device="cuda"), ends=g in (None, 0.0))
+
+
+@gpu
+@pytest.mark.parametrize(("K", "V"), [(128, 128), (64, 64)])
+def test_no_gradient_of_a_decay_of_zero(K, V):
+    assert_no_gradient_of_resets({"K": K, "V": V, "T": 1100, "beta": K == V}, "cuda")
 
 
 @gpu
@@ -418,6 +476,12 @@ def test_right_in_segments(K, V, g, ends, span):
 def test_right_in_long_segments(K, V):
     # a step of the states between segments is two chunks there, and the last segment's end is in the midst of one
     assert_right(example(B=1, T=128 * model.LONG_SPAN + 70, H=2, K=K, V=V, device="cuda"), span=model.LONG_SPAN)
+
+
+@gpu
+@pytest.mark.parametrize("values", [{}, {"span": 1}], ids=["whole", "segments"])
+def test_views_are_as_good_as_copies(values):
+    assert_layouts_are_alike("cuda", **values)
 
 
 @gpu

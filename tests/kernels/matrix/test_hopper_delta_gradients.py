@@ -9,8 +9,10 @@ from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
 from holdfast.planner.models import matrix_hopper_delta as model
 from kernels.matrix.delta_parity import correlated, errors
 from kernels.matrix.delta_parity import example as gated
-from kernels.matrix.single_pass_parity import LIMITS, moved
+from kernels.matrix.single_pass_parity import LIMITS, moved, run
+from kernels.matrix.test_hopper import resets
 from kernels.matrix.test_hopper_delta import H200, example, launched, over, plans_of, problem
+from layouts import assert_views_are_alike
 
 
 def plans(call, **values):
@@ -117,7 +119,13 @@ class InPlace:
         ({"T": 120, "K": 64, "V": 64}, {"span": 1}),
     ],
 )
-def test_right_on_a_cpu(given, values, monkeypatch):
+def test_right_on_a_cpu(given, values, on_cpu):
+    call = example(**{"B": 1, "H": 1} | given)
+    assert_as_exact(weak(call), plans(call, **values), "cpu")
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     import gluon_partitions_emulator
     from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
@@ -128,8 +136,31 @@ def test_right_on_a_cpu(given, values, monkeypatch):
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
     for name in ("run_states", "run_adjoint"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
-    call = example(**{"B": 1, "H": 1} | given)
-    assert_as_exact(weak(call), plans(call, **values), "cpu")
+
+
+def passes(call):
+    """Outputs and gradients, the final state's gradient among what comes in."""
+    which = plans(call)
+    return lambda call, *cotangents: run(HopperDelta(), which, call, None, cotangents)
+
+
+def assert_no_gradient_of_resets(device):
+    """dg is 0, not a rounding, where everything is forgotten."""
+    call = example(B=1, T=330, H=2, K=64, V=64, device=device)
+    forgotten = resets(call.g).to(device)
+    call.g[forgotten] = -torch.inf
+    dg = passes(call)(call, torch.randn_like(call.v), torch.randn_like(call.initial_state))["dg"]
+    assert not dg[forgotten].any()
+    assert dg[~forgotten].all()
+
+
+def test_no_gradient_of_a_decay_of_zero_on_a_cpu(on_cpu):
+    assert_no_gradient_of_resets("cpu")
+
+
+def test_views_are_as_good_as_copies_on_a_cpu(on_cpu):
+    call = example(T=130, H=2, K=64, V=64)
+    assert_views_are_alike(passes(call), call, torch.randn_like(call.initial_state))
 
 
 def test_no_token_hands_the_states_gradient_on():
@@ -187,6 +218,11 @@ def test_right_at_every_length(T):
 def test_right_with_all_gates(given):
     call = gated(T=1008, H=4, Hq=4, K=64, V=64, dtype=torch.bfloat16, **given)
     assert_as_exact(call, plans(call))
+
+
+@gpu
+def test_no_gradient_of_a_decay_of_zero():
+    assert_no_gradient_of_resets("cuda")
 
 
 @gpu

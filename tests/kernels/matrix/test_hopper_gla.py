@@ -8,6 +8,8 @@ from holdfast.ops import matrix
 from holdfast.planner import Device, Problem
 from holdfast.planner.models import matrix_hopper_gla as model
 from kernels.matrix.gla_parity import LIMITS, errors, example
+from kernels.matrix.single_pass_parity import run
+from layouts import assert_views_are_alike
 
 H200 = Device.named("h200")
 SIZES = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128}
@@ -134,6 +136,22 @@ def test_a_backward_pass_finds_the_states_that_it_is_not_given(on_cpu):
         HopperGLA().backward(PLANS[1], call, None, torch.ones_like(o), None, *kept) for kept in ((o, states), ())
     )
     assert all(torch.equal(x, y) for x, y in zip(given_them[0][:4], without[0][:4], strict=True))
+
+
+def as_run(call, *cotangents):
+    return run(HopperGLA(), PLANS, call, None, cotangents)
+
+
+def test_views_are_as_good_as_copies_on_the_emulator(on_cpu):
+    call = given(B=2, T=70, K=64, V=64, beta=True)
+    assert_views_are_alike(as_run, call, torch.randn(call.initial_state.shape))
+
+
+def test_a_decay_of_zero_has_no_gradient_on_the_emulator(on_cpu):
+    """But for the rounding of float32 sums."""
+    call = given(T=130, K=64, V=64, g="resets")
+    dg = as_run(call, torch.randn_like(call.v), torch.randn(call.initial_state.shape))["dg"]
+    assert dg[call.g.isinf()].abs().max() <= 1e-5 * dg.abs().mean()
 
 
 def test_a_strong_decays_gradient_on_the_emulator(on_cpu):

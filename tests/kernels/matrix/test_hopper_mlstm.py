@@ -9,6 +9,7 @@ from holdfast.kernels.matrix.hopper_mlstm_backend import HopperMLSTM
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models import matrix_hopper_mlstm as model
 from holdfast.recurrences.definition import MatrixCall
+from layouts import assert_views_are_alike
 from parity import relative_error
 
 H200 = Device.named("h200")
@@ -170,10 +171,28 @@ def on_cpu(monkeypatch):
         ({"f": -20.0}, False),
         ({"T": 1}, True),
         ({"T": 9 * 64 + 7}, True),
+        ({"T": 8 * 64}, True),
     ],
 )
 def test_right_on_the_emulator(on_cpu, of, ends):
     assert_right(example(**of), ends, save=2 if of.get("B") == 2 else 8)
+
+
+def assert_layouts_are_alike(device):
+    """Views are as good as copies, bit for bit."""
+    call = example(B=2, device=device)
+    plans = [found.plan for found in plans_of(call)]
+    grad_state = torch.randn(call.initial_state.shape).to(device)
+    assert_views_are_alike(lambda call, *given: run(HopperMLSTM(), plans, call, given, True), call, grad_state)
+
+
+def test_views_are_as_good_as_copies_on_the_emulator(on_cpu):
+    assert_layouts_are_alike("cpu")
+
+
+def test_what_is_added_to_the_normaliser_on_the_emulator(on_cpu):
+    """So much that its rounding cannot hide it."""
+    assert_right(example(T=70)._replace(eps=0.5))
 
 
 def test_right_without_what_the_forward_pass_returned_on_the_emulator(on_cpu):
@@ -247,3 +266,8 @@ def test_a_decay_of_nan_shows():
     assert state[0, 0].isnan().all()
     assert norm[0, 0, 100:].isnan().all()
     assert not o[0, :, 1].isnan().any()
+
+
+@gpu
+def test_views_are_as_good_as_copies():
+    assert_layouts_are_alike("cuda")

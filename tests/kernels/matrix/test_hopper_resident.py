@@ -9,6 +9,7 @@ from holdfast.planner import Device
 from holdfast.planner.models import matrix_hopper as model
 from holdfast.recurrences.definition import MatrixCall
 from kernels.matrix.test_hopper import CHUNKED, STEP, WIDTHS, doubled, example, plans_of, problem
+from layouts import views
 from parity import relative_error
 
 H200 = Device.named("h200")
@@ -111,6 +112,19 @@ def test_right_on_the_emulator(on_cpu, of):
     assert_right(example(**of))
 
 
+def assert_layouts_are_alike(device):
+    """Views are as good as copies, bit for bit."""
+    call = example(B=2, T=300, H=2, K=64, V=64, beta=True, device=device)
+    plan = resident_plan(call).plan
+    right = Hopper().forward(plan, call, None)
+    for kind in range(3):
+        assert all(map(torch.equal, Hopper().forward(plan, views(call, kind), None), right))
+
+
+def test_views_are_as_good_as_copies_on_the_emulator(on_cpu):
+    assert_layouts_are_alike("cpu")
+
+
 def assert_nan_stays_behind(device):
     """A decay of NaN spoils its head from there on and nothing else."""
     call = example(B=1, T=600, H=2, K=64, V=64, device=device)
@@ -146,6 +160,11 @@ def test_right_at_every_length(T):
 @pytest.mark.parametrize("g", [0.0, -50.0, float("-inf")])
 def test_right_at_every_decay(g):
     assert_right(example(B=1, T=600, g=g, beta=True, device="cuda"))
+
+
+@gpu
+def test_views_are_as_good_as_copies():
+    assert_layouts_are_alike("cuda")
 
 
 @gpu

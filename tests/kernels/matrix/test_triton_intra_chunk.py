@@ -24,20 +24,21 @@ def test_every_kernel_is_right_in_the_interpreter():
     assert interpret("kernels.matrix.intra_chunk_parity", "interpreted").count("\n") == 4
 
 
-def arguments(chunk, width, direction, device="h200"):
-    plan = planned(chunk, width, direction, device).plan
-    half, wide = torch.float16, torch.float32
+def arguments(chunk, width, direction, device="h200", dtype="float16"):
+    plan = planned(chunk, width, direction, device, dtype).plan
+    half, wide = getattr(torch, dtype), torch.float32
     given = dict.fromkeys(("q", "k", "v", "states", "gate", "o", "grad_o"), half)
     given |= dict.fromkeys(("grad_q", "grad_k", "grad_v", "grad_gate"), half)
     given |= dict.fromkeys(("g", "rows", "columns", "grad_g"), wide) | {"grad_states": half}
     given |= {"scale": 0.125, "length": chunk, "chunk": chunk, "chunks": 16, "heads": H, "groups": H, "ratio": 1}
-    given |= {"keys": width, "values": width, "SIGMOID": False, "PRECISION": "tf32", "STAGES": plan["stages"]}
+    given |= {"keys": width, "values": width, "SIGMOID": False}
+    given |= {"PRECISION": "tf32x3" if half == wide else "tf32", "STAGES": plan["stages"]}
     given |= {"BLOCK": plan["block"], "BLOCK_K": width, "BLOCK_V": width, "BLOCK_N": plan["columns"]}
     return given, plan["warps"]
 
 
-def planned(chunk, width, direction, device="h200"):
-    return TritonIntraChunk().candidates(problem(chunk, width), Device.named(device), direction)[0]
+def planned(chunk, width, direction, device="h200", dtype="float16"):
+    return TritonIntraChunk().candidates(problem(chunk, width, dtype), Device.named(device), direction)[0]
 
 
 def backward_kernel(chunk, width, device="h200"):
@@ -61,6 +62,29 @@ def test_the_forward_kernel_compiles_without_spilling_and_keeps_scores_on_chip(c
     stores = [line for line in made.ttgir.splitlines() if "tt.store" in line]
     assert len(stores) == 1
     assert f"{given['BLOCK']}x{given['BLOCK_N']}" in stores[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "chunk", "width"),
+    [
+        # where without the limit a plan that takes more would be the best
+        ("h200", "float16", 32, 256),
+        ("h200", "float32", 16, 128),
+        ("h200", "float32", 64, 128),
+        ("a100", "float16", 256, 256),
+        ("a100", "float32", 64, 128),
+        ("rtx3090", "float16", 256, 256),
+    ],
+)
+def test_the_forward_kernel_takes_no_more_shared_memory_than_there_is(device, dtype, chunk, width):
+    from holdfast.kernels.matrix import triton_intra_chunk_forward
+
+    which = Device.named(device)
+    given, warps = arguments(chunk, width, "forward", device, dtype)
+    given |= {"states": torch.float32, "grad_states": torch.float32}
+    capability = which.capability[0] * 10 + which.capability[1]
+    made = compile_for(triton_intra_chunk_forward.forward, capability, given, num_warps=warps)
+    assert made.shared <= which.shared_per_block
 
 
 def test_gradients_of_a_chunk_of_one_tile_are_one_launch_that_stores_nothing_else():
