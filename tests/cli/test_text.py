@@ -99,6 +99,28 @@ def test_windows_are_pieces_of_the_text(text_file):
     assert all(bytes(window) in bytes(text.validation) for window in windows)
 
 
+def counted(train, validation):
+    """A text whose bytes are their own places."""
+    return texts.Text("counted", np.arange(train), np.arange(validation), 1, 1, "")
+
+
+def test_windows_reach_from_the_first_byte_to_the_last():
+    windows = texts.validation_windows(counted(1, 220), 20)
+    assert (np.diff(windows, axis=1) == 1).all()
+    assert (windows[0, 0], windows[-1, -1]) == (0, 219)
+    # as many as fit one after the other, evenly spread
+    assert len(windows) == 10
+    assert set(np.diff(windows[:, 0])) <= {22, 23}
+    assert len(texts.validation_windows(counted(1, 2 * texts.VALIDATION_BYTES), 64)) == texts.VALIDATION_BYTES // 64
+    assert texts.validation_windows(counted(1, 21), 20).tolist() == [list(range(21))]
+
+
+def test_every_start_is_drawn_also_the_last():
+    drawn = texts.training_batch(counted(13, 1), 0, 0, 200, 10)
+    assert set(drawn[:, 0]) == {0, 1, 2}
+    assert (np.diff(drawn, axis=1) == 1).all()
+
+
 def test_a_window_may_be_the_whole_part(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * 100)
