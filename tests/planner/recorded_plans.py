@@ -22,8 +22,8 @@ PLANS = Path(__file__).with_name("plans.txt")
 DEVICES = ("h200", "a100", "rtx3090")
 PARTS = ("memory", "arithmetic", "serial", "launch", "exchange", "apart")
 
-# each with dtype, whether a gradient is wanted and whether sequences are packed: sizes of a large model, few heads, heads
-# of odd width in float32, wide ones without a gradient, packed ones, and one token
+# each with dtype, whether a gradient is wanted and whether sequences are packed: sizes of a large model, few heads,
+# heads of odd width in float32, wide ones without a gradient, packed ones, and one token
 LARGE = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128, "D": 128}
 FEW = {"B": 1, "T": 8200, "H": 4, "Hq": 2, "K": 64, "V": 64, "D": 768}
 ODD = {"B": 3, "T": 77, "H": 6, "Hq": 2, "K": 33, "V": 17, "D": 34}
