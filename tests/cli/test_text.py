@@ -46,6 +46,14 @@ def test_the_split_is_by_hash_of_the_place():
     assert texts.validation_places([*places, "package/new.py"]) - {"package/new.py"} == chosen
 
 
+@pytest.mark.parametrize(("digests", "chosen"), [((10, 30, 20), "ac"), ((13, 12, 14), "b"), ((13, 20, 14), "b")])
+def test_neither_part_is_ever_empty(monkeypatch, digests, chosen):
+    """Multiples of ten are held out: of all files all but that of the largest, of none the one of the least."""
+    numbers = dict(zip("abc", digests, strict=True))
+    monkeypatch.setattr(texts, "_digest", numbers.__getitem__)
+    assert texts.validation_places(list(numbers)) == set(chosen)
+
+
 def test_a_folder_is_split_by_file(folder):
     text = texts.read_folder(folder)
     whole = bytes(text.train) + bytes(text.validation)
