@@ -209,6 +209,14 @@ def test_the_model_by_hand():
     assert count_parameters(model) == sum(x.numel() for x in model.state_dict().values())
 
 
+def test_each_block_has_a_state():
+    model, tokens = LanguageModel("gla", 2, 16, 2), torch.randint(256, (1, 4))
+    states = model(tokens)[1]
+    assert len(states) == 2
+    with pytest.raises(ValueError, match="shorter"):
+        model(tokens, states[:1])
+
+
 def test_the_mlp_is_eight_thirds_as_wide_in_sixteens():
     assert [SwiGLU(width).leave.in_features for width in (16, 64, 256, 768)] == [48, 176, 688, 2048]
 
