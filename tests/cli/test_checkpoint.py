@@ -89,6 +89,9 @@ def test_bytes_are_on_the_disk_before_the_name_is_and_then_the_name(tmp_path, mo
     size = (tmp_path / checkpoint.NAME).stat().st_size
     partial = f"{checkpoint.NAME}.partial"
     assert events == [("fsync", partial, size), ("replace", partial, size), ("fsync", tmp_path.name, None)]
+    # so few that Python would keep them
+    checkpoint.write_bytes(tmp_path / "few", memoryview(b"few"))
+    assert events[-1] == ("fsync", "few", 3)
 
 
 def test_a_folder_that_cannot_be_opened_is_no_error(tmp_path, monkeypatch):

@@ -90,6 +90,7 @@ def test_some_of_those_that_it_beat_are_shown():
     assert lines[0].split() == ["beat", "time", "moves", "blocks", "shared", "registers", "plan"]
     assert lines[1].split() == ["2", "ms", "kernel", "n=2"]
     assert lines[-1] == " " * 13 + "and 2 more"
+    assert _beaten(a_pass(Choice(candidate(1)), *beaten[: SHOWN + 1]))[-1] == " " * 13 + "and 1 more"
     assert len(_beaten(a_pass(Choice(candidate(1)), *beaten[:SHOWN]))) == 1 + SHOWN
     assert _beaten(a_pass(Choice(candidate(1)), Choice(candidate(99, None)))) == []
     (_, measured) = _beaten(a_pass(Choice(candidate(1)), Choice(candidate(2, None), 3e-3)))
