@@ -64,6 +64,15 @@ def test_the_least_predicted_time_runs():
     assert told == {"hopper": "predicted 3 ms, triton 2 ms", "chunked": "triton comes first"}
 
 
+def test_of_equals_the_first_runs_and_all_others_are_listed_after_it():
+    backends = Stub("hopper", forward=(2e-3, 4e-3)), Stub("triton", forward=(2e-3, 3e-3)), Stub("chunked")
+    assert chosen(backends) == plan("hopper")
+    decision = decide(backends, FORWARD, H200, None)
+    assert decision.passed_over["triton"] == "hopper comes first"
+    found = [offer.candidate.plan for offer in decision.offers["forward"]]
+    assert found == [plan("hopper"), plan("triton"), plan("triton", 1), plan("hopper", 1), plan("chunked")]
+
+
 def test_a_backend_without_a_model_keeps_its_place():
     assert chosen((Stub("hopper"), Stub("triton", forward=(1e-3,)))) == plan("hopper")
 
