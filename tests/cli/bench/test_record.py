@@ -9,8 +9,12 @@ from holdfast.cli.bench import record as records
 from holdfast.cli.bench.begun import Begun, keep, kept
 from holdfast.cli.bench.case import Case
 from holdfast.cli.bench.cold import First
+from holdfast.cli.bench.live import _started
 from holdfast.cli.bench.record import Record
+from holdfast.cli.bench.result import of_case
 from holdfast.cli.bench.roofs import Roofs
+from holdfast.cli.bench.session import unfinished
+from holdfast.cli.errors import UserError
 
 ROOF = Roofs(copy_bandwidth=1e9, rates={"float32": 1e12}, copy_bytes=2**20, matrix_size=64)
 RECORD = Record(
@@ -98,3 +102,49 @@ def test_a_file_that_lacks_something_is_refused(tmp_path):
     path.write_text('{"format": "holdfast-bench-0"}')
     with pytest.raises(ValueError, match="expected a file of holdfast bench, of format holdfast-bench-1"):
         records.read(path)
+
+
+class Said:
+    """In the place of a console."""
+
+    def __init__(self):
+        self.lines = []
+
+    def print(self, line, **options):
+        self.lines.append(line)
+
+
+def started(tmp_path, draft=None, whole=None, since="", fresh=False):
+    """What a run begins with where these are on disk, and what is said."""
+    out, said = tmp_path / "a.json", Said()
+    for found, path in ((draft, unfinished(out)), (whole, out)):
+        if found is not None:
+            records.write(found, path)
+    return _started(RECORD, out, since, fresh, said), said.lines
+
+
+ROW = of_case(CASE, "holdfast chunked", "ok")
+BEFORE = replace(
+    RECORD, date="2025-12-31T00:00:00+00:00", roofs=replace(ROOF, copy_bandwidth=2e9), rows=(ROW,), first_calls="cold"
+)
+
+
+def test_a_run_goes_on_with_the_rows_and_the_roofs_that_they_were_held_against(tmp_path):
+    found, (said,) = started(tmp_path, BEFORE)
+    assert (found.rows, found.roofs, found.first_calls, found.date) == (
+        BEFORE.rows, BEFORE.roofs, "cold", RECORD.date,
+    )  # fmt: skip
+    assert said.startswith("1 row is there from a run that was cut short")
+    assert started(tmp_path, replace(BEFORE, rows=(ROW, ROW)))[1][0].startswith("2 rows are there")
+    assert started(tmp_path, fresh=True) == (RECORD, [])
+
+
+def test_nothing_is_taken_up_from_another_commit_or_from_a_run_that_ended(tmp_path):
+    with pytest.raises(UserError, match="unfinished run of another command, commit or device"):
+        started(tmp_path, replace(BEFORE, commit="def"))
+    unfinished(tmp_path / "a.json").unlink()
+    assert started(tmp_path, whole=BEFORE) == (RECORD, [])
+    # a suite of this very run, which another process finished
+    assert started(tmp_path, since=BEFORE.date)[0].rows == BEFORE.rows
+    assert started(tmp_path, since="2026-01-01T00:00:01+00:00") == (RECORD, [])
+    assert started(tmp_path, whole=replace(BEFORE, commit="def"), since=BEFORE.date) == (RECORD, [])
