@@ -2,8 +2,10 @@
 
 import errno
 import io
+import os
 import pickle
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +67,48 @@ def test_a_death_while_writing_leaves_the_previous_one(saved, monkeypatch):
     assert checkpoint.load(saved)["step"] == 1
     checkpoint.save(saved, content(3))
     assert [path.name for path in saved.iterdir()] == [checkpoint.NAME]
+
+
+def test_bytes_are_on_the_disk_before_the_name_is_and_then_the_name(tmp_path, monkeypatch):
+    """A power cut after the rename must not leave an empty file under the checkpoint's name."""
+    events = []
+    flush, rename = os.fsync, os.replace
+
+    def fsync(handle):
+        where = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        events.append(("fsync", where.name, where.stat().st_size if where.is_file() else None))
+        flush(handle)
+
+    def replace(source, target):
+        events.append(("replace", source.name, source.stat().st_size))
+        rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    monkeypatch.setattr(checkpoint.os, "replace", replace)
+    checkpoint.save(tmp_path, content(1))
+    size = (tmp_path / checkpoint.NAME).stat().st_size
+    partial = f"{checkpoint.NAME}.partial"
+    assert events == [("fsync", partial, size), ("replace", partial, size), ("fsync", tmp_path.name, None)]
+    # so few that Python would keep them
+    checkpoint.write_bytes(tmp_path / "few", memoryview(b"few"))
+    assert events[-1] == ("fsync", "few", 3)
+
+
+def test_a_folder_that_cannot_be_opened_is_no_error(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint.os, "open", refuse)
+    checkpoint.save(tmp_path, content(1))
+    monkeypatch.undo()
+    assert checkpoint.load(tmp_path)["step"] == 1
+
+
+def test_no_handle_stays_open(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        checkpoint.save(tmp_path, content(1))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

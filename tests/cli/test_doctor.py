@@ -75,3 +75,12 @@ def test_a_backend_that_cannot_run_here_is_skipped_with_its_reason(monkeypatch):
     skipped = [v for v in verify(torch.device("cpu")) if v.backend == "elsewhere"]
     assert {v.status for v in skipped} == {"skipped"}
     assert {v.detail for v in skipped} == {"needs an NVIDIA GPU"}
+    result = CliRunner().invoke(app, ["doctor", "--device", "cpu"], env={"COLUMNS": "200"})
+    rows = [line for line in result.output.splitlines() if "elsewhere" in line]
+    assert rows
+    assert all("skipped: needs an NVIDIA GPU" in line for line in rows)
+    # a right one has its error and its time
+    cells = next(line.split("│")[1:-1] for line in result.output.splitlines() if "chunked" in line)
+    assert [cell.strip() for cell in cells][2] == "right"
+    assert 0 < float(cells[3]) < 2e-5
+    assert float(cells[4]) >= 0

@@ -46,6 +46,14 @@ def test_the_split_is_by_hash_of_the_place():
     assert texts.validation_places([*places, "package/new.py"]) - {"package/new.py"} == chosen
 
 
+@pytest.mark.parametrize(("digests", "chosen"), [((10, 30, 20), "ac"), ((13, 12, 14), "b"), ((13, 20, 14), "b")])
+def test_neither_part_is_ever_empty(monkeypatch, digests, chosen):
+    """Multiples of ten are held out: of all files all but that of the largest, of none the one of the least."""
+    numbers = dict(zip("abc", digests, strict=True))
+    monkeypatch.setattr(texts, "_digest", numbers.__getitem__)
+    assert texts.validation_places(list(numbers)) == set(chosen)
+
+
 def test_a_folder_is_split_by_file(folder):
     text = texts.read_folder(folder)
     whole = bytes(text.train) + bytes(text.validation)
@@ -97,6 +105,28 @@ def test_windows_are_pieces_of_the_text(text_file):
     windows = texts.validation_windows(text, 50)
     assert windows.shape == (8, 51)
     assert all(bytes(window) in bytes(text.validation) for window in windows)
+
+
+def counted(train, validation):
+    """A text whose bytes are their own places."""
+    return texts.Text("counted", np.arange(train), np.arange(validation), 1, 1, "")
+
+
+def test_windows_reach_from_the_first_byte_to_the_last():
+    windows = texts.validation_windows(counted(1, 220), 20)
+    assert (np.diff(windows, axis=1) == 1).all()
+    assert (windows[0, 0], windows[-1, -1]) == (0, 219)
+    # as many as fit one after the other, evenly spread
+    assert len(windows) == 10
+    assert set(np.diff(windows[:, 0])) <= {22, 23}
+    assert len(texts.validation_windows(counted(1, 2 * texts.VALIDATION_BYTES), 64)) == texts.VALIDATION_BYTES // 64
+    assert texts.validation_windows(counted(1, 21), 20).tolist() == [list(range(21))]
+
+
+def test_every_start_is_drawn_also_the_last():
+    drawn = texts.training_batch(counted(13, 1), 0, 0, 200, 10)
+    assert set(drawn[:, 0]) == {0, 1, 2}
+    assert (np.diff(drawn, axis=1) == 1).all()
 
 
 def test_a_window_may_be_the_whole_part(tmp_path):

@@ -64,6 +64,34 @@ def test_the_least_predicted_time_runs():
     assert told == {"hopper": "predicted 3 ms, triton 2 ms", "chunked": "triton comes first"}
 
 
+def test_of_equals_the_first_runs_and_all_others_are_listed_after_it():
+    backends = Stub("hopper", forward=(2e-3, 4e-3)), Stub("triton", forward=(2e-3, 3e-3)), Stub("chunked")
+    assert chosen(backends) == plan("hopper")
+    decision = decide(backends, FORWARD, H200, None)
+    assert decision.passed_over["triton"] == "hopper comes first"
+    found = [offer.candidate.plan for offer in decision.offers["forward"]]
+    assert found == [plan("hopper"), plan("triton"), plan("triton", 1), plan("hopper", 1), plan("chunked")]
+
+
+def test_forgetting_empties_what_ops_remember():
+    plans = planning.remembered()
+    plans["a call"] = "a plan"
+    planning.forget()
+    assert plans == {}
+
+
+def test_a_table_of_another_device_is_only_mentioned_where_it_has_the_call():
+    """That of an H200 with 16 SMs, where 132 are."""
+    other = Problem("gla", "matrix", "float32", (("B", 2), ("T", 8)))
+    timings = {(other, "forward"): (Timing(plan("triton"), 1e-3),)}
+    with tables.instead(Table("NVIDIA H200 MIG", 16, {}, timings)):
+        backends = Stub("hopper"), Stub("triton")
+        assert decide(backends, FORWARD, H200, None).ignored == ()
+        (note,) = decide(backends, other, H200, None).ignored
+        assert note == "the table of NVIDIA H200 MIG was measured with 16 SMs, this device has 132"
+        assert chosen(backends, other) == plan("hopper")
+
+
 def test_a_backend_without_a_model_keeps_its_place():
     assert chosen((Stub("hopper"), Stub("triton", forward=(1e-3,)))) == plan("hopper")
 

@@ -16,17 +16,18 @@ SEG, L = 16, 37
 
 
 @pytest.mark.parametrize("sizes", [("gla", {}), ("gla", {"K": 37, "V": 70}), ("ssd", {}), ("ssd", {"P": 70, "N": 37})])
-def test_states_are_recomputed_bit_for_bit(metal, sizes):
+@pytest.mark.parametrize("seg", [SEG, 13, 5])
+def test_states_are_recomputed_bit_for_bit(metal, sizes, seg):
     """Every state left in the backward pass's memory, on each level, is the forward pass's own, bit for bit."""
     name, sizes = sizes
     case = SCANS[name](B=1, L=L, H=1, **sizes, **({"G": 1} if name == "ssd" else {}))
-    case.run(seg=SEG)
+    case.run(seg=seg)
     (backward,) = metal.named(f"{name}_backward")
     kept = backward.outputs["kept"]
-    part = part_of(SEG)
-    assert kept.shape[1] == kept_states(L, SEG)
+    part = part_of(seg)
+    assert kept.shape[1] == kept_states(L, seg)
     # levels from the top: every segment, then the parts and tokens of the first segment, which comes last
-    tokens = [*range(0, L, SEG), *range(part, SEG, part), *range(1, part)]
+    tokens = [*range(0, L, seg), *range(part, seg, part), *range(1, part)]
     assert len(tokens) == kept.shape[1]
     for slot, t in enumerate(tokens):
         state = case.scan(*case.tokens(slice(t)), initial_state=case.state)[1]

@@ -1,5 +1,6 @@
 """The data-movement model: closed forms against brute force, the optimum against enumeration and against Lagrange."""
 
+import contextlib
 import random
 from itertools import permutations, product
 
@@ -8,6 +9,7 @@ import pytest
 from holdfast.planner.constrint import Infeasible
 from holdfast.planner.movement import Chain, Movement, Stage, Tensor, best, movement, simulate
 from holdfast.planner.movement.lagrange import two_products
+from holdfast.planner.movement.optimum import best_in_order, orders
 from planner import proposal_032, random_chains
 
 
@@ -130,6 +132,40 @@ def test_best_is_the_best_of_all_orders_and_tiles() -> None:
         assert found.movement == simulate(chain, found.order, found.tiles)
         fitted += 1
     assert fitted > 15
+
+
+def test_of_several_best_the_first_is_found() -> None:
+    """Where all fits at once every byte moves once, however it is cut: nothing is cut."""
+    chain = two_product_chain(6, 4, 4, 8)
+    allowed = {axis: range(1, extent + 1) for axis, extent in chain.extents.items()}
+    found = best(chain, 10**6, allowed)
+    assert found.movement.moved == sum(chain.bytes(name) for name in ("A", "B", "D", "E"))
+    assert (found.order, found.tiles) == (("m", "n", "k", "l"), {"m": 6, "n": 4, "k": 4, "l": 8})
+    # on a chip too small for that, of all orders that move the fewest bytes the first again
+    capacity = found.movement.footprint - 1
+    choices = []
+    for order in orders(tuple(chain.extents)):
+        with contextlib.suppress(Infeasible):
+            choices.append(best_in_order(chain, order, capacity, allowed, None))
+    least = min(one.movement.moved for one in choices)
+    assert sum(one.movement.moved == least for one in choices) > 1
+    assert best(chain, capacity, allowed) == next(one for one in choices if one.movement.moved == least)
+
+
+def test_a_tile_of_nothing_and_one_of_everything_are_no_cut() -> None:
+    """Loops of several turns need tiles between the two; best_in_order has nothing to offer without."""
+    chain = two_product_chain(6, 4, 4, 8)
+    whole = {axis: (0, extent, extent + 1) for axis, extent in chain.extents.items()}
+    assert best_in_order(chain, ("m",), 10**6, whole, None) is None
+    assert best(chain, 10**6, whole).tiles == chain.extents
+
+
+def test_what_fits_to_the_byte_fits() -> None:
+    chain = two_product_chain(6, 4, 4, 8)
+    whole = best(chain, 10**6, dict.fromkeys(chain.extents, ()))
+    assert best(chain, whole.movement.footprint, dict.fromkeys(chain.extents, ())) == whole
+    with pytest.raises(Infeasible):
+        best(chain, whole.movement.footprint - 1, dict.fromkeys(chain.extents, ()))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""What is reported of repeated runs, on a clock that the tests turn."""
+
+import pytest
+import torch
+
+from holdfast.cli.bench import clock
+
+CPU = torch.device("cpu")
+
+
+def lasting(monkeypatch, *seconds):
+    """Runs of these lengths in turn, the first two of which find out how many there are."""
+    left = list(seconds)
+    monkeypatch.setattr(clock, "seconds_of", lambda run, device: left.pop(0))
+    return left
+
+
+def test_quartiles_are_those_of_the_runs_themselves(monkeypatch):
+    """Inclusive: of five sorted runs the second and the fourth; nothing is extrapolated beyond what was seen."""
+    monkeypatch.setattr(clock, "SECONDS", 1.0)
+    monkeypatch.setattr(clock, "LEAST", 5)
+    left = lasting(monkeypatch, 0.3, 0.2, 0.005, 0.001, 0.003, 0.002, 0.004)
+    times = clock.time_runs(lambda: None, CPU)
+    assert left == []
+    found = (times.low_ms, times.median_ms, times.high_ms)
+    assert found == (pytest.approx(2.0), pytest.approx(3.0), pytest.approx(4.0))
+    assert (times.runs, times.method) == (5, "wall clock")
+
+
+@pytest.mark.parametrize(
+    ("warm", "runs"), [((9.0, 0.1), 10), ((0.1, 9.0), 10), ((5.0, 5.0), 5), ((1e-5, 1e-5), 100), ((0.0, 0.0), 100)]
+)
+def test_as_many_runs_as_fit_into_the_time(monkeypatch, warm, runs):
+    """By the faster of the two that warm up, at least LEAST and at most MOST."""
+    monkeypatch.setattr(clock, "SECONDS", 1.0)
+    monkeypatch.setattr(clock, "LEAST", 5)
+    lasting(monkeypatch, *warm, *[0.001] * runs)
+    assert clock.time_runs(lambda: None, CPU).runs == runs
+
+
+@pytest.fixture
+def turned(monkeypatch):
+    """A clock that stands still but for what a run adds to it."""
+    now = [100.0]
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
+
+    def advance(seconds):
+        now[0] += seconds
+
+    return advance
+
+
+def test_a_run_lasts_from_its_start_to_its_end(turned):
+    assert clock.seconds_of(lambda: turned(0.25), CPU) == pytest.approx(0.25)
+
+
+def test_calls_are_timed_one_by_one(turned, monkeypatch):
+    monkeypatch.setattr(clock, "SECONDS", 1.0)
+    calls = []
+
+    def run():
+        calls.append(1)
+        turned(0.01)
+
+    times = clock.time_calls(run, CPU, calls=4)
+    # 3 to find out that a block takes 40 ms, then 25 blocks (a float less than 25 is 24)
+    assert times.runs in (24, 25)
+    assert len(calls) == 3 + 4 * times.runs
+    assert times.median_ms == pytest.approx(10.0)
+    assert "blocks of 4 calls" in times.method
+
+
+def test_the_host_alone_is_timed_where_there_is_a_device(turned, monkeypatch):
+    assert clock.host_ms(lambda: turned(0.01), CPU) is None
+    monkeypatch.setattr(clock, "synchronize", lambda device: turned(5.0))
+    lengths = iter([0.001, 0.004, 0.002])
+    assert clock.host_ms(lambda: turned(next(lengths)), torch.device("cuda"), runs=3) == pytest.approx(2.0)
+
+
+def test_a_graph_needs_a_gpu():
+    with pytest.raises(ValueError, match=r"--graph: CUDA graphs need an NVIDIA GPU; the device is cpu"):
+        clock.time_runs(lambda: None, CPU, "graph")

@@ -1,0 +1,70 @@
+"""The public ops' options and their defaults, which calls that leave them out rely on."""
+
+import inspect
+
+import pytest
+import torch
+
+import holdfast
+from holdfast import ops
+
+EVERY = {"initial_state": None, "output_final_state": False, "cu_seqlens": None, "backend": None}
+DELTA = EVERY | {"scale": None, "qk_l2norm": False, "beta_sigmoid": False, "allow_neg_eigval": False}
+DENSE = EVERY | {"b": None, "reset": None, "recurrent_grad_clip": None, "cut_recurrent_grad": False}
+DEFAULTS = {
+    "linear_attention": EVERY | {"scale": None},
+    "simple_gla": EVERY | {"g": None, "scale": None},
+    "gla": EVERY | {"scale": None},
+    "retnet": EVERY | {"scale": None},
+    "lightning": EVERY | {"layer": 0, "num_layers": 1, "scale": None},
+    "ssd": EVERY | {"D": None, "z": None, "dt_bias": None, "dt_softplus": False},
+    "mlstm": EVERY | {"gating": "exp", "normalize": True, "scale": None, "eps": 1e-6},
+    "delta_rule": DELTA,
+    "gated_delta_rule": DELTA | {"A_log": None, "dt_bias": None},
+    "rglru": EVERY,
+    "rotlru": EVERY,
+    "hgrn": EVERY,
+    "elman": DENSE | {"nonlinearity": "tanh"},
+    "lstm": DENSE,
+    "gru": DENSE,
+    "slstm": DENSE,
+    "rnn": DENSE,
+    "inter_chunk_scan": EVERY | {"W": None, "Y": None},
+    "intra_chunk": {
+        "states": None, "gate": None, "chunk_size": 64, "scale": None, "gate_activation": "silu", "backend": None,
+    },
+    "gated_rms_norm": {"gate": None, "weight": None, "eps": 1e-5, "activation": "silu", "backend": None},
+    "step": {"backend": None},
+    "explain": {
+        "sizes": None, "dtype": "float32", "device": "cpu", "needs_grad": True, "varlen": False, "backend": None,
+    },
+}  # fmt: skip
+
+
+def defaults(function):
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+@pytest.mark.parametrize("name", ops.__all__)
+def test_defaults(name):
+    if name not in DEFAULTS:
+        pytest.fail(f"{name} is a new op, or an old one that has gone: {defaults(getattr(holdfast, name))}")
+    assert defaults(getattr(holdfast, name)) == DEFAULTS[name]
+
+
+def test_none_has_gone():
+    assert set(DEFAULTS) <= set(ops.__all__)
+
+
+OPS = [
+    f"{name}_{way}"
+    for name in ("matrix", "dense", "diagonal", "inter_chunk", "intra_chunk", "gated_norm")
+    for way in ("forward", "backward")
+]
+
+
+@pytest.mark.parametrize("name", [*OPS, "matrix_step", "delta_inputs", "mlstm_gates"])
+def test_every_custom_op_tells_compiled_graphs_that_they_may_hold_it(name):
+    tags = getattr(torch.ops.holdfast, name).default.tags
+    assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order} <= set(tags)

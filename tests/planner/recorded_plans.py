@@ -1,0 +1,131 @@
+"""What the planner decides for calls of every op, on record, so that a change of a model shows what it changes.
+
+    PYTHONPATH=src:tests python -m planner.recorded_plans
+
+writes tests/planner/plans.txt anew. One line a call and device: of each pass the floor, the plan that runs and what it
+should cost, then how many candidates there are and a digest of all of them and of the reasons why others do not run.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from holdfast.kernels.common.backend import Backend
+from holdfast.kernels.common.planning import Offer, decide
+from holdfast.ops.explain import AXES, named_problem
+from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
+from holdfast.ops.halves import HALVES
+from holdfast.planner import Device, Direction, Problem, floor, tables
+from holdfast.recurrences import RECURRENCES
+
+PLANS = Path(__file__).with_name("plans.txt")
+DEVICES = ("h200", "a100", "rtx3090")
+PARTS = ("memory", "arithmetic", "serial", "launch", "exchange", "apart")
+
+# each with dtype, whether a gradient is wanted and whether sequences are packed: sizes of a large model, few heads,
+# heads of odd width in float32, wide ones without a gradient, packed ones, one long sequence, and one token
+LARGE = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128, "D": 128}
+FEW = {"B": 1, "T": 8200, "H": 4, "Hq": 2, "K": 64, "V": 64, "D": 768}
+ODD = {"B": 3, "T": 77, "H": 6, "Hq": 2, "K": 33, "V": 17, "D": 34}
+WIDE = {"B": 2, "T": 2000, "H": 8, "Hq": 8, "K": 256, "V": 200, "D": 2048}
+LONG = {"B": 1, "T": 32768, "H": 2, "Hq": 1, "K": 64, "V": 128, "D": 256}
+ONE = {"B": 64, "T": 1, "H": 16, "Hq": 16, "K": 128, "V": 64, "D": 512}
+CALLS = (
+    (LARGE, "bfloat16", True, False), (FEW, "bfloat16", True, False), (ODD, "float32", True, False),
+    (WIDE, "float16", False, False), (LARGE, "bfloat16", True, True), (LONG, "float16", True, False),
+    (ONE, "bfloat16", False, False),
+)  # fmt: skip
+HALF_CALLS = {
+    "inter_chunk_scan": (
+        {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64}, {"B": 8, "G": 64, "H": 16, "K": 128, "V": 128, "Kg": 128},
+        {"B": 1, "G": 33, "H": 3, "K": 40, "V": 24, "r": 16}, {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64, "r": 4},
+        {"B": 1, "G": 512, "H": 1, "K": 128, "V": 128, "Kg": 128, "r": 16},
+    ),
+    "intra_chunk": (
+        {"B": 16, "T": 1024, "H": 12, "K": 64, "V": 64, "C": 64},
+        {"B": 4, "T": 4096, "H": 8, "K": 128, "V": 128, "C": 256},
+        {"B": 1, "T": 333, "H": 4, "Hq": 2, "K": 40, "V": 24, "C": 128},
+        {"B": 2, "T": 1000, "H": 2, "K": 64, "V": 256, "C": 256},
+        {"B": 1, "T": 4096, "H": 4, "K": 256, "V": 256, "C": 64},
+    ),
+}  # fmt: skip
+
+
+# of gated_rms_norm, with a weight that heads share or one for each
+NORMS = ({"B": 4, "T": 4096, "H": 32, "D": 128, "G": 32}, {"B": 1, "T": 100, "H": 3, "D": 1500, "G": 1})
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is planned, in words and as the planner sees it."""
+
+    named: str
+    backends: tuple[Backend, ...]
+    problem: Problem
+
+
+def _call(op: str, sizes: dict[str, int], dtype: str, grad: bool, varlen: bool) -> Call:
+    backends, problem = named_problem(op, sizes, getattr(torch, dtype), grad, varlen)
+    axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
+    return Call(f"{op} {axes} {dtype}{'' if grad else ' no gradient'}{' packed' if varlen else ''}", backends, problem)
+
+
+def calls() -> Iterable[Call]:
+    for op, recurrence in RECURRENCES.items():
+        for sizes, *rest in CALLS:
+            yield _call(op, {axis: size for axis, size in sizes.items() if axis in AXES[recurrence.family]}, *rest)
+    for op in HALVES:
+        for sizes in HALF_CALLS[op]:
+            yield _call(op, sizes, "bfloat16", True, False)
+            yield _call(op, sizes, "float32", False, False)
+    for sizes in NORMS:
+        for dtype, grad in (("bfloat16", True), ("float32", False)):
+            traits = {"gate": grad, "weight": True, "needs_grad": grad}
+            problem = Problem.of("gated_rms_norm", "matrix", getattr(torch, dtype), sizes, traits)
+            axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
+            yield Call(f"gated_rms_norm {axes} {dtype}{'' if grad else ' no gradient'}", NORM_BACKENDS, problem)
+
+
+def _cost(offer: Offer) -> str:
+    """All that a candidate says, to six digits."""
+    found = offer.candidate
+    times = [] if found.prediction is None else [f"{getattr(found.prediction, part):.6g}" for part in PARTS]
+    numbers = (found.moved, found.operations, found.blocks, found.shared, found.registers)
+    return " ".join([str(found.plan), *map(str, numbers), *times])
+
+
+def _floor(problem: Problem, direction: Direction) -> str:
+    if problem.op == "gated_rms_norm":
+        return ""
+    least = floor(problem, direction)
+    return f", floor {least.moved} B {least.operations} op"
+
+
+def line(call: Call, name: str) -> str:
+    decision = decide(call.backends, call.problem, Device.named(name), None)
+    parts = [f"{call.named} {name}"]
+    weighed = [f"{backend} {reason}" for backend, reason in decision.passed_over.items()]
+    for direction, offers in decision.offers.items():
+        chosen, least = offers[0], _floor(call.problem, direction)
+        seconds = "no model" if chosen.candidate.prediction is None else f"{chosen.seconds:.4g} s"
+        parts.append(f"{direction} {chosen.candidate.plan}: {seconds}{least}")
+        weighed += map(_cost, offers)
+    digest = hashlib.blake2b("\n".join(weighed).encode(), digest_size=4).hexdigest()
+    return "; ".join([*parts, f"{sum(map(len, decision.offers.values()))} candidates, {digest}"])
+
+
+def lines() -> list[str]:
+    return [line(call, name) for call in calls() for name in DEVICES]
+
+
+def main() -> None:
+    """Writes the file, from the models alone."""
+    with tables.instead(None):
+        PLANS.write_text("\n".join(lines()) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

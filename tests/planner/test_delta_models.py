@@ -1,0 +1,27 @@
+"""Where the delta rules' models draw the line between plans."""
+
+from holdfast.planner import Device, Problem
+from holdfast.planner.models.matrix_hopper_delta import _spans
+from holdfast.planner.models.matrix_triton_delta import states_fit_gradients
+
+
+def test_states_take_the_place_of_gradients_only_where_they_fit():
+    """A state of K x V in two bytes lies in a chunk's 64 tokens of K columns, q's and k's: for V up to 128."""
+    assert states_fit_gradients(128, 128, 64)
+    assert not states_fit_gradients(128, 129, 64)
+    assert not states_fit_gradients(127, 64, 64)
+
+
+def test_a_sequence_is_cut_in_halves_down_to_a_chunk_as_long_as_blocks_are_too_few():
+    h200 = Device.named("h200")
+
+    def spans(T, B=1):
+        return list(_spans(Problem("delta_rule", "matrix", "bfloat16", (("B", B), ("T", T), ("H", 1))), h200))
+
+    assert spans(4 * 64) == [4, 2, 1]
+    assert spans(5 * 64 - 1) == [5, 3, 2]
+    assert spans(64) == spans(0) == [1]
+    # 132 SMs
+    assert spans(16 * 64, B=66) == [16, 8]
+    assert spans(16 * 64, B=65) == [16, 8, 4]
+    assert spans(16 * 64, B=132) == [16]
