@@ -1,5 +1,6 @@
 """The tiers of the suite leave nothing out: what `make test` does not run, `make test-all` does."""
 
+import ast
 import os
 import re
 import shlex
@@ -96,3 +97,54 @@ def test_ci_runs_both_tiers_and_the_first_once():
 )
 def test_what_compiles_kernels_is_slow_by_its_name(test, is_slow):
     assert is_slow_by_name(test) == is_slow
+
+
+COMPILERS = {"compile_for", "compile_launch"}
+
+
+def quick_tests_that_compile(text: str, path: str) -> list[str]:
+    """Tests that call a compiler, themselves or through functions of their file, and are slow neither by name nor mark.
+
+    path: of the file, from the folder of the tests on.
+    """
+    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    used = {
+        name: {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+        | {argument.arg for argument in function.args.args}
+        for name, function in functions.items()
+    }
+    compiling: set[str] = set()
+    while more := {name for name in used if used[name] & (COMPILERS | compiling)} - compiling:
+        compiling |= more
+    return [
+        f"{path}::{name}"
+        for name in sorted(compiling)
+        if name.startswith("test_")
+        and not is_slow_by_name(f"{path}::{name}")
+        and not any(ast.unparse(decorator) == "pytest.mark.slow" for decorator in functions[name].decorator_list)
+    ]
+
+
+def test_what_compiles_kernels_is_slow():
+    tests = ROOT / "tests"
+    found = [
+        test
+        for path in sorted(tests.rglob("test_*.py"))
+        for test in quick_tests_that_compile(path.read_text(encoding="utf-8"), path.relative_to(tests).as_posix())
+    ]
+    assert not found, f"@pytest.mark.slow is missing: {found}"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("def test_it_fits():\n    compile_for(kernel, 90, {})", True),
+        ("def made():\n    return compile_launch(x)\ndef test_it_fits():\n    made()", True),
+        ("@pytest.fixture\ndef made():\n    return compile_launch(x)\ndef test_it_fits(made): ...", True),
+        ("@pytest.mark.slow\ndef test_it_fits():\n    compile_for(kernel, 90, {})", False),
+        ("def test_it_compiles():\n    compile_for(kernel, 90, {})", False),
+        ("def made():\n    return compile_launch(x)\ndef test_it_fits(): ...", False),
+    ],
+)
+def test_a_quick_test_that_compiles_is_found(code, found):
+    assert bool(quick_tests_that_compile(code, "kernels/matrix/test_a.py")) == found
