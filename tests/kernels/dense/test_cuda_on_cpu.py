@@ -183,6 +183,7 @@ def test_weights_in_memory(on_cpu, channels):
     check(lstm, spread(296, heads=2, in_registers=0, in_memory=2, channels=channels), B=9, T=2, H=2, D=296)
 
 
+@slow
 @pytest.mark.parametrize("plan", [one_block(), spread(32)], ids=["one block", "spread"])
 def test_options(on_cpu, plan):
     check(lstm, plan, B=3, T=5, H=1, D=32, dtype=torch.float16)
