@@ -16,7 +16,7 @@ KEPT_TORCH := import torch; v = torch.__version__; \
 FINDS_NVRTC := from cuda.bindings import nvrtc; nvrtc.nvrtcVersion()
 OWN_PACKAGES := import sys, sysconfig; sys.prefix != sys.base_prefix and print(sysconfig.get_path("purelib"))
 
-.PHONY: help demo test newest-triton mutants lint format clean FORCE
+.PHONY: help demo test test-all newest-triton mutants lint format clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,8 +25,17 @@ help: ## Show this list
 demo: $(STAMP) ## Train a small language model, on the GPU if there is one
 	@$(BIN)/holdfast train lm --demo
 
-test: $(STAMP) ## Run the tests; ARGS='-k gla' passes options to pytest
-	@$(BIN)/python -m pytest -q -n 2 $(ARGS)
+# Every test is in one of two tiers, by its mark `slow`; tests/test_tiers.py holds the recipes to it.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test: $(STAMP) ## Run the tests but for the slow ones; ARGS='-k gla' passes options to pytest
+	@$(PYTEST) -m 'not slow' $(ARGS) $(MAY_BE_NONE)
+
+# Of the tests that ARGS chooses, one tier may have none: status 5.
+test-all: MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
+test-all: test ## Run all tests: those of make test, the slow ones, and newest-triton
+	@$(PYTEST) -m slow $(ARGS) $(MAY_BE_NONE)
+	@$(MAKE) newest-triton ARGS=
 
 newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, without a GPU
 	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/newest-triton triton

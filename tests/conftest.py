@@ -10,9 +10,16 @@ import torch
 
 from holdfast.kernels.common import planning
 from holdfast.planner import tables
+from tiers import is_slow_by_name, line_of_what_is_left
 
 # cuBLAS repeats bit for bit only with a fixed workspace, and reads this when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+# Side by side with other processes of pytest-xdist a second thread costs more than it gives to tensors this small.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+    # of the processes that tests start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SEED = 20260
 
@@ -29,6 +36,36 @@ TORCH_RANDOM = TorchRandom()
 hypothesis.register_random(TORCH_RANDOM)
 hypothesis.settings.register_profile("holdfast", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.load_profile("holdfast")
+
+
+# how many slow tests were left out, if no others were
+LEFT = pytest.StashKey[int]()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    path, _, name = item.nodeid.partition("[")[0].partition("::")
+    if is_slow_by_name(f"{path.removeprefix('tests/')}::{name}"):
+        item.add_marker(pytest.mark.slow)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    config = items[0].config
+    if all(item.get_closest_marker("slow") for item in items):
+        config.stash[LEFT] = len(items)
+        # of pytest-xdist: what its processes tell the one that prints
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left"] = len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    if left := getattr(node, "workeroutput", {}).get("left"):
+        node.config.stash[LEFT] = left
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if left := config.stash.get(LEFT, None):
+        terminalreporter.write_line(line_of_what_is_left(left))
 
 
 def has_nvidia_gpu() -> bool:

@@ -1,14 +1,17 @@
 """Compiles Hopper's Gluon kernels for a GPU that is not there, as their launches would."""
 
+import io
 import re
 import subprocess
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -85,20 +88,27 @@ def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned if values.get(name) is not None}
     source = GluonASTSource(launch.kernel, signature, constants, attributes)
     options = {"num_warps": launch.warps, "maxnreg": launch.registers}
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(made.asm["ptx"])
-        command = [get_ptxas(90).path, "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        cubin = path.with_suffix(".cubin").read_bytes()
-    sass = disassembled(cubin)
+    made, said = _compiled(source, options)
+    sass = disassembled(made.asm["cubin"])
     for faults in (unset_in(sass), overwritten_in(sass), misread_stack_in(sass)):
         assert not (found := list(faults)), found
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
-    reloaded = list(spilled_in(sass))
-    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], reloaded)
+    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], list(spilled_in(sass)))
+
+
+def _compiled(source: GluonASTSource, options: dict[str, Any]) -> tuple[Any, str]:
+    """What Triton makes, and what its assembler says; a kernel from Triton's cache is assembled again for that."""
+    with knobs.nvidia.scope(), redirect_stdout(io.StringIO()) as printed:
+        knobs.nvidia.dump_ptxas_log = True
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    if said := printed.getvalue():
+        return made, said
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(made.asm["ptx"])
+        command = [get_ptxas(90).path, "-v", "-arch=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
+        return made, subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 def places_of_stores(ptx: str) -> list[int]:

@@ -9,9 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 TRIAL = """
+from itertools import takewhile
 import torch, holdfast
 from holdfast.ops.verify import verify
-verdicts = [v for v in verify(torch.device("cpu")) if v.op == "hgrn2"]
+from holdfast.recurrences import RECURRENCES
+# doctor's tests verify the others
+for name in set(RECURRENCES) - {"hgrn2"}:
+    del RECURRENCES[name]
+verdicts = list(takewhile(lambda v: v.op == "hgrn2", verify(torch.device("cpu"))))
 assert {v.backend for v in verdicts if v.status == "right"} == {"chunked", "reference"}, verdicts
 assert not any(v.status == "wrong" for v in verdicts), verdicts
 q, v, g = torch.randn(1, 5, 2, 3), torch.randn(1, 5, 2, 4), -torch.rand(1, 5, 2, 3)
@@ -55,5 +60,6 @@ def test_the_page_adds_a_recurrence(tmp_path):
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     follow((ROOT / "docs" / "adding-a-recurrence.md").read_text(), tmp_path)
     command = [sys.executable, "-c", TRIAL]
-    done = subprocess.run(command, cwd=tmp_path / "src", capture_output=True, text=True, env={"PYTHONPATH": "."})
+    environment = {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path / "src", capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "right", done.stderr[-2000:]

@@ -71,13 +71,11 @@ _WIDTHS = ((".M88.4", 4), (".128", 4), (".64", 2), (".WIDE", 2), ("CS2R", 2), ("
 _WRITES_NONE = ("ST", "RED", "BAR", "BRA", "MEMBAR", "WARPSYNC", "SYNCS.ARRIVE", "UTMA")
 
 
-def overwritten_operands(cubin: bytes) -> list[str]:
-    """Instructions that write to a register which a product that may still run reads as its first operand."""
-    return list(overwritten_in(disassembled(cubin)))
-
-
 def overwritten_in(sass: str) -> Iterator[str]:
-    """overwritten_operands of what nvdisasm prints, taken in the order of the text."""
+    """Instructions that write to a register which a product that may still run reads as its first operand.
+
+    sass: what nvdisasm prints, taken in the order of the text.
+    """
     # registers that products read, by groups that are waited for; the last is still being made
     groups: list[set[int]] = [set()]
     for code, opcode, operands in _instructions(sass):
@@ -107,16 +105,12 @@ def misread_stack_in(sass: str) -> Iterator[str]:
             yield code
 
 
-def spilled_among_products(cubin: bytes) -> list[str]:
-    """Loads and stores of spilled registers in loops that hold products.
-
-    Each costs a sweep some 10 us of 250 on an H200: shared memory leaves no L1 cache, so that it goes to L2.
-    """
-    return list(spilled_in(disassembled(cubin)))
-
-
 def spilled_in(sass: str) -> Iterator[str]:
-    """spilled_among_products of what nvdisasm prints: what a branch back spans is a loop, if no launch of warps is."""
+    """Loads and stores of spilled registers in loops that hold products, in what nvdisasm prints.
+
+    Each costs a sweep some 10 us of 250 on an H200: shared memory leaves no L1 cache, so that it goes to L2. What a
+    branch back spans is a loop, if no launch of warps is.
+    """
     lines = sass.splitlines()
     labels = {line.strip().removesuffix(":"): number for number, line in enumerate(lines) if line.strip().endswith(":")}
     found: dict[int, str] = {}

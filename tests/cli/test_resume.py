@@ -35,6 +35,7 @@ def same(a, b) -> bool:
     return a == b
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bits(tmp_path, text_file, command, holdfast):
     options = ["train", "lm", "--text", text_file, *TINY, "--steps", 120, "--validate-every", 30, "--save-every", 7]
     whole = holdfast(*options, "--out", tmp_path / "whole")

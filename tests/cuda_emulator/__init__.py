@@ -35,7 +35,24 @@ extern "C" int launch(int x, int y, int z, int threads, long shared, unsigned se
     return emulator::run(grid, threads, shared, seed, [=] {{ {name}({given}); }}, patience);
 }}
 """
-    return (HERE / "builtins.h").read_text() + source + launcher
+    return '#include "builtins.h"\n' + source + launcher
+
+
+# what a precompiled header and those that include it have to agree on
+FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC")
+
+
+def compile_cpp(*arguments: object) -> None:
+    done = subprocess.run(["g++", *FLAGS, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+def precompile_header(folder: Path) -> None:
+    """Leaves builtins.h in the folder, and what g++ made of it, which takes as long as a kernel."""
+    header = folder / "builtins.h"
+    if not header.exists():
+        header.write_text((HERE / "builtins.h").read_text())
+        compile_cpp("-x", "c++-header", header, "-o", f"{header}.gch")
 
 
 class Emulated:
@@ -45,10 +62,9 @@ class Emulated:
         text = host_source(source, name)
         stem = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
         if not stem.with_suffix(".so").exists():
+            precompile_header(folder)
             stem.with_suffix(".cpp").write_text(text)
-            command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"{stem}.cpp", "-o", f"{stem}.so"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:3000]
+            compile_cpp("-shared", f"{stem}.cpp", "-o", f"{stem}.so")
         self.library, self.seed = ctypes.CDLL(str(stem.with_suffix(".so"))), seed
 
     def launch(self, grid, threads, shared, arguments, cooperative=False, first=None) -> None:

@@ -58,6 +58,7 @@ def test_sizes_are_not_compiled_in(sources):
         assert set(re.findall(r"int (\w+)", template)) <= {"AHEAD", "R", "RPL", "CPL", "SG", "SEG", "SUB", "GK"}
 
 
+@pytest.mark.slow
 def test_the_same_sources_compile_for_cuda(sources, tmp_path):
     """And spill no registers. In a process of its own: NVRTC may crash on a faulty source."""
     pytest.importorskip("cuda.core", reason="needs NVRTC, which pip install 'holdfast[cuda]' brings, but no GPU")

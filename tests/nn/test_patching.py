@@ -9,9 +9,12 @@ from holdfast.nn import patch, unpatch
 from parity import relative_error
 from patched_models import MODELS, Exact, bfloat16_ratios, decode, pair, run, tokens
 
-every_model = pytest.mark.parametrize("name", MODELS)
 # one for each kind of layer
-one_of_each = pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "recurrent_gemma"])
+ONE_OF_EACH = ("qwen3_next", "mamba2", "recurrent_gemma")
+one_of_each = pytest.mark.parametrize("name", ONE_OF_EACH)
+every_model = pytest.mark.parametrize(
+    "name", [name if name in ONE_OF_EACH else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 with_a_cache = pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
 
 
@@ -59,6 +62,7 @@ def test_greedy_tokens_and_their_logits_equal_the_models_own(name):
     assert relative_error(patched_logits, logits) <= 1e-10
 
 
+@pytest.mark.slow
 @one_of_each
 def test_bfloat16_errs_at_most_twice_as_much_as_the_models_own(name):
     ratios = bfloat16_ratios(MODELS[name], draws=6, length=70, device="cpu")
@@ -138,6 +142,7 @@ def test_autocast(name):
     assert errors[0] <= 2 * errors[1]
 
 
+@pytest.mark.slow
 @with_a_cache
 def test_torch_compile(name):
     two = {"num_hidden_layers": 2} | (

@@ -144,14 +144,15 @@ def gate_kernels(monkeypatch):
         assert m is None or m.is_contiguous()
         return tuple(x.clone() for x in gates(i, f, m, cu_seqlens, exponential, torch.float32))
 
-    def backward(i, f, m, cu_seqlens, exponential, kept, dg, dbeta, dfloor, dlast):
-        seen.append((kept, dlast))
+    def backward(i, f, m, cu_seqlens, exponential, g, beta, dg, dbeta, dm, dlast):
+        seen.append(((g, beta), dlast))
         with torch.enable_grad():
             leaves = [None if x is None else x.detach().requires_grad_() for x in (i, f, m)]
             made = gates(*leaves, cu_seqlens, exponential, torch.float32)
-        for one, other in zip(kept, made, strict=False):
+        for one, other in zip((g, beta), made, strict=False):
             torch.testing.assert_close(one, other.detach())
-        given = (dg, dbeta, dfloor, torch.zeros_like(made[3]) if dlast is None else dlast)
+        dm = torch.zeros_like(made[2]) if dm is None else dm
+        given = (dg, dbeta, dm, torch.zeros_like(made[3]) if dlast is None else dlast)
         pairs = [(x, grad) for x, grad in zip(made, given, strict=True) if x.requires_grad]
         used = [x for x in leaves if x is not None]
         outputs, cotangents = zip(*pairs, strict=True)

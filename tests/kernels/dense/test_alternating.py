@@ -16,10 +16,7 @@ from holdfast.recurrences.gru import gru
 from holdfast.recurrences.slstm import slstm
 from parity import cast, relative_error
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ (apt install g++)"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ (apt install g++)")
 PLAN = Plan("alternating", (("rows", 8),))
 
 

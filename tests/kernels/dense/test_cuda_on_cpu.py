@@ -22,10 +22,8 @@ from holdfast.recurrences.oracle_dense import dense_steps
 from holdfast.recurrences.slstm import slstm
 from parity import relative_error
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ (apt install g++)"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ (apt install g++)")
+slow = pytest.mark.slow
 
 
 def one_block(fours=0, turns=1):
@@ -124,7 +122,7 @@ def check(which, plan, B, T, H, D, dtype=torch.bfloat16, reset=False, initial=Tr
 
 
 @pytest.mark.parametrize("which", [elman, lstm, gru, slstm, own], ids=lambda c: c.name)
-@pytest.mark.parametrize("fours", [0, 1, 2])
+@pytest.mark.parametrize("fours", [0, pytest.param(1, marks=slow), pytest.param(2, marks=slow)])
 def test_a_head_in_one_block(on_cpu, which, fours):
     check(which, one_block(fours), B=7, T=7, H=2, D=32, reset=True)
 
@@ -135,12 +133,14 @@ def test_a_head_over_several_blocks(on_cpu, which):
     assert not on_cpu.any()
 
 
+@slow
 @pytest.mark.parametrize("fours", [0, 1])
 @pytest.mark.parametrize("D", [8, 20, 72, 128])
 def test_widths(on_cpu, D, fours):
     check(gru, one_block(fours), B=3, T=5, H=1, D=D)
 
 
+@slow
 @pytest.mark.parametrize("T", [1, 2, 9])
 @pytest.mark.parametrize("B", [1, 4, 9])
 def test_lengths_and_batches(on_cpu, T, B):
@@ -155,17 +155,20 @@ def test_resets_of_as_many_steps_as_words_have_bits(on_cpu, plan):
         check(elman, plan, B=5, T=T, H=1, D=8, reset=True)
 
 
+@slow
 def test_several_tiles_ranges_and_heads(on_cpu):
     check(lstm, spread(24, rows=16, heads=2), B=27, T=4, H=3, D=24)
     check(gru, one_block(), B=11, T=5, H=2, D=24)
 
 
+@slow
 @pytest.mark.parametrize("channels", [8, 24, 32])
 @pytest.mark.parametrize("which", [elman, gru, slstm, own], ids=lambda c: c.name)
 def test_channels_of_a_block(on_cpu, which, channels):
     check(which, spread(72, channels=channels), B=9, T=4, H=1, D=72, reset=True)
 
 
+@slow
 @pytest.mark.parametrize("B", [5, 12, 20, 36])
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_tiles_of_a_block(on_cpu, B, at_once):
@@ -174,17 +177,20 @@ def test_tiles_of_a_block(on_cpu, B, at_once):
     assert not on_cpu.any()
 
 
+@slow
 def test_weights_in_shared_memory(on_cpu):
     check(gru, spread(288, in_registers=1, at_once=2), B=3, T=3, H=1, D=288)
     check(gru, spread(288, in_registers=0, at_once=2), B=3, T=3, H=1, D=288)
 
 
+@slow
 @pytest.mark.parametrize("channels", [16, 24])
 def test_weights_in_memory(on_cpu, channels):
     check(gru, spread(288, in_registers=1, at_once=2, in_memory=1, channels=channels), B=3, T=3, H=1, D=288)
     check(lstm, spread(296, heads=2, in_registers=0, in_memory=2, channels=channels), B=9, T=2, H=2, D=296)
 
 
+@slow
 @pytest.mark.parametrize("plan", [one_block(), spread(32)], ids=["one block", "spread"])
 def test_options(on_cpu, plan):
     check(lstm, plan, B=3, T=5, H=1, D=32, dtype=torch.float16)
@@ -281,6 +287,7 @@ FAULTS = {
 }
 
 
+@slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(on_cpu, monkeypatch, fault):
     name, sound, broken = FAULTS[fault]

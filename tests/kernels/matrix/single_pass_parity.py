@@ -121,7 +121,7 @@ def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
 def layouts_and_neighbours(call, which, backend=None, packed=(0, 5, 13, 20), device="cpu"):
     """Views are as good as copies, and no NaN leaves its sequence: bit for bit. call: of B = 1, packed[-1] tokens."""
     draw = torch.Generator().manual_seed(7)
-    shape = (call.v.shape[2], call.k.shape[3], call.v.shape[3] + (call.norm_floor is not None))
+    shape = (call.v.shape[2], call.k.shape[3], call.v.shape[3] + (call.stabilizer is not None))
     states = torch.randn(len(packed) - 1, *shape, generator=draw).to(device)
     grad_o = torch.randn(call.v.shape, generator=draw).to(call.v)
 

@@ -130,6 +130,7 @@ def test_the_best_plan_compiles_as_planned(chunk, keys, values, direction, monke
     assert made.shared <= candidate.shared <= made.shared + 2048
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "states", "gate", ALL])
 @pytest.mark.parametrize(("keys", "values"), [(64, 64), (64, 128), (128, 64)])
 def test_gradients_on_their_way_out_keep_their_places(given, keys, values, monkeypatch):

@@ -50,6 +50,7 @@ def test_compiles_for_gpus_that_are_not_here(name, capability):
     assert ("tcgen05.mma" if capability == 100 else "mma.sync") in made.ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most"), [("prepare", 0), ("forward", 352), ("states", 128), ("reverse", 320), ("gradients", 352)]
 )
@@ -66,6 +67,7 @@ def test_the_planned_blocks_on_hopper(name, most):
     assert made.stack <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["forward", "gradients"])
 def test_the_planned_blocks_on_ampere(name):
     """K = V = 128: what spills stays far from the 9 and 17 KB of wider tiles."""

@@ -59,6 +59,7 @@ def test_compiles_packed():
     assert compile_for(sweep, 90, given, num_warps=4).stack <= MOST["forward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float32, 128)])
 def test_planned_blocks_fit_shared_memory(dtype, width):
     device = Device.named("h200")

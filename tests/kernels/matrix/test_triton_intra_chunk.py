@@ -64,6 +64,7 @@ def test_the_forward_kernel_compiles_without_spilling_and_keeps_scores_on_chip(c
     assert f"{given['BLOCK']}x{given['BLOCK_N']}" in stores[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "dtype", "chunk", "width"),
     [
@@ -87,6 +88,7 @@ def test_the_forward_kernel_takes_no_more_shared_memory_than_there_is(device, dt
     assert made.shared <= which.shared_per_block
 
 
+@pytest.mark.slow
 def test_gradients_of_a_chunk_of_one_tile_are_one_launch_that_stores_nothing_else():
     """Seven tensors: no score, no sum and no copy in another dtype goes to memory."""
     given, warps = arguments(64, 64, "backward")
@@ -97,6 +99,7 @@ def test_gradients_of_a_chunk_of_one_tile_are_one_launch_that_stores_nothing_els
     assert sum("f32" in line for line in stores) == 1  # grad_g, in g's dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "width"), [(32, 64), (64, 64), (64, 128), (128, 64), (256, 128), (512, 256)])
 def test_the_backward_kernels_take_no_more_shared_memory_than_planned(chunk, width):
     given, warps = arguments(chunk, width, "backward")

@@ -115,6 +115,7 @@ def test_compiles_for_one_token_and_one_head(name, stack):
     assert compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4).stack <= stack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 256), (torch.float32, 128)])
 def test_planned_blocks_fit_shared_memory(dtype, width):
     device = Device.named("h200")
