@@ -46,8 +46,8 @@ def self_check(device: torch.device, seed: int = 0) -> Iterator[Fault]:
     """A fault in each tensor that each kernel writes, in every check of doctor's that runs on the device, and in others
     that reach the rest of the kernels.
 
-    A check that fails without a fault gets one of status "wrong". PyTorch's settings are what they were when the iterator
-    is at its end or closed.
+    A check that fails without a fault gets one of status "wrong". PyTorch's settings are what they were when the
+    iterator is at its end or closed.
     """
     with _poisoned():
         for check in chain(every(device, seed), further(device, seed)):
