@@ -15,16 +15,19 @@ def show(device: torch.device, console: Console) -> bool:
     missed = []
     with console.status("planting faults"):
         for fault in self_check(device):
+            if fault.status == "wrong":
+                missed.append(f"wrong without a fault: {fault.op}, backend {fault.backend}: {fault.kernel}")
+                continue
             name = fault.kernel if fault.launched else f"{fault.op}, backend {fault.backend}, {fault.kernel}"
             by_kernel.setdefault(name, Counter())[fault.status] += 1
             if fault.status == "missed":
-                missed.append(f"{fault.op}, backend {fault.backend}: tensor {fault.tensor} of {fault.kernel}")
+                missed.append(f"missed: {fault.op}, backend {fault.backend}: tensor {fault.tensor} of {fault.kernel}")
     table = Table("written by", "caught", "missed", "unread", title=f"faults of one element, on {device}")
     for name, counts in sorted(by_kernel.items()):
         table.add_row(name, *(str(counts[status]) for status in ("caught", "missed", "unread")))
     console.print(table)
     for line in missed:
-        console.print(f"missed: {line}", highlight=False)
+        console.print(line, highlight=False)
     counts = sum(by_kernel.values(), Counter())
     told = f"{counts['caught']} of {counts['caught'] + counts['missed']} planted faults would have been caught"
     unread = f"; {counts['unread']} more are in what nothing reads" if counts["unread"] else ""

@@ -5,6 +5,7 @@ one element changed behind the launch: negated, as by a wrong sign or operand. O
 runs, elements of what the two passes of a backend return are changed instead.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import Backend
+from holdfast.kernels.common.backend import Backend, Rejected
 from holdfast.kernels.common.watching import WATCHERS
 
 from .checks import Attempt, Check, every, further
@@ -29,7 +30,8 @@ class Fault:
     """One planted fault. kernel: that wrote the tensor; or the pass of a backend, where nothing was launched. tensor:
     which of its tensors.
 
-    status: "caught"; "missed", where results differ and pass for right; "unread", where no bit of any result differs.
+    status: "caught"; "missed", where results differ and pass for right; "unread", where no bit of any result differs;
+    "wrong" without a fault, and kernel then says how.
     """
 
     op: str
@@ -37,15 +39,15 @@ class Fault:
     kernel: str
     tensor: int
     launched: bool
-    status: Literal["caught", "missed", "unread"]
+    status: Literal["caught", "missed", "unread", "wrong"]
 
 
 def self_check(device: torch.device, seed: int = 0) -> Iterator[Fault]:
     """A fault in each tensor that each kernel writes, in every check of doctor's that runs on the device, and in others
     that reach the rest of the kernels.
 
-    Checks that are wrong without a fault, or raise, have none planted: `verify` reports those of doctor's. PyTorch's
-    settings are what they were when the iterator is at its end or closed.
+    A check that fails without a fault gets one of status "wrong". PyTorch's settings are what they were when the
+    iterator is at its end or closed.
     """
     with _poisoned():
         for check in chain(every(device, seed), further(device, seed)):
@@ -54,11 +56,16 @@ def self_check(device: torch.device, seed: int = 0) -> Iterator[Fault]:
                 try:
                     with watch.on(check.backend):
                         results = attempt.results(run)
-                except Exception:  # a backend that does not take the call; or is wrong, as verify says
+                    wrong = attempt.judge(results)[1]
+                except Rejected:
                     continue
-                if not attempt.judge(results)[1]:
-                    draw = torch.Generator().manual_seed(seed)
-                    yield from (_plant(check, attempt, run, place, results, draw) for place in watch.sites)
+                except Exception as failure:  # whatever a backend raises is what has to be reported
+                    wrong = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                if wrong:
+                    yield Fault(check.op, check.backend.name, wrong, -1, False, "wrong")
+                    break
+                draw = torch.Generator().manual_seed(seed)
+                yield from (_plant(check, attempt, run, place, results, draw) for place in watch.sites)
                 break
 
 
@@ -136,6 +143,8 @@ class _Watch:
         sizes = x.detach().double().abs().masked_fill(~(written & x.isfinite()), 0)
         typical = sizes.square().sum().div((sizes > 0).sum().clamp(min=1)).sqrt()
         places = ((sizes >= typical / 2) & written).nonzero()
+        if not len(places):
+            return
         at = tuple(places[int(torch.randint(len(places), (), generator=self.draw))].tolist())
         with torch.no_grad():
             x[at] = -x[at] if x[at] != 0 else 1.0
@@ -183,7 +192,10 @@ def _poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
-        yield
+        with warnings.catch_warnings():
+            # of operations that PyTorch has in no such form, which matters here to none
+            warnings.filterwarnings("ignore", "(?s).*(deterministic implementation|CUBLAS_WORKSPACE_CONFIG)")
+            yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled
