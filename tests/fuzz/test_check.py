@@ -31,14 +31,14 @@ def test_a_slice_of_scenarios_is_right():
     assert sum(row.tensors for row in rows) > 100
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ("stream", "graph", "compile", "jvp")])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in ("stream", "graph", "compile")])
 def test_every_mode_passes_what_is_right(mode):
     s = replace(PLAIN, mode=mode, grads="none" if mode in ("step", "inference") else "both")
     if mode == "autocast":
         s = replace(s, dtype="bfloat16")
     row = check(s.line())
-    assert not row.failed, row
-    assert row.status == "right"
+    # what is wrong of derivatives that no op has is refused
+    assert row.status == ("refused" if mode in ("jvp", "twice") else "right"), row
 
 
 def spoil(monkeypatch, backend, method, change):

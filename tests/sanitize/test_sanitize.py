@@ -17,7 +17,7 @@ from sanitize.races import Pair
 
 PRODUCTS, SWEEP, SPREAD = "hopper_sweep_products.py", "hopper_sweep.py", "spread_forward.cu"
 STORE = (PRODUCTS, "multiply", "o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))")
-WEIGH = (SWEEP, "_gate", "weigh(gates, decays, gated, stage, g, beta.to(gl.float32), scale, False)")
+WEIGH = (SWEEP, "_gate", "weigh(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)")
 READ = (PRODUCTS, "multiply", "read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))")
 WRITTEN = (PRODUCTS, "_written", "write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))")
 KNOWN = {

@@ -36,7 +36,7 @@ def doctor(
 ) -> None:
     """Say what this machine has, and check every backend against the float64 oracle, forward and gradients.
 
-    Exits with status 1 if a backend is wrong, with --fuzz and --replay a scenario, or if a planted fault goes unnoticed.
+    Exits with status 1 if a backend, or with --fuzz and --replay a scenario, is wrong, or a fault goes unnoticed.
     """
     if replay is not None:
         if fuzz is not None or scenarios is not None:
