@@ -37,6 +37,7 @@ def problem(sizes=(), traits=(), dtype="bfloat16"):
         (problem({"V": 20}), H200, "a V that 8 divides; got 20"),
         (problem({"K": 256}), H200, "got K = 256"),
         (problem({"K": 64}), H200, "no wider than K; got 128 and 64"),
+        (problem(dtype="float16"), H200, "float16 does not hold"),
     ],
 )
 def test_a_refusal_says_why(given, device, reason):
@@ -46,7 +47,8 @@ def test_a_refusal_says_why(given, device, reason):
 def test_it_serves_the_others():
     pytest.importorskip("triton.experimental.gluon")
     assert HopperMLSTM().reject(problem(), H200) is None
-    assert HopperMLSTM().reject(problem({"K": 104, "V": 40, "Hq": 1}, dtype="float16"), H200) is None
+    inference = {"needs_grad": False}
+    assert HopperMLSTM().reject(problem({"K": 104, "V": 40, "Hq": 1}, inference, dtype="float16"), H200) is None
     assert HopperMLSTM().reject(problem({"K": 64}, {"needs_grad": False}), H200) is None
 
 

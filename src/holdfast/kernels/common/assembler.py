@@ -8,7 +8,6 @@ of registers, and they read outside of shared memory. ptxas 12.9, which Triton h
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from triton import knobs
@@ -30,7 +29,8 @@ _HERE = _Here()
 @contextmanager
 def newer_assembler() -> Iterator[None]:
     """Within it, kernels with wgmma that this thread compiles are made by the newer assembler, where Triton has one."""
-    if not _is_needed():
+    if not hasattr(knobs.runtime, "add_stages_inspection_hook"):
+        # a Triton that does not let it be chosen
         yield
         return
     _install()
@@ -41,18 +41,15 @@ def newer_assembler() -> Iterator[None]:
         _HERE.chooses = False
 
 
-def _version(tool: Any) -> tuple[int, ...]:
-    return tuple(map(int, tool.version.split(".")))
-
-
-@cache
 def _is_needed() -> bool:
-    """Whether Hopper's own assembler has the fault, and this version of Triton has another and lets it be chosen."""
+    """Whether Hopper's own assembler has the fault, and another has not. Inductor, for one, may change it meanwhile."""
     try:
-        own, other = _version(knobs.nvidia.ptxas), _version(knobs.nvidia.ptxas_blackwell)
-        return own < _FIRST_RIGHT <= other and hasattr(knobs.runtime, "add_stages_inspection_hook")
+        own, other = (
+            tuple(map(int, tool.version.split("."))) for tool in (knobs.nvidia.ptxas, knobs.nvidia.ptxas_blackwell)
+        )
     except (AttributeError, RuntimeError, ValueError):
         return False
+    return own < _FIRST_RIGHT <= other
 
 
 def _install() -> None:
@@ -77,6 +74,8 @@ def _choose(backend: Any, stages: dict[str, Any], options: Any) -> None:
     newer = type(backend)(GPUTarget("cuda", _BLACKWELL, 32))
 
     def assemble(ptx: Any, metadata: dict[str, Any]) -> Any:
-        return newer.make_cubin(ptx, metadata, options, 90) if "wgmma" in ptx else own(ptx, metadata)
+        if "wgmma" in ptx and _is_needed():
+            return newer.make_cubin(ptx, metadata, options, 90)
+        return own(ptx, metadata)
 
     stages["cubin"] = assemble

@@ -19,7 +19,7 @@ _UNSERVED = {"varlen": "packed sequences with a normaliser"}
 
 
 class HopperMLSTM:
-    """mLSTM in bfloat16 or float16 on NVIDIA's Hopper."""
+    """mLSTM in bfloat16, and in float16 without gradients, on NVIDIA's Hopper."""
 
     name = "hopper"
     reads_output = True
@@ -29,6 +29,8 @@ class HopperMLSTM:
             return "it takes a normaliser with a scalar decay and a write strength"
         if reason := refusal(problem, device, _UNSERVED):
             return reason
+        if problem.needs_grad and problem.dtype == "float16":
+            return "float16 does not hold the numbers between its gradients' products; bfloat16 does"
         for name in "KV":
             if problem[name] > WIDEST:
                 return f"its registers hold a state of {WIDEST} x {WIDEST}; got {name} = {problem[name]}"
