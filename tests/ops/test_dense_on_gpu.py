@@ -305,6 +305,19 @@ def test_packed_sequences_run_as_batches(name, D):
     assert torch.equal(run(name, arguments, None, cu_seqlens=bounds)[0], run(name, arguments, cu_seqlens=bounds)[0])
 
 
+@every_op
+@pytest.mark.parametrize("backend", ["fused", "alternating"])
+def test_offsets_of_packed_sequences_may_be_on_the_host(name, backend):
+    lengths = (7, 1, 30, 12, 3)
+    bounds = torch.tensor((0, *lengths), device="cuda").cumsum(0)
+    arguments = example(name, B=1, T=sum(lengths), H=2, D=64)
+    del arguments["initial_state"]
+    right = values_and_grads(lambda a: smooth(name, run(name, a, backend, cu_seqlens=bounds)), arguments)
+    there = bounds.int().cpu()
+    got = values_and_grads(lambda a: smooth(name, run(name, a, backend, cu_seqlens=there)), arguments)
+    assert all(torch.equal(x, y) for x, y in zip(got, right, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_both_directions_of_a_module_side_by_side(kind, packed):

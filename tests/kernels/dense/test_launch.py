@@ -210,3 +210,22 @@ def test_every_launch_of_the_backward_pass_is_on_the_inputs_device(launched, mon
     fused.Fused().backward(ONE_BLOCK, call, None, h, states, gates, h, None)
     assert inside
     assert all(found == [call.x.device] for found in inside)
+
+
+def test_a_packed_call_takes_offsets_of_the_host(monkeypatch):
+    """Tensors without memory stand for a GPU's: none that a kernel is given may be on the CPU, where offsets may be."""
+    seen = []
+    monkeypatch.setattr(fused, "_planned", lambda *given: [ONE_BLOCK])
+    monkeypatch.setattr(fused.torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(fused.launch, "run", lambda plan, cell, way, arrays, *rest: seen.append(arrays))
+    monkeypatch.setattr(weights_grad, "parts_of", lambda dg, h, *rest: dg.new_empty(1, 4, 1, 16, 16))
+    monkeypatch.setattr(weights_grad, "add_parts", lambda parts, dtype: [x[0].to(dtype) for x in parts])
+    bounds = torch.tensor([0, 4, 4, 5, 9], dtype=torch.int32)
+    x, R = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1, 9, 4, 1, 16), (4, 1, 16, 16)))
+    backend, call = fused.Fused(), DenseCall(lstm, x, R, None)
+    h, final, states, gates = backend.forward(ONE_BLOCK, call, bounds, True)
+    backend.backward(ONE_BLOCK, call, bounds, h, states, gates, torch.empty_like(h), torch.empty_like(final))
+    # one batch, forward and backward
+    assert len(seen) == 2
+    assert {x.device.type for arrays in seen for x in arrays if x is not None} == {"meta"}
+    assert all(any(x is not None and x.dtype == torch.int32 for x in arrays) for arrays in seen)

@@ -71,7 +71,7 @@ class Fused:
         def run(call: DenseCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             return self._forward(_best(call.cell, call.x, "forward"), call, save)
 
-        every = packed.groups(cu_seqlens, call.x.shape[1], _most(call, "forward"))
+        every = packed.groups(cu_seqlens, call.x.shape[1], _most(call, "forward"), call.x.device)
         return packed.forward(every, call, len(cu_seqlens) - 1, save, run)
 
     def _forward(self, plan: Plan, call: DenseCall, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -117,7 +117,7 @@ class Fused:
             def run(call: DenseCall, *rest: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
                 return self._backward(_best(call.cell, call.x, "backward"), call, *rest, torch.float32)
 
-            every = packed.groups(cu_seqlens, call.x.shape[1], _most(call, "backward"))
+            every = packed.groups(cu_seqlens, call.x.shape[1], _most(call, "backward"), call.R.device)
             dx, dR, db = packed.backward(every, call, h, states, gates, grad_h, grad_final, run)
             grad_initial = dR.new_zeros(len(call.cell.states), len(cu_seqlens) - 1, *call.x.shape[3:])
         return dx, dR.to(call.R.dtype), None if call.b is None else db.to(call.R.dtype), grad_initial

@@ -45,8 +45,9 @@ class Group:
         return call._replace(x=x, reset=reset)
 
 
-def groups(cu_seqlens: Tensor, length: int, most: int) -> list[Group]:
-    """Sequences of like length together, at most so many; empty ones are in none. Reads cu_seqlens on the host."""
+def groups(cu_seqlens: Tensor, length: int, most: int, device: torch.device) -> list[Group]:
+    """Sequences of like length together, at most so many, on device; empty ones are in none. Reads cu_seqlens, which
+    may be on another device, on the host."""
     bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length), dtype=torch.int64)
     lengths = bounds.diff()
     order = [n for n in lengths.argsort(descending=True, stable=True).tolist() if lengths[n] > 0]
@@ -61,7 +62,7 @@ def groups(cu_seqlens: Tensor, length: int, most: int) -> list[Group]:
         found[-1].append(n)
         tokens += here
     rows = [torch.tensor(group, dtype=torch.int64) for group in found]
-    return [_group(bounds[:-1], lengths, group, cu_seqlens.device) for group in rows]
+    return [_group(bounds[:-1], lengths, group, device) for group in rows]
 
 
 def _group(starts: Tensor, lengths: Tensor, sequences: Tensor, device: torch.device) -> Group:
