@@ -113,6 +113,7 @@ def test_no_two_dense_calls_that_are_planned_apart_share_a_plan():
             assert got == right, changed
 
 
-@pytest.mark.parametrize("changed", DENSE, ids=str)
+# by names: what stands for a cell holds an address, which each worker has another of
+@pytest.mark.parametrize("changed", DENSE, ids="-".join)
 def test_every_part_of_a_dense_call_is_planned_for(changed):
     assert dense_selection(**changed)[1] != dense_selection()[1]
