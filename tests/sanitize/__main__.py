@@ -2,7 +2,8 @@
 
 First every call runs without a sanitizer, so that nothing is compiled under one; then each tool's processes share the
 calls. The folder gets each tool's output, compressed, and summary.json: what was found, which calls failed and which
-kernels were never launched. Exits with 1 if there is any of these, but for races that races.toml explains.
+kernels were never launched. Exits with 1 if there is any of these, but for races that races.toml explains and for what
+is listed as "in kernels of PyTorch", which CONTRIBUTING.md says more of.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -24,7 +26,8 @@ from typing import Any
 
 from . import races, sources
 from .calls import CALLS
-from .findings import Finding, findings
+from .findings import Finding, begins_record, findings
+from .worker import MARK
 
 # it counts a kernel's mbarriers by what the compiler says, which is fewer than there are: of more it follows none
 BARRIERS = "--num-cuda-barriers=128"
@@ -38,6 +41,12 @@ TOOLS = {
 NEWER = {"memcheck": ["--check-tensor-ops=yes"]}
 # PyTorch's own allocator would hide where an allocation ends, and what was written to its memory before
 WITHOUT_CACHE = ("memcheck", "initcheck")
+# What of PyTorch's kernels is no fault of ours. memcheck's is: we hand them the tensors.
+NOT_OURS = ("initcheck", "synccheck", "racecheck")
+# Records that a process prints. Each read of what the tool did not see written is one: where they run out, what follows
+# the call is run again, by another process.
+PRINTED = {"initcheck": 2000}
+MOST_PRINTED = 100000
 # calls of one process: fewer are spread more evenly, more pay less for starting
 SHARE = 9
 
@@ -60,7 +69,14 @@ class Sanitizer:
         self.ports = cycle(range(49152, 65000, 32))
 
     def command(self, tool: str) -> list[str]:
-        options = ["--print-limit", "100000", "--target-processes", "application-only", "--launch-timeout", "120"]
+        options = [
+            "--print-limit",
+            str(PRINTED.get(tool, MOST_PRINTED)),
+            "--target-processes",
+            "application-only",
+            "--launch-timeout",
+            "120",
+        ]
         options += ["--show-backtrace", "device", "--port", str(next(self.ports)), *TOOLS[tool]]
         options += [each for each in NEWER.get(tool, []) if each.partition("=")[0] in self.help]
         return [self.program, "--tool", tool, *options]
@@ -76,6 +92,10 @@ class Job:
     process: Any = None
     started: float = 0.0
     said: dict[str, Any] = field(default_factory=dict)
+    # the call during which it had printed all that it may
+    cut: int | None = None
+    # by us, as time was up
+    ended: bool = False
 
     def start(self, prefix: list[str]) -> None:
         self.log, self.out = self.folder / "log", self.folder / "done.json"
@@ -91,21 +111,39 @@ class Job:
 
     def end(self) -> None:
         """The tool's process, and the one that it watches."""
+        self.ended = True
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def finish(self) -> None:
         self.said = json.loads(self.out.read_text()) if self.out.exists() else {}
+        if self.tool:
+            with self.log.open(errors="replace") as log:
+                self._cut(log)
+
+    def _cut(self, log: Iterable[str]) -> None:
+        """Takes calls for not done that ran after the last record that could be printed: they were not seen."""
+        records, last, call = 0, -1, -1
+        for line in log:
+            if line.startswith(MARK):
+                call += 1
+            elif begins_record(line):
+                records, last = records + 1, call
+        if records >= PRINTED.get(self.tool, MOST_PRINTED) and last >= 0:
+            seen = self.numbers[: last + 1]
+            self.cut = seen[-1]
+            self.said["done"] = [n for n in self.said.get("done", []) if n in seen]
+            self.said["failed"] = {n: why for n, why in self.said.get("failed", {}).items() if int(n) in seen}
 
     def left(self) -> list[int]:
         """Calls after the one at which it stopped, which is counted as done."""
         done = len(self.said.get("done", []))
-        return self.numbers[max(done, 1) :]
+        return self.numbers[max(done, 1, 0 if self.cut is None else self.numbers.index(self.cut) + 1) :]
 
     def lost(self) -> list[int]:
-        """The call during which the process ended, if it did."""
-        done = len(self.said.get("done", []))
-        return self.numbers[done : done + 1]
+        """The call during which the process ended of itself, if it did."""
+        done = self.said.get("done", [])
+        return [] if self.ended or self.cut in done else self.numbers[len(done) : len(done) + 1]
 
 
 def run(jobs: list[Job], sanitizer: Sanitizer, at_once: int, until: float) -> list[Job]:
@@ -128,7 +166,7 @@ def run(jobs: list[Job], sanitizer: Sanitizer, at_once: int, until: float) -> li
             if job.left() and time.monotonic() < until:
                 folder = Path(tempfile.mkdtemp(dir=job.folder.parent))
                 waiting.append(Job(job.tool, job.left(), folder))
-        if time.monotonic() >= until:
+        if time.monotonic() >= until and not running:
             break
         time.sleep(0.2)
     return ended
@@ -197,31 +235,42 @@ def main() -> None:
 
 
 def report(out: Path, numbers: list[int], first: list[Job], ended: list[Job], tools: list[str]) -> dict[str, Any]:
-    """Writes each tool's output and returns the summary."""
+    """Writes each tool's output, before any of it is read, and returns the summary."""
+    by_tool = {"alone": first, **{tool: [job for job in ended if job.tool == tool] for tool in tools}}
+    for tool, of_tool in by_tool.items():
+        with gzip.open(out / f"{tool}.txt.gz", "wt") as file:
+            for job in of_tool:
+                with job.log.open(errors="replace") as log:
+                    shutil.copyfileobj(log, file)
     launched = {kernel for job in first for kernel in job.said.get("kernels", [])}
     summary: dict[str, Any] = {"calls": len(numbers), "tools": {}}
     summary["not launched"] = sorted(sources.kernels() - launched) if len(numbers) == len(CALLS) else []
     summary["launched, unknown"] = sorted(launched - sources.kernels())
-    for tool, of_tool in [("", first), *((tool, [job for job in ended if job.tool == tool]) for tool in tools)]:
-        found, failed, done, warned = [], {}, set(), set()
-        with gzip.open(out / f"{tool or 'alone'}.txt.gz", "wt") as file:
-            for job in of_tool:
-                text = job.log.read_text(errors="replace")
-                file.write(text)
-                found += findings(text.splitlines())
-                warned |= {line for line in text.splitlines() if line.startswith("========= Warning: Detected")}
-                done |= set(job.said.get("done", []))
-                failed |= {CALLS[int(n)].name: why for n, why in job.said.get("failed", {}).items()}
-                failed |= {CALLS[n].name: "the process ended" for n in job.lost()}
-        never = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
-        summary["tools"][tool or "alone"] = {"findings": _tidy(found), "failed": failed, "not run": never}
-        summary["tools"][tool or "alone"]["warned"] = sorted(warned)
-        if tool == "racecheck":
-            pairs = races.unexplained(found)
-            summary["tools"][tool]["unexplained"] = [[p.kernel, p.first, p.second] for p in pairs]
+    for tool, of_tool in by_tool.items():
+        summary["tools"][tool] = _of_tool(tool, numbers, of_tool)
     bad = (s["failed"] or s["not run"] or s.get("unexplained", s["findings"]) for s in summary["tools"].values())
     summary["bad"] = bool(any(bad) or summary["not launched"])
     return summary
+
+
+def _of_tool(tool: str, numbers: list[int], jobs: list[Job]) -> dict[str, Any]:
+    """Findings, of ours and of PyTorch's apart, and the calls that failed, were not run, and were not seen whole."""
+    ours, others, failed, done, warned = [], [], {}, set(), set()
+    for job in jobs:
+        text = job.log.read_text(errors="replace").splitlines()
+        for each in findings(text):
+            (others if tool in NOT_OURS and each.in_pytorch() else ours).append(each)
+        warned |= {line for line in text if line.startswith("========= Warning: Detected")}
+        done |= set(job.said.get("done", []))
+        failed |= {CALLS[int(n)].name: why for n, why in job.said.get("failed", {}).items()}
+        failed |= {CALLS[n].name: "the process ended" for n in job.lost()}
+    said: dict[str, Any] = {"findings": _tidy(ours), "in kernels of PyTorch": _tidy(others), "failed": failed}
+    said["not run"] = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
+    said["not seen whole"] = [CALLS[job.cut].name for job in jobs if job.cut is not None]
+    said["warned"] = sorted(warned)
+    if tool == "racecheck":
+        said["unexplained"] = [[p.kernel, p.first, p.second] for p in races.unexplained(ours)]
+    return said
 
 
 if __name__ == "__main__":

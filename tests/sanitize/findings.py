@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from . import sources
 from .sources import place
 from .worker import MARK
 
@@ -27,6 +28,8 @@ _PLACE = re.compile(
     r"(?:(?P<kernel>[^+]*?)\+(?P<pc>0x[0-9a-f]+)|(?P<bare>0x[0-9a-f]+))"
     r"(?: in (?P<file>[^\s:]+):(?P<line>\d+)(?::(?P<of>\S+))?)?"
 )
+# what a kernel of PyTorch's own, or of a library that it calls, has in its name
+_OTHERS = re.compile(r"\bat::|\bat_cuda_detail::|\bc10::|\bcub::|\bthrust::|\bcutlass|^cublas|^nvjet_|^sm\d+_xmma_")
 _HAZARDS = re.compile(r"\[(\d+) hazards?\]")
 
 
@@ -57,9 +60,24 @@ class Finding:
     count: int = 1
     text: str = ""
 
+    def in_pytorch(self) -> bool:
+        """Whether it is said of a kernel of PyTorch's; one whose name says nothing is taken for one of ours."""
+        bare = self.kernel.partition("(")[0].rpartition(" ")[2]
+        if bare in sources.names() or any(sources.is_there(p.file) for p in self.places):
+            return False
+        return bool(_OTHERS.search(self.kernel))
+
+
+def begins_record(line: str) -> bool:
+    said = line.removeprefix(_RULE)
+    return (
+        said != line and said.strip() != "" and said[:5].strip() != "" and not said.strip().startswith(_ABOUT_THE_RUN)
+    )
+
 
 def findings(lines: Iterable[str]) -> Iterator[Finding]:
-    """Of one process's output, between whose lines the worker has marked which call runs."""
+    """Of one process's output, between whose lines the worker has marked which call runs. A record that cannot be read
+    is one without kernel and places."""
     call, record = "", []
     for line in lines:
         if line.startswith(_RULE):
@@ -68,7 +86,7 @@ def findings(lines: Iterable[str]) -> Iterator[Finding]:
                 record.append(said.strip())
                 continue
             yield from _finding(record, call)
-            record = [said.strip()] if said.strip() and not said.strip().startswith(_ABOUT_THE_RUN) else []
+            record = [said.strip()] if begins_record(line) else []
         elif line.startswith(MARK):
             yield from _finding(record, call)
             call, record = line[len(MARK) :].strip(), []
@@ -78,6 +96,14 @@ def findings(lines: Iterable[str]) -> Iterator[Finding]:
 def _finding(record: list[str], call: str) -> Iterator[Finding]:
     if not record:
         return
+    try:
+        yield _read(record, call)
+    except Exception as failure:  # the others are worth reading
+        text = "\n".join(record)
+        yield Finding(f"{record[0]} (not read: {type(failure).__name__}: {failure})", "", (), call, 1, text)
+
+
+def _read(record: list[str], call: str) -> Finding:
     found, kernel, count = [], "", 0
     for said in record:
         if said.startswith(("Saved host backtrace", "Host Frame")):
@@ -90,7 +116,7 @@ def _finding(record: list[str], call: str) -> Iterator[Finding]:
             found.append(Place(match["access"] or "", file, *place(file, line), line))
         count += sum(map(int, _HAZARDS.findall(said)))
     kind = re.sub(r"\s+at .*| between .*", "", record[0])
-    yield Finding(kind, kernel, tuple(found), call, count or 1, "\n".join(record))
+    return Finding(kind, kernel, tuple(found), call, count or 1, "\n".join(record))
 
 
 def pairs(finding: Finding) -> Iterator[tuple[Place, Place]]:

@@ -32,6 +32,17 @@ def kernels() -> set[str]:
     return found | MADE
 
 
+@cache
+def names() -> frozenset[str]:
+    """Kernels by the names that they have in machine code."""
+    return frozenset(name.rpartition(".")[2] for name in kernels())
+
+
+def is_there(file: str) -> bool:
+    """Whether it is a file of the kernels."""
+    return _lines(file)[0] is not None
+
+
 def module_of(path: Path) -> str:
     """As family.file."""
     return ".".join(path.relative_to(KERNELS).with_suffix("").parts)
@@ -71,8 +82,9 @@ def _named(function: ast.FunctionDef, known: dict[str, str]) -> Iterator[str]:
 
 @cache
 def _lines(file: str) -> tuple[Path | None, list[str]]:
-    """A file of that name among the kernels, of which there is one; None and no lines for another's."""
-    found = sorted(KERNELS.rglob(Path(file).name))
+    """A file of that name among the kernels, of which there is one; None and no lines for another's, or for no name."""
+    name = Path(file).name
+    found = [path for path in sorted(KERNELS.rglob(name)) if path.is_file()] if name else []
     return (found[0], found[0].read_text(encoding="utf-8").splitlines()) if found else (None, [])
 
 

@@ -1,15 +1,21 @@
 """The sanitizer's calls reach every kernel; what its output says is read, and races are held against the table."""
 
+import gzip
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sanitize import races, sources
+from sanitize.__main__ import PRINTED, Job, report, run
 from sanitize.calls import CALLS
 from sanitize.dry import launched
 from sanitize.findings import findings
@@ -81,6 +87,115 @@ def test_the_output_is_read():
     assert [(p.file, p.line, p.function) for p in invalid.places] == [(SPREAD, 100, "spread_forward")]
     assert uninitialised.kind == "Uninitialized __global__ memory read of size 2 bytes"
     assert barrier.kind == "Barrier error detected. Divergent thread(s) in block"
+
+
+# as initcheck printed them on an H200: reads of what a kernel of ours had stored by TMA, and a name without a line
+SUM = (
+    "void at::native::reduce_kernel<(int)128, (int)4, at::native::ReduceOp<c10::BFloat16, at::native::func_wrapper_t"
+    "<c10::BFloat16, at::native::sum_functor<c10::BFloat16, float, c10::BFloat16>::operator ()(at::TensorIterator &)"
+    "::[lambda(float, float) (instance 1)]>, unsigned int, c10::BFloat16, (int)4, (int)8>>(T3)"
+)
+COPY = (
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)"
+    "::[lambda() (instance 3)]::operator ()() const::[lambda() (instance 6)]::operator ()() const::[lambda(double) "
+    "(instance 1)], std::array<char *, (unsigned long)2>, (int)4, TrivialOffsetCalculator<(int)1, unsigned int>, "
+    "at::native::memory::LoadWithCast<(int)1>>(int, T1, T2, T4, T5, T6, T7)"
+)
+
+
+def read_by(kernel: str) -> str:
+    return f"""\
+========= Uninitialized __global__ memory read of size 8 bytes
+=========     at {kernel}
+=========     by thread (0,0,0) in block (8,0,0)
+=========     Address 0x7fd8a695ca00
+=========
+"""
+
+
+def test_kernels_of_pytorch_are_told_from_ours():
+    places = (f"{SUM}+0xb5a0", f"{SUM}+0xb5a0", f"{COPY}+0x870", "sweep+0x70", f"sweep+0x70 in {at(READ)}", "0x70")
+    found = list(findings("".join(map(read_by, places)).splitlines()))
+    assert [f.kernel for f in found] == [SUM, SUM, COPY, "sweep", "sweep", ""]
+    assert [f.in_pytorch() for f in found] == [True, True, True, False, False, False]
+    (invalid,) = findings(read_by(f"spread_forward(at::Tensor, const char *)+0x1a0 in {SPREAD}:100").splitlines())
+    assert not invalid.in_pytorch()
+
+
+def test_a_record_that_cannot_be_read_leaves_the_others(monkeypatch):
+    def fail(file: str, line: int) -> tuple[str, str]:
+        raise IsADirectoryError(file)
+
+    monkeypatch.setattr("sanitize.findings.place", fail)
+    found = list(findings(output()))
+    assert len(found) == 5
+    assert all("IsADirectoryError" in f.kind and f.text and not f.in_pytorch() for f in found)
+
+
+@pytest.fixture
+def job(tmp_path):
+    def make(tool: str, log: str, done: list[int], numbers: tuple[int, ...] = (0, 1, 2)) -> Job:
+        made = Job(tool, list(numbers), Path(tempfile.mkdtemp(dir=tmp_path)))
+        made.log, made.out = made.folder / "log", made.folder / "done.json"
+        made.log.write_text(log)
+        made.out.write_text(json.dumps({"done": done, "failed": {}, "kernels": []}))
+        made.finish()
+        return made
+
+    return make
+
+
+def test_the_report_tells_both_apart_and_keeps_the_output(job, tmp_path):
+    marks = [f"@@ {CALLS[n].name}\n" for n in range(3)]
+    log = f"{marks[0]}{read_by(f'{SUM}+0xb5a0') * 3}{marks[1]}{read_by(f'{COPY}+0x870')}{marks[2]}@@ end\n"
+    first, clean = job("", "".join(marks), [0, 1, 2]), job("initcheck", log, [0, 1, 2])
+    said = report(tmp_path, [0, 1, 2], [first], [clean], ["initcheck", "racecheck"])
+    of = said["tools"]["initcheck"]
+    assert [(f["kernel"], f["count"]) for f in of["in kernels of PyTorch"]] == [(SUM, 3), (COPY, 1)]
+    assert (of["findings"], of["failed"], of["not run"]) == ([], {}, [])
+    # a tool that was cut off before its first call has said nothing, and that is told
+    assert len(said["tools"]["racecheck"]["not run"]) == 3
+    assert gzip.decompress((tmp_path / "initcheck.txt.gz").read_bytes()).decode() == log
+    assert not report(tmp_path, [0, 1, 2], [first], [clean], ["initcheck"])["bad"]
+    for tool, kernel in (("initcheck", "sweep+0x70"), ("memcheck", f"{SUM}+0xb5a0")):
+        faulty = job(tool, f"{marks[0]}{read_by(kernel)}{marks[1]}{marks[2]}", [0, 1, 2])
+        said = report(tmp_path, [0, 1, 2], [first], [faulty], [tool])
+        assert said["bad"]
+        assert len(said["tools"][tool]["findings"]) == 1
+
+
+def test_calls_after_the_last_record_printed_run_again(job, monkeypatch):
+    monkeypatch.setitem(PRINTED, "initcheck", 2)
+    marks = [f"@@ {CALLS[n].name}\n" for n in range(3)]
+    reads = read_by(f"{SUM}+0xb5a0")
+    full = job("initcheck", f"========= COMPUTE-SANITIZER\n{marks[0]}{reads * 2}{marks[1]}{marks[2]}", [0, 1, 2])
+    assert (full.cut, full.said["done"], full.left(), full.lost()) == (0, [0], [1, 2], [])
+    ended = job("initcheck", f"{marks[0]}{marks[1]}{reads * 2}", [0])
+    assert (ended.cut, ended.said["done"], ended.left(), ended.lost()) == (1, [0], [2], [1])
+    whole = job("initcheck", f"========= COMPUTE-SANITIZER\n{marks[0]}{reads}{marks[1]}{marks[2]}", [0, 1, 2])
+    assert (whole.cut, whole.left(), whole.lost()) == (None, [], [])
+
+
+def test_a_limit_ends_what_runs_and_keeps_what_it_said(tmp_path, monkeypatch):
+    text = (
+        "import sys, time\n"
+        "out, *numbers = sys.argv[4:]\n"
+        "print('@@ first', flush=True)\n"
+        "open(out, 'w').write('{\"done\": [' + numbers[0] + ']}')\n"
+        "print('@@ second', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", text]
+    start = Job.start
+    monkeypatch.setattr(Job, "start", lambda self, prefix: start(self, command))
+    folders = [Path(tempfile.mkdtemp(dir=tmp_path)) for _ in range(3)]
+    waiting = [Job("racecheck", [n, n + 1], folder) for n, folder in zip((0, 2, 4), folders, strict=True)]
+    # the worker's own command follows: its OUT and numbers are what the text above finds behind it
+    program = SimpleNamespace(command=lambda tool: [])
+    ended = run(waiting, program, 2, time.monotonic() + 3)
+    assert [job.log.read_text().split() for job in ended] == [["@@", "first", "@@", "second"]] * 2
+    assert [job.process.returncode for job in ended] == [-signal.SIGKILL] * 2
+    assert [job.lost() for job in ended] == [[], []]
 
 
 def test_pairs_of_the_table_are_explained():

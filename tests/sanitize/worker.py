@@ -53,10 +53,13 @@ def main(out: Path, numbers: list[int]) -> None:
                 print(f"failed: {failed[number]}", flush=True)
             done.append(number)
             works = _works()
-            out.write_text(json.dumps({"done": done, "failed": failed, "kernels": sorted(kernels)}))
             if not works:
                 failed.setdefault(number, "CUDA works no more after it")
-                out.write_text(json.dumps({"done": done, "failed": failed, "kernels": sorted(kernels)}))
+            # at once, as the process may be ended at any time
+            part = out.with_suffix(".part")
+            part.write_text(json.dumps({"done": done, "failed": failed, "kernels": sorted(kernels)}))
+            part.replace(out)
+            if not works:
                 sys.exit(3)
     print(f"{MARK}end", flush=True)
 

@@ -49,7 +49,8 @@ def whole(
     key = tl.load(k + at_keys, mask=narrow, other=0.0)
     acc_q = tl.zeros([BLOCK, BLOCK_K], tl.float32)
     acc_k = tl.zeros([BLOCK, BLOCK_K], tl.float32)
-    for _ in range(ratio):
+    # value heads one after another: loading ahead would take buffers that the plan does not count
+    for _ in tl.range(0, ratio, num_stages=1):
         value = tl.load(v + at_values, mask=broad, other=0.0)
         do = load_gradient(grad_o, gate, at_values, broad, SIGMOID)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
