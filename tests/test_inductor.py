@@ -113,3 +113,19 @@ def test_ops(name):
         return call(arguments)
 
     check(name, run, torch.compile(run, fullgraph=True, dynamic=True), cases)
+
+
+@pytest.mark.parametrize("where", ["an argument", "a gradient"])
+def test_inductor_ignores_lazy_negation_in_any_function(where):
+    """PyTorch's own fault, which the fuzzer leaves out (fuzz/case.py) and docs/fuzzing.md tells of, until it is gone."""
+
+    def plain(x, y):
+        return (x * y).sin()
+
+    x, y, grad = torch.randn(3, requires_grad=True), torch.randn(3), torch.randn(3)
+    if where == "an argument":
+        y = torch._neg_view(y)
+    else:
+        grad = torch._neg_view(grad)
+    (right,), (got,) = (torch.autograd.grad(run(x, y), x, grad) for run in (plain, torch.compile(plain)))
+    torch.testing.assert_close(got, -right)
