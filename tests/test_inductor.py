@@ -117,7 +117,7 @@ def test_ops(name):
 
 @pytest.mark.parametrize("where", ["an argument", "a gradient"])
 def test_inductor_ignores_lazy_negation_in_any_function(where):
-    """PyTorch's own fault, which the fuzzer leaves out (fuzz/case.py) and docs/fuzzing.md tells of, until it is gone."""
+    """PyTorch's own fault, which the fuzzer leaves out (fuzz/case.py) and docs/fuzzing.md names; mended, draw it."""
 
     def plain(x, y):
         return (x * y).sin()
