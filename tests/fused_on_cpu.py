@@ -27,14 +27,17 @@ def _differentiate(run: Callable[..., Any], inputs: Sequence[Tensor | None], gra
         return run(*(None if x is None else next(rest) for x in inputs))
 
     found = iter(pull_back(of_given, given, grads))
-    return [None if x is None else next(found) for x in inputs]
+    # as the kernels write them
+    return [None if x is None else next(found).contiguous() for x in inputs]
 
 
 def _delta(inputs: Sequence[Any], norm: bool, largest: float) -> tuple[Any, ...]:
     q, k, g, beta, rate, bias = inputs
     ones = torch.ones(1) if beta is None else beta
     y, z, decay, strength = prepared(q, k, g, ones, rate, bias, norm, beta is not None, largest == 2)
-    return y if norm else None, z if norm else None, decay, None if beta is None else strength
+    made = (y if norm else None, z if norm else None, decay, None if beta is None else strength)
+    # as the kernels write them
+    return tuple(None if x is None else x.contiguous() for x in made)
 
 
 def _delta_gradients(inputs: Sequence[Any], norm: bool, largest: float, grads: Sequence[Any]) -> tuple[Any, ...]:
@@ -50,7 +53,8 @@ def _gates(i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Any, exponential:
     return (*by_head, last.clone())
 
 
-def _gates_gradients(i: Tensor, f: Tensor, m: Any, cu_seqlens: Any, exponential: bool, _: Any, *grads: Any) -> Any:
+def _gates_gradients(i: Tensor, f: Tensor, m: Any, cu_seqlens: Any, exponential: bool, *rest: Any) -> Any:
+    _, _, *grads = rest
     return _differentiate(lambda *x: gates(*x, cu_seqlens, exponential, torch.float32), (i, f, m), grads)
 
 

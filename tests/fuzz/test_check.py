@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
+from holdfast.fuzz.case import Case
 from holdfast.fuzz.check import check
 from holdfast.fuzz.draw import draw
 from holdfast.fuzz.modes import MODES
@@ -144,3 +145,19 @@ def test_wrong_calls_that_are_taken_are_found(monkeypatch):
     monkeypatch.setattr(op, "prepare", lambda recurrence, cu_seqlens, given: given)
     rows = [check(replace(PLAIN, mode="misuse", seed=seed).line()) for seed in range(12)]
     assert {row.status for row in rows} & {"wrong", "raised"}
+
+
+@pytest.mark.parametrize("layout", ["negated", "mixed"])
+def test_nothing_is_negated_for_inductor(layout):
+    """Nor a gradient: PyTorch itself gets them wrong, as test_inductor.py shows."""
+
+    def negated(options):
+        found = set()
+        for n in range(20):
+            case = Case(replace(PLAIN, mode="compile", layout=layout, options=options), n)
+            grads = case.cotangents(case.run(), 0)[1]
+            found |= {x.is_neg() for x in (*case.tensors.values(), *grads)}
+        return found
+
+    assert True in negated(("g",))
+    assert negated(("g", "inductor")) == {False}

@@ -153,7 +153,7 @@ def _forward(
         h, final_state, states, gates = chosen.forward(plan, call, cu_seqlens, grad)
         if grad and kept.compact(x) and not chosen.compact:
             states, gates = kept.pack(call, cu_seqlens, states, gates)
-        return h, final_state, states, gates
+        return h.contiguous(), final_state.contiguous(), states, gates
 
 
 def _forward_fake(

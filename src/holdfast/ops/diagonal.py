@@ -90,7 +90,7 @@ def _forward(
     entries = _entries(x, cu_seqlens, grad)
     with torch.autocast(x.device.type, enabled=False):
         o, final = chosen.forward(plan, call, cu_seqlens, entries if entries.numel() else None)
-    return o, final, entries
+    return o.contiguous(), final.contiguous(), entries
 
 
 def _entries(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:

@@ -91,7 +91,7 @@ def _forward(
     call = GatedNormCall(o, gate, weight, eps, activation)
     chosen, plan = _select(call, grad, "forward", backend)
     with torch.autocast(o.device.type, enabled=False):
-        return chosen.forward(plan, call)
+        return chosen.forward(plan, call).contiguous()
 
 
 def _forward_fake(o, gate, weight, eps, activation, grad, backend):

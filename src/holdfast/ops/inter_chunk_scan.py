@@ -120,7 +120,7 @@ def _forward(
     chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
     with torch.autocast(states.device.type, enabled=False):
         h, final = chosen.forward(plan, call, cu_seqlens, keep_final)
-    return h, h.new_empty(0) if final is None else final
+    return h.contiguous(), h.new_empty(0) if final is None else final.contiguous()
 
 
 def _forward_fake(states, decay, W, Y, initial_state, cu_seqlens, grad, backend, keep_final):

@@ -125,7 +125,7 @@ def _forward(
     call = IntraChunkCall(q, k, v, g, states, gate, scale, chunk_size, gate_activation)
     chosen, plan = _select(call, grad, "forward", backend)
     with torch.autocast(v.device.type, enabled=False):
-        return chosen.forward(plan, call)
+        return chosen.forward(plan, call).contiguous()
 
 
 def _forward_fake(q, k, v, g, states, gate, scale, chunk_size, gate_activation, grad, backend):
@@ -150,7 +150,7 @@ def _gradients(
     chosen, plan = _select(call, True, "backward", backend)
     with torch.autocast(v.device.type, enabled=False):
         grads = chosen.backward(plan, call, grad_o)
-    return tuple(v.new_empty(0) if grad is None else grad for grad in grads)
+    return tuple(v.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
 
 def _gradients_fake(grad_o, q, k, v, g, states, gate, scale, chunk_size, gate_activation, backend):

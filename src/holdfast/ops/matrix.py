@@ -135,7 +135,7 @@ def _forward(
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     with _without_autocast(v):
         o, final, *kept = chosen.forward(plan, call, cu_seqlens)
-    return o, final, *(kept or [_kept(call, cu_seqlens, grad, backend).zero_()])
+    return o.contiguous(), final.contiguous(), *(kept or [_kept(call, cu_seqlens, grad, backend).zero_()])
 
 
 def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> Tensor:

@@ -25,7 +25,8 @@ _LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates: Iterable[str] = ()) -> OpOverload:
     """torch.ops.holdfast.<name>, for every device. run: annotated, from which the schema follows; runs below autograd.
 
-    fake: run on tensors without data. mutates: the arguments that run writes to. No output may be or alias an input.
+    fake: run on tensors without data; its results' strides are those of run's, by which compiled graphs read them, for
+    arguments in any memory. mutates: the arguments that run writes to. No output may be or alias an input.
     """
     changed = tuple(mutates)
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)

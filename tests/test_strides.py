@@ -1,0 +1,109 @@
+"""What the registered fakes say of results' strides is what the kernels return, of arguments in any memory.
+
+Compiled graphs read a result with the strides that its op's fake gave.
+"""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from every_call import CALLS, FUSED
+from fused_on_cpu import fused_on_cpu
+from holdfast.fuzz.layout import LAYOUTS, lay_out
+from holdfast.fuzz.source import Source
+from holdfast.recurrences import Sizes
+from parity import leaves
+
+# more than one of everything; one sequence and one head, whose strides say nothing; no time
+SIZES = {
+    "some": Sizes(B=2, T=5, H=2, K=4, V=3, D=4),
+    "one": Sizes(B=1, T=5, H=1, K=4, V=3, D=4),
+    "none": Sizes(B=2, T=0, H=2, K=4, V=3, D=4),
+}
+
+
+OPS = {f"{op}_{way}" for op in ("matrix", "diagonal", "dense", "intra_chunk", "inter_chunk", "gated_norm")
+       for way in ("forward", "backward")}  # fmt: skip
+OPS |= {"delta_inputs", "delta_inputs_backward", "mlstm_gates", "mlstm_gates_backward"}
+
+
+class Compared(TorchDispatchMode):
+    """Runs every op of Holdfast's on fakes too. seen: names; wrong: what was said and what came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self.wrong: list[str] = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if op.namespace == "holdfast":
+            self.seen.add(op._schema.name.removeprefix("holdfast::"))
+            with FakeTensorMode() as mode:
+                said = op(*tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args))
+            for n, (fake, x) in enumerate(zip(tree_leaves(said), tree_leaves(out), strict=True)):
+                if described(fake) != described(x):
+                    self.wrong.append(f"{op}, output {n}: said {described(fake)}, came {described(x)}")
+        return out
+
+
+def described(x: Tensor) -> tuple:
+    """Strides of axes that have more than one place."""
+    strides = [stride if size > 1 and x.numel() else None for size, stride in zip(x.shape, x.stride(), strict=True)]
+    return tuple(x.shape), tuple(strides), x.dtype, x.device.type
+
+
+def both_passes(call, layout, sizes, dtype, device="cpu") -> Compared:
+    """layout: of arguments and of the results' gradients, of all results and of the first alone."""
+    source, drawn = Source(0), call.arguments(dtype, 0, sizes, device)
+
+    def laid(x):
+        return lay_out(x.detach(), layout, source).requires_grad_(x.is_floating_point())
+
+    given = {n: tuple(map(laid, x)) if isinstance(x, tuple) else laid(x) for n, x in drawn.items()}
+    with Compared() as compared:
+        made = [x for x in leaves(call(given)) if x.requires_grad]
+        used = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.requires_grad]
+        for results in (made, made[:1]):
+            grads = [lay_out(torch.randn_like(x), layout, source) for x in results]
+            torch.autograd.grad(results, used, grads, retain_graph=True, allow_unused=True)
+    return compared
+
+
+EVERY = [(layout, sizes, torch.bfloat16) for layout in LAYOUTS for sizes in SIZES]
+EVERY += [("plain", "some", torch.float32), ("reversed", "some", torch.float32)]
+FAST = [("reversed", "some", torch.bfloat16), ("transposed", "none", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "dtype"), [pytest.param(*x, marks=() if x in FAST else pytest.mark.slow) for x in EVERY]
+)
+def test_fakes_say_what_comes(layout, sizes, dtype):
+    seen, wrong = set(), []
+    for name, call in CALLS.items():
+        for around in (nullcontext, fused_on_cpu) if name in FUSED else (nullcontext,):
+            with around():
+                found = both_passes(call, layout, SIZES[sizes], dtype)
+            seen |= found.seen
+            wrong += [f"{name}: {each}" for each in found.wrong]
+    assert wrong == []
+    assert seen >= OPS
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["plain", "transposed", "reversed", "expanded"])
+def test_fakes_say_what_comes_of_a_gpu(layout):
+    """Of each op's default backend."""
+    seen, wrong = set(), []
+    for name, call in CALLS.items():
+        found = both_passes(call, layout, Sizes(B=2, T=70, H=2, K=64, V=64, D=64), torch.bfloat16, "cuda")
+        seen |= found.seen
+        wrong += [f"{name}: {each}" for each in found.wrong]
+    assert wrong == []
+    assert seen >= OPS
