@@ -108,6 +108,40 @@ def test_the_backward_kernels_take_no_more_shared_memory_than_planned(chunk, wid
     assert made.shared <= planned(chunk, width, "backward").shared <= Device.named("h200").shared_per_block
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "chunk", "keys", "values", "gate"),
+    [
+        # a query head with two value heads: one tile for all of a chunk, and several
+        ("float32", 20, 128, 128, False),
+        ("float16", 256, 128, 64, True),
+        ("float32", 64, 256, 256, False),
+        ("float32", 256, 128, 16, True),
+        ("float32", 128, 64, 64, True),
+    ],
+)
+def test_no_plan_of_the_backward_kernels_takes_more_shared_memory_than_it_says(dtype, chunk, keys, values, gate):
+    """Of all plans for an H200, the one that says most."""
+    from holdfast.kernels.matrix import triton_intra_chunk_backward, triton_intra_chunk_whole
+
+    sizes = {"B": B, "T": 513, "H": 8, "Hq": 4, "K": keys, "V": values, "C": chunk}
+    traits = {"decay=scalar": True, "states": True, "gate=silu": gate}
+    device = Device.named("h200")
+    plans = intra_chunk_gradients.every(Problem.of("intra_chunk", "matrix", dtype, sizes, traits), device)
+    most = max(plans, key=lambda candidate: (candidate.shared, candidate.plan["columns"]))
+    given, _ = arguments(32, 64, "backward", dtype=dtype)
+    given |= {"BLOCK_K": keys, "BLOCK_V": values, "keys": keys, "values": values, "chunk": chunk, "length": 513}
+    given |= {"groups": 4, "heads": 8, "ratio": 2, "STAGES": most.plan["stages"]}
+    given |= {"BLOCK": most.plan["block"], "BLOCK_N": most.plan["columns"]}
+    given |= {"states": torch.float32, "grad_states": torch.float32}
+    if not gate:
+        given |= {"gate": None, "grad_gate": None}
+    whole = intra_chunk_gradients.is_whole(given["BLOCK"], given["BLOCK_N"], chunk, keys, values)
+    kernel = triton_intra_chunk_whole.whole if whole else triton_intra_chunk_backward.gradients
+    made = compile_for(kernel, 90, given, num_warps=most.plan["warps"])
+    assert made.shared <= most.shared <= device.shared_per_block
+
+
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("chunk", [64, 128])
 def test_the_backward_kernels_compile_and_spill_little(chunk, capability):

@@ -51,6 +51,7 @@ def every(problem: Problem, device: Device) -> Iterator[Candidate]:
     """All that fit, in no order."""
     B, T, H, Hq, K, V, C = (problem[name] for name in ("B", "T", "H", "Hq", "K", "V", "C"))
     size, has_states = ELEMENT[problem.dtype], "states" in problem.traits
+    has_gate = any(trait.startswith("gate=") for trait in problem.traits)
     chunks, keys, wide = -(-T // C), covering(K), covering(V)
     assert device.capability is not None
     assert device.sms is not None
@@ -63,7 +64,11 @@ def every(problem: Problem, device: Device) -> Iterator[Candidate]:
             whole = is_whole(block, columns, C, K, V)
             if columns > max(keys, wide) or (whole and columns > WIDEST_WHOLE):
                 continue
-            shared = (_whole_bytes if whole else _tiled_bytes)(block, columns, keys, wide, size)
+            shared = (
+                _whole_bytes(block, columns, keys, wide, size)
+                if whole
+                else _tiled_bytes(block, columns, keys, wide, size, Hq < H and has_gate)
+            )
             states = -(-K // columns) * -(-V // columns) if has_states else 0
             programs = 1 if whole else 2 * tiles + states
             # in tiles: what the longest program does, and all of a chunk's together
@@ -95,7 +100,14 @@ def _whole_bytes(block: int, columns: int, keys: int, wide: int, size: int) -> i
     return 17 * keys * wide // 2 + 3 * size * block * (keys + wide) // 2 + 2 * size * block * block
 
 
-def _tiled_bytes(block: int, columns: int, keys: int, wide: int, size: int) -> int:
-    """The same where tiles of queries, of keys and of the state have programs of their own."""
-    pipelined = 9 * size * block * (keys + wide) // 2 + 8192
-    return max(pipelined, 10 * max(keys, wide) * columns + 2 * size * block * (keys + wide))
+def _tiled_bytes(block: int, columns: int, keys: int, wide: int, size: int, keeps_queries: bool) -> int:
+    """The same where tiles of queries, of keys and of the state have programs of their own. keeps_queries: between the
+    value heads of a query head, where a gate takes the registers."""
+    pipelined = size * block * (keys + wide)
+    pipelined = max(5 * pipelined, 9 * pipelined // 2 + 8192)
+    # of a float32 state two tiles are loaded ahead, with two of queries or of grad_o and the gate, and 16-bit inputs
+    # take it in another copy; a float32 operand has two parts
+    state, parts = (10, 1) if size == 2 else (8, 2)
+    by_keys = state * keys * columns + 4 * size * block * columns + keeps_queries * parts * size * block * keys
+    by_values = state * wide * columns + 2 * size * block * columns + parts * size * block * (keys + wide)
+    return max(pipelined, by_keys, by_values, 10 * max(keys, wide) * columns + 2 * size * block * (keys + wide))
