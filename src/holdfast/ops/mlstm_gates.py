@@ -23,9 +23,10 @@ def fused_gates(i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | Non
 
 
 def can_fuse(i: Tensor, f: Tensor, wide: torch.dtype) -> bool:
-    """Whether the kernel runs here: an NVIDIA GPU of compute capability 8.0, Triton, and float32 states."""
+    """Whether the kernel runs here: an NVIDIA GPU of compute capability 8.0, Triton, float32 states and a batch that an
+    axis of a grid holds."""
     narrow = wide == torch.float32 and torch.float64 not in (i.dtype, f.dtype)
-    return i.is_cuda and narrow and _serves(i.device.index)
+    return i.is_cuda and narrow and i.shape[0] <= 65535 and _serves(i.device.index)
 
 
 def _serves(index: int) -> bool:

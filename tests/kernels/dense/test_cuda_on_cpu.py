@@ -148,11 +148,13 @@ def test_lengths_and_batches(on_cpu, T, B):
     check(lstm, spread(24), B=B, T=T, H=1, D=24)
 
 
-@pytest.mark.parametrize("plan", [one_block(), one_block(1), spread(8)], ids=["pairs", "fours", "spread"])
-def test_resets_of_as_many_steps_as_words_have_bits(on_cpu, plan):
+@pytest.mark.parametrize(
+    ("plan", "D"), [(one_block(), 8), (one_block(1), 8), (spread(24), 24)], ids=["pairs", "fours", "spread"]
+)
+def test_resets_of_as_many_steps_as_words_have_bits(on_cpu, plan, D):
     """A row of resets is whole words of 32 steps: of 32 n steps the next row begins right behind the last bit."""
     for T in (31, 32, 33, 64):
-        check(elman, plan, B=5, T=T, H=1, D=8, reset=True)
+        check(elman, plan, B=5, T=T, H=1, D=D, reset=True)
 
 
 @slow

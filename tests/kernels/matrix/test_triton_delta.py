@@ -81,6 +81,15 @@ def test_the_planned_blocks_on_ampere(name):
     assert made.stack <= 1900
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("T", "K", "V"), [(16, 256, 256), (17, 256, 256), (30, 128, 256)])
+def test_gradients_of_short_sequences_fit_as_the_model_says(T, K, V):
+    device = Device.named("h200")
+    plan = candidates(problem(B=1, H=2, Hq=2, T=T, K=K, V=V), device, "backward")[0].plan
+    given = arguments("gradients", torch.bfloat16, K, V, plan["grad_columns"], CHUNK=plan["chunk"])
+    assert compile_for(delta_gradients, 90, given, num_warps=plan["grad_warps"]).shared <= device.shared_per_block
+
+
 def test_compiles_packed_and_in_float32():
     packed = {"cu_seqlens": torch.int64}
     assert compile_for(prepare_chunk, 90, arguments("prepare", torch.float16, 32, 32, 32, **packed), num_warps=4).ptx

@@ -44,13 +44,14 @@ def smooth(
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
     VARIANCE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (H, sequences or segments of them, programs that share the windows of KEEP chunks).
+    """Grid (sequences or segments of them, of which there may be any number, H, programs that share the windows of KEEP
+    chunks).
 
     g, out: [B, T, H]. rows [SPLITS, B, T, H], sums, products: see triton_sweep.sweep. VARIANCE: of a rounded
     operand, relative to its square.
     """
-    head = tl.program_id(0)
-    n = tl.program_id(1)
+    head = tl.program_id(1)
+    n = tl.program_id(0)
     batch, first, end = span(n, cu_seqlens, T, segment, SEGMENTS)
     base = (batch.to(tl.int64) * T + first) * H + head
     sums_ptr += (((batch.to(tl.int64) * T + first) // CHUNK + 2 * n) * H + head) * 2

@@ -185,7 +185,7 @@ class Passes:
         windows = 8
         if self.cu_seqlens is None:
             windows = _ceil(self.segment, self.plan["keep"] * self.plan["chunk"])
-        launch(smooth, (self.heads, self.sequences * self.segments, windows), tensors, numbers, constants, 2)
+        launch(smooth, (self.sequences * self.segments, self.heads, windows), tensors, numbers, constants, 2)
 
     def entering(
         self,

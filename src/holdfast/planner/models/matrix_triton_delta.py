@@ -152,6 +152,9 @@ def _gradients(problem: Problem, device: Device, chunk: int, size: int, windows:
     narrow = _is_narrow(problem, device)
     for columns in (block for block in (128, 64, 32, 16) if block < 2 * V and not (narrow and block > 64)):
         shared = size * (2 * columns * K + 2 * chunk * K + 3 * chunk * columns + 2 * chunk * chunk)
+        if chunk < 64 and not narrow:
+            # a gradient changes hands between warps, in float32, beside all of that
+            shared += size * chunk * columns + 4 * chunk * max(K, V) + 512
         warps = 8 if max(K, columns) > 64 and not narrow else 4
         grid = Grid(pairs * max(1, -(-problem["T"] // chunk)), 32 * warps, 255, shared)
         if not grid.fits(device):
