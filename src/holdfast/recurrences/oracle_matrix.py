@@ -57,7 +57,8 @@ def normalize(o: Tensor, m: Tensor, eps: float) -> Tensor:
 
     The gradient of m is MatrixCall's.
     """
-    return o[..., :-1] / (torch.maximum(o[..., -1].abs(), floor_of(m)) + eps * unit(m))[..., None]
+    least = eps * unit(m) if m.requires_grad else eps
+    return o[..., :-1] / (torch.maximum(o[..., -1].abs(), floor_of(m)) + least)[..., None]
 
 
 def floor_of(m: Tensor) -> Tensor:

@@ -142,7 +142,8 @@ def _compile(kernel: Any, grid: tuple[int, ...], likes: Sequence[Any], named: di
 def _warm(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
     from .assembler import newer_assembler
 
-    with nullcontext() if kernel.is_gluon() else newer_assembler():
+    is_gluon = getattr(kernel, "is_gluon", bool)()
+    with nullcontext() if is_gluon else newer_assembler():
         return kernel.warmup(*arguments, **named, grid=grid)
 
 
