@@ -51,6 +51,15 @@ def test_handlers_come_back_also_where_none_was_sent_or_an_error_was_raised(befo
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.fixture
+def pythons_own():
+    """Python's handler of Ctrl-C, which a process that was started in the background does not have."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("pythons_own")
 def test_a_second_control_c_ends_training_at_once_with_the_last_checkpoint(tmp_path, text_file, monkeypatch):
     taken = []
 
