@@ -43,9 +43,9 @@ class Comparison:
         return f"{self.name} is off by {self.error:.2g}, limit {self.limit:.2g} ({self.ground})"
 
 
-def _distance(got: Tensor, exact: Tensor) -> tuple[float, float]:
-    """|got - exact| and |exact|, over what the dtype can hold; infinite where got is not finite and exact is."""
-    holds = exact.abs() <= 0.99 * torch.finfo(got.dtype).max
+def _distance(got: Tensor, exact: Tensor, dtype: torch.dtype | None = None) -> tuple[float, float]:
+    """|got - exact| and |exact|, over what dtype, by default got's, holds; infinite where got is not finite there."""
+    holds = exact.abs() <= 0.99 * torch.finfo(dtype or got.dtype).max
     off = torch.where(holds, got.double() - exact, 0.0)
     apart = off.norm().item()
     return (apart if apart == apart else torch.inf), torch.where(holds, exact, 0.0).norm().item()
@@ -72,7 +72,9 @@ class Judge:
                 raise Fault(f"{name} has shape {list(got.shape)}, expected {list(right.shape)}")
             if name == "o" and got.dtype != case.s.torch_dtype:
                 raise Fault(f"{name} is {got.dtype}, expected {case.s.torch_dtype}")
-            apart, norm = _distance(got, right)
+            # under autocast a gradient comes back through the dtype that its argument was cast to
+            cast = case.s.mode == "autocast" and name[0] == "d" and case.kinds.get(name[1:]) == "input"
+            apart, norm = _distance(got, right, case.s.torch_dtype if cast else None)
             smallest = torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
             floor = max(FLOORS[case.s.torch_dtype], FLOORS[got.dtype])
             # subnormal numbers, and sums that cancel

@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -83,6 +84,8 @@ class _Worker:
     def last_words(self) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         said = " ".join(text.partition("Extension modules:")[0].split())
+        # where this machine keeps its files is nobody's business, and takes the room of another frame
+        said = re.sub(r'File "[^"]*/([^/"]+/[^/"]+)"', r'File "\1"', said)
         for stack in ("Fatal Python error", "Timeout ("):
             # the innermost frames come first
             if (place := said.find(stack)) >= 0:
