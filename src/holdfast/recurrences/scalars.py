@@ -43,6 +43,6 @@ def flag(name: str, x: Any) -> bool:
 
 def integer(name: str, x: Any) -> int:
     """x. Raises TypeError unless it is an integer."""
-    if isinstance(x, bool | Tensor) or not hasattr(x, "__index__"):
+    if isinstance(x, bool | Tensor) or not (isinstance(x, int) or hasattr(x, "__index__")):
         raise TypeError(f"{name}: expected an integer; got {type(x).__name__}")
     return x

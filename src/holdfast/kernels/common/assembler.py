@@ -29,8 +29,8 @@ _HERE = _Here()
 @contextmanager
 def newer_assembler() -> Iterator[None]:
     """Within it, kernels with wgmma that this thread compiles are made by the newer assembler, where Triton has one."""
-    if not hasattr(knobs.runtime, "add_stages_inspection_hook"):
-        # a Triton that does not let it be chosen
+    if not (_is_needed() and hasattr(knobs.runtime, "add_stages_inspection_hook")):
+        # another Triton, whose hook may be another too
         yield
         return
     _install()
