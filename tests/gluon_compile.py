@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from triton_compile import bounded
+from triton_compile import BOUNDED, bounded
 from uniform_registers import disassembled, misread_stack_in, overwritten_in, spilled_in, unset_in
 
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32"}
@@ -94,7 +94,9 @@ def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
         assert not (found := list(faults)), found
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
-    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], list(spilled_in(sass)))
+    # of another Triton's compiler what is reloaded is as little bounded as what spills
+    reloaded = list(spilled_in(sass)) if triton.__version__.startswith(BOUNDED) else []
+    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], reloaded)
 
 
 def _compiled(source: GluonASTSource, options: dict[str, Any]) -> tuple[Any, str]:
