@@ -1,6 +1,10 @@
 """What propagation alone finds: each rule is worth its place only if it narrows what these expect."""
 
-from holdfast.planner.constrint import Model, divides
+import random
+
+import pytest
+
+from holdfast.planner.constrint import Model, ceil_div, divides
 from holdfast.planner.constrint.divisors import divisors
 from holdfast.planner.constrint.domain import clip, common_divisor, congruent, describe, size, stride, without
 from holdfast.planner.constrint.nonlinear import root
@@ -76,6 +80,26 @@ def test_powers_and_divisions_propagate_down() -> None:
     assert reduced["a"][-1] == 10**10
     assert (reduced["b"][0], reduced["b"][-1]) == (35, 41)
     assert reduced["c"][0] == 4
+
+
+@pytest.mark.parametrize("divided", [lambda a, b: a // b, ceil_div], ids=["down", "up"])
+def test_divisions_of_wide_ranges_keep_every_solution(divided) -> None:
+    """Ranges too wide to be matched value by value, of numbers below zero too."""
+    draw = random.Random(3)
+    for _ in range(300):
+        first, least = draw.randrange(-5000, 5000), draw.randrange(1, 40)
+        values, divisors = range(first, first + 3000), range(least, least + draw.randrange(1, 60))
+        value, divisor = draw.choice(values), draw.choice(divisors)
+        result = value // divisor if divided is not ceil_div else -(-value // divisor)
+        model = Model()
+        a, b = model.variable("a", values), model.variable("b", divisors)
+        quotient = model.variable("quotient", range(result - draw.randrange(50), result + 1 + draw.randrange(50)))
+        model.add(divided(a, b) == quotient)
+        reduced = model.reduced()
+        assert reduced is not None
+        assert value in reduced["a"]
+        assert divisor in reduced["b"]
+        assert result in reduced["quotient"]
 
 
 def test_domains() -> None:

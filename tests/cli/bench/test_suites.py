@@ -8,6 +8,7 @@ from holdfast.cli.bench.selection import Selection
 from holdfast.cli.bench.session import Job, run
 from holdfast.cli.bench.suites import SUITES
 
+from . import recorded_cases
 from .test_bench_command import empty
 
 CPU = torch.device("cpu")
@@ -22,6 +23,12 @@ def kinds_of_cases(suite: str):
         axes = tuple(axis for axis, _ in case.sizes)
         found.setdefault((case.op, case.passes, case.kind, case.state, case.options, axes), case)
     return tuple(found.values())
+
+
+def test_cases_are_those_on_record():
+    kept = recorded_cases.CASES.read_text(encoding="utf-8").splitlines()
+    remedy = "if that is meant: PYTHONPATH=src:tests python -m cli.bench.recorded_cases, and look at its differences"
+    assert recorded_cases.lines() == kept, remedy
 
 
 @pytest.mark.slow
