@@ -26,6 +26,8 @@ SWAPS = {
     "BinaryOperator": ["Add_Sub", "Sub_Add", "Mul_Add", "FloorDiv_Mul", "Mod_FloorDiv", "Div_Mul", "BitAnd_BitOr"],
     "ComparisonOperator": ["Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is"],
 }
+# What holds more than imports say: of a folder's files, tests to run beside the nearest.
+ALSO = {"src/holdfast/planner/models": "tests/planner/test_recorded_plans.py"}
 OPERATORS = [f"core/Replace{kind}_{swap}" for kind, swaps in SWAPS.items() for swap in swaps]
 OPERATORS += [f"core/Replace{swap}" for swap in ("TrueWithFalse", "FalseWithTrue", "AndWithOr", "OrWithAnd")]
 OPERATORS += ["core/ReplaceUnaryOperator_Delete_USub", "core/ReplaceUnaryOperator_Delete_Not", "core/NumberReplacer"]
@@ -105,12 +107,13 @@ def imports_of(path: Path) -> set[str]:
 def nearest_tests(path: str) -> list[str]:
     """Test files that import a file of src, or the nearest that import it through others; and the one of its name.
 
-    Of several those in the folder that mirrors the file's.
+    Of several those in the folder that mirrors the file's. And what ALSO names.
     """
     imports = {file: imports_of(file) for folder in ("src", "tests") for file in sorted((ROOT / folder).rglob("*.py"))}
     folder = Path("tests", *Path(path).parts[2:-1])
     own = folder / f"test_{Path(path).stem}.py"
     named = {str(own)} if (ROOT / own).exists() else set()
+    named |= {test for place, test in ALSO.items() if path.startswith(place)}
     seen, level = {ROOT / path}, {ROOT / path}
     while level:
         names = {".".join(file.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__") for file in level}

@@ -115,12 +115,16 @@ def example(
     return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, K**-0.5)
 
 
-def plans_of(call, packed=False, resident=False):
-    """Candidates of both passes. resident: forward those that test_hopper_resident.py is about, or else all others."""
+def problem_of(call, packed=False):
     B, T, H, V = call.v.shape
     sizes = {"B": B, "T": T, "H": H, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": V}
     traits = {"decay=scalar": call.g is not None, "beta": call.beta is not None, "varlen": packed}
-    given = problem(sizes, traits, str(call.v.dtype).removeprefix("torch."))
+    return problem(sizes, traits, str(call.v.dtype).removeprefix("torch."))
+
+
+def plans_of(call, packed=False, resident=False):
+    """Candidates of both passes. resident: forward those that test_hopper_resident.py is about, or else all others."""
+    given = problem_of(call, packed)
     forward = [found for found in model.candidates(given, H200, "forward") if found.plan["resident"] == resident]
     return forward, model.candidates(given, H200, "backward")
 
@@ -149,7 +153,8 @@ def test_plans_compile_and_fit(K, V, beta, monkeypatch):
     names = ["sweep", "advance", "sweep", "advance", "sweep", "adjoint"]
     assert [launch.kernel.__name__ for launch in launches] == names
     whole = H200.shared_per_block
-    limits = [forward.shared, whole, forward.shared, whole, whole, backward.shared]
+    summing = model._sweep(problem_of(call), H200, backward.plan, (V, K), True).shared
+    limits = [forward.shared, whole, forward.shared, whole, summing, backward.shared]
     for launch, shared in zip(launches, limits, strict=True):
         made = compile_launch(launch, aligned=("added_ptr",))
         assert made.shared <= shared

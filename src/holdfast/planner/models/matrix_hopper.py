@@ -180,7 +180,8 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     warps = columns // 16 + SCORING_WARPS + OTHER_WARPS
     # scores of two chunks; outputs of two, but for those that take the place of what they are summed with
     elements = CHUNK * (stages * (2 * wide + (1 + summing) * columns) + (0 if summing else 2 * columns) + 2 * CHUNK)
-    shared = 2 * elements + stages * 4 * CHUNK * (4 + summing * columns // 16) + SCRATCH
+    # sums of rows have barriers of their own
+    shared = 2 * elements + stages * 4 * CHUNK * (4 + summing * columns // 16) + SCRATCH + 128 * summing
     pairs = problem["B"] * problem["H"]
     chunks, span = -(-problem["T"] // CHUNK), plan["span"]
     slices, segments = -(-values // columns), max(1, -(-chunks // span))
