@@ -25,6 +25,10 @@ def test_interpreted():
     assert "no token" in interpret("kernels.matrix.delta_parity", "interpreted", seconds=300)
 
 
+def test_gradients_of_small_heads_are_rounded_once():
+    assert "dstate" in interpret("kernels.matrix.delta_parity", "small_heads")
+
+
 def arguments(name, dtype, width, columns, block, **given):
     """Of one launch, with a decay, a strength, and states at both ends."""
     kernel = KERNELS[name]

@@ -1,4 +1,4 @@
-"""The log decay's gradient from what a reverse sweep leaves of it: what passes a whole chunk is smoothed and added.
+"""The log decay's gradient from what the sweeps leave of it: sums inside a chunk, and what passes the whole of it.
 
 For a chunk, <decay S, dS>, with S the state that enters it and dS the gradient of the one that leaves it, counts for
 every token. It is exact where a state was kept: <S, dS> at the chunk's start less what the chunk reads. Between kept
@@ -13,6 +13,10 @@ import triton.language as tl
 
 from .triton_sweep import FLOOR, LOG2E, span
 
+# of sums in float32, relative to what they add; above FAINT a decay leaves more than that
+ROUNDING = tl.constexpr(2.0**-21)
+FAINT = tl.constexpr(-12.0)
+
 
 @triton.jit
 def _at(x, index, slots):
@@ -21,11 +25,11 @@ def _at(x, index, slots):
 
 
 @triton.jit
-def _sum(ptr, size, SPLITS: tl.constexpr):
-    """The sum of all splits' number."""
-    x = tl.load(ptr)
+def _rows(ptr, at, live, stride, SPLITS: tl.constexpr):
+    """The sum of all splits' rows."""
+    x = tl.load(ptr + at, mask=live, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        x += tl.load(ptr + split * size)
+        x += tl.load(ptr + split * stride + at, mask=live, other=0.0)
     return x
 
 
@@ -39,22 +43,49 @@ def _product(ptr, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _both(a, b, next_a, next_b):
+    return a + next_a, b + next_b
+
+
+@triton.jit
+def _onward(sums, passed, next_sums, passes):
+    """Sums that begin again where nothing passes."""
+    return tl.where(passes != 0, sums, 0.0) + next_sums, passed & passes
+
+
+@triton.jit
+def crossing(later, earlier, g):
+    """For each token of a chunk, the sum over all pairs of a token before it and one that is not.
+
+    later, earlier: the sums over each token's pairs with earlier and with later ones; g: log decays. From a token on
+    the first less the second is that sum. Where a decay leaves little of it, it is their rounding, which may not go
+    on to the tokens before: a step size that is long there would make it all of the gradient of a rate.
+    """
+    pairs = later - earlier
+    whole, size = tl.associative_scan((pairs, tl.abs(later) + tl.abs(earlier)), 0, _both, reverse=True)
+    passes = (g > FLOOR) & ((g > FAINT) | (tl.abs(whole) > ROUNDING * size))
+    sums, _ = tl.associative_scan((tl.where(passes, pairs, 0.0), passes.to(tl.int32)), 0, _onward, reverse=True)
+    return sums
+
+
+@triton.jit
 def smooth(
-    g_ptr, rows_ptr, sums_ptr, products_ptr, out_ptr, cu_seqlens, T, H, segment, tokens, sums_size, products_size,
+    g_ptr, read_ptr, written_ptr, products_ptr, out_ptr, cu_seqlens, T, H, segment, tokens, products_size,
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
     VARIANCE: tl.constexpr,
 ):  # fmt: skip
     """Grid (sequences or segments of them, of which there may be any number, H, programs that share the windows of KEEP
     chunks).
 
-    g, out: [B, T, H]. rows [SPLITS, B, T, H], sums, products: see triton_sweep.sweep. VARIANCE: of a rounded
+    g, out: [B, T, H]. read [SPLITS, 3, B, T, H], written [SPLITS, B, T, H]: rows of triton_sweep.sweep forward and in
+    reverse; products: see there. VARIANCE: of a rounded
     operand, relative to its square.
     """
     head = tl.program_id(1)
     n = tl.program_id(0)
     batch, first, end = span(n, cu_seqlens, T, segment, SEGMENTS)
     base = (batch.to(tl.int64) * T + first) * H + head
-    sums_ptr += (((batch.to(tl.int64) * T + first) // CHUNK + 2 * n) * H + head) * 2
+    plane = batch.to(tl.int64) * 0 + tokens * H
     products_ptr += (((batch.to(tl.int64) * T + first) // (KEEP * CHUNK) + 2 * n) * H + head) * BLOCK
     count = tl.cdiv(end - first, CHUNK).to(tl.int32)
     steps = tl.arange(0, CHUNK)
@@ -73,9 +104,8 @@ def smooth(
             live = chunk * CHUNK + steps < end - first
             g = tl.load(g_ptr + at, mask=live, other=0.0)
             decay = tl.exp2(tl.sum(tl.maximum(g, FLOOR).to(tl.float32) * LOG2E, 0))
-            place = sums_ptr + chunk * H * 2
-            read = _sum(place, sums_size, SPLITS)
-            expected = carry - _sum(place + 1, sums_size, SPLITS)
+            read = tl.sum(_rows(read_ptr, at, live, 3 * plane, SPLITS), 0)
+            expected = carry - tl.sum(_rows(written_ptr, at, live, plane, SPLITS), 0)
             doubted = doubt + VARIANCE
             known = decay * decay / (decay * decay + doubted)
             # of the next chunk's error, the share that is this one's too
@@ -94,9 +124,18 @@ def smooth(
         for chunk in range(low, high):
             at = base + (chunk * CHUNK + steps).to(tl.int64) * H
             live = chunk * CHUNK + steps < end - first
-            # 0 in a chunk with a decay of zero, which lets nothing pass
-            dg = tl.zeros([CHUNK], tl.float32) + (_at(pasts, chunk - low, slots) + error)
-            for split in tl.static_range(SPLITS):
-                dg += tl.load(rows_ptr + split * tokens * H + at, mask=live, other=0.0)
+            # The decay of token t takes part in whatever is written before it and read from it on: what enters the
+            # chunk and is read, what is written and leaves, both, and pairs inside. Each is summed from the end where
+            # it is small, so that rounding of large terms stays with tokens whose own is large.
+            read = _rows(read_ptr, at, live, 3 * plane, SPLITS)
+            later = _rows(read_ptr + plane, at, live, 3 * plane, SPLITS)
+            earlier = _rows(read_ptr + 2 * plane, at, live, 3 * plane, SPLITS)
+            # of the tokens before: a sum less its last term would leave that term's rounding
+            written = _rows(written_ptr - H, at, live & (steps > 0), plane, SPLITS)
+            g = tl.load(g_ptr + at, mask=live, other=0.0)
+            # past is 0 in a chunk with a decay of zero, which lets nothing pass
+            dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0) + crossing(later, earlier, g)
+            dg += _at(pasts, chunk - low, slots) + error
+            dg = tl.where(g <= FLOOR, 0.0, dg)
             tl.store(out_ptr + at, dg.to(out_ptr.dtype.element_ty), mask=live)
             error = _at(shares, chunk - low, slots) * (error + _at(strays, chunk - low, slots))

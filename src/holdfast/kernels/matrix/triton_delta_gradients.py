@@ -17,7 +17,7 @@ import triton.language as tl
 
 from .triton_delta_prepare import decays, place
 from .triton_delta_sweeps import state_rows
-from .triton_sweep import tile
+from .triton_sweep import FLOOR, tile
 
 
 # windows differ in length and place: one compilation for all
@@ -59,7 +59,7 @@ def delta_gradients(
     do_ptr += batch * do_batch + head * do_head + start * do_step
     k = tile(k_ptr, steps, rows, k_step, live, WIDTH, EVEN_K)
     a = tile(a_ptr + token * CHUNK, steps, steps, H * CHUNK, live, CHUNK, True)
-    here, total, cut = decays(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
+    here, total, own = decays(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
     to_here, to_end = tl.exp2(here.to(tl.float32)), tl.exp2((total - here).to(tl.float32))
     beta = live.to(tl.float32)
     if beta_ptr is not None:
@@ -140,7 +140,7 @@ def delta_gradients(
         dg = tl.cumsum(across + tl.sum(reading + key * dk_read, 0), 0, reverse=True)
         dg += tl.cumsum(written, 0) - written
         dg += tl.sum(through, 0) * tl.exp2(total.to(tl.float32))
-        tl.store(dg_ptr + token + at, tl.where(cut, 0.0, dg), mask=live)
+        tl.store(dg_ptr + token + at, tl.where(own <= FLOOR, 0.0, dg), mask=live)
     if dbeta_ptr is not None:
         tl.store(dbeta_ptr + token + at, strength, mask=live)
     dq = tl.dot(tl.trans(k), tl.trans(f), dq, input_precision=PRECISION)

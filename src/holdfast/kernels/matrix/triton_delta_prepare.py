@@ -46,14 +46,14 @@ def place(program, cu_seqlens, T, sequences, low, window, CHUNK: tl.constexpr):
 
 @triton.jit
 def decays(g, at, live, CHUNK: tl.constexpr, WIDE: tl.constexpr):
-    """log_decays in forward order; none where g is None."""
+    """log_decays in forward order; 0 where g is None."""
     if g is not None:
-        here, total, cut = log_decays(g, at, live, False, WIDE)
+        here, total, own = log_decays(g, at, live, False, WIDE)
     else:
         here = tl.zeros([CHUNK], tl.float32)
         total = tl.full([], 0.0, tl.float32)
-        cut = live & (here > 0)
-    return here, total, cut
+        own = here
+    return here, total, own
 
 
 @triton.jit(do_not_specialize=["sequences", "window"])

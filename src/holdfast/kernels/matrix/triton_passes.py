@@ -123,8 +123,6 @@ class Passes:
         output_add: Tensor | None = None,
         after: Tensor | None = None,
         rows: Tensor | None = None,
-        other_rows: Tensor | None = None,
-        sums: Tensor | None = None,
         products: Tensor | None = None,
         full: Tensor | None = None,
         norm: Tensor | None = None,
@@ -135,11 +133,11 @@ class Passes:
         tensors = (
             q, k, v, out, x,
             self.g, source, source_add, output, output_add, after, self.m if normalize else None,
-            first, last, kept, rows, other_rows, sums, products, full, norm, self.cu_seqlens,
+            first, last, kept, rows, products, full, norm, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
             self.v.shape[1], self.heads, self.segment, self.scale, self.eps, self.tokens,
-            0 if kept is None else kept.stride(1), *(0 if x is None else x.stride(0) for x in (sums, products)),
+            0 if kept is None else kept.stride(1), 0 if products is None else products.stride(0),
             *(number for y in strides for number in y), *state.values(),
         )  # fmt: skip
         constants = {
@@ -169,12 +167,12 @@ class Passes:
             self.plan["warps"],
         )
 
-    def decay_gradient(self, rows: Tensor, sums: Tensor, products: Tensor, out: Tensor) -> None:
-        """The log decay's gradient from what the reverse sweep left of it."""
-        tensors = (self.g, rows, sums, products, out, self.cu_seqlens)
-        numbers = (self.v.shape[1], self.heads, self.segment, self.tokens, sums.stride(0), products.stride(0))
+    def decay_gradient(self, read: Tensor, written: Tensor, products: Tensor, out: Tensor) -> None:
+        """The log decay's gradient from what the sweeps left of it."""
+        tensors = (self.g, read, written, products, out, self.cu_seqlens)
+        numbers = (self.v.shape[1], self.heads, self.segment, self.tokens, products.stride(0))
         constants = {
-            "SPLITS": rows.shape[0],
+            "SPLITS": read.shape[0],
             "CHUNK": self.plan["chunk"],
             "SEGMENTS": self.segments,
             "KEEP": self.plan["keep"],
@@ -185,7 +183,8 @@ class Passes:
         windows = 8
         if self.cu_seqlens is None:
             windows = _ceil(self.segment, self.plan["keep"] * self.plan["chunk"])
-        launch(smooth, (self.sequences * self.segments, self.heads, windows), tensors, numbers, constants, 2)
+        # one warp: scans of 64 numbers, and a second would only be waited for
+        launch(smooth, (self.sequences * self.segments, self.heads, windows), tensors, numbers, constants, 1)
 
     def entering(
         self,
@@ -279,11 +278,10 @@ def backward(
 
     # the forward sweep: dq, and the states that the reverse sweep takes up the log decay's gradient at
     keep, chunk = plan["keep"], plan["chunk"]
-    rows = kept = sums = products = dg = None
+    read = kept = products = written = None
     if run.g is not None:
-        rows, dg = run.per_token(splits), run.per_token(splits)
-        slots, chunks = (run.tokens // size + 2 * run.sequences * run.segments + 1 for size in (keep * chunk, chunk))
-        sums = call.v.new_empty(splits, chunks * run.heads * 2, dtype=torch.float32)
+        read, written = run.per_token(splits, 3), run.per_token(splits)
+        slots = run.tokens // (keep * chunk) + 2 * run.sequences * run.segments + 1
         products = call.v.new_empty(splits, slots * run.heads * keys, dtype=torch.float32)
         kept = call.v.new_empty(slots, run.heads, call.k.shape[3] * (call.v.shape[3] + normalize))
     per_head = (*call.v.shape[:3], call.k.shape[3])
@@ -291,8 +289,8 @@ def backward(
     dq, dk = (call.q.new_empty(per_head) if grouped else grads[name] for name in ("q", "k"))
     run.sweep(
         do, run.v, run.k, dq, keys, run.by_key(),
-        x=None if rows is None else run.q, first=first, add=normalize, keep=keep, kept=kept,
-        source=run.beta, source_add=run.beta, output=weight, output_add=add, rows=rows,
+        x=None if read is None else run.q, first=first, add=normalize, keep=keep, kept=kept,
+        source=run.beta, source_add=run.beta, output=weight, output_add=add, rows=read,
     )  # fmt: skip
 
     last_grad, end = grad_state, grad_final
@@ -301,16 +299,16 @@ def backward(
     dbeta = None if run.beta is None else run.per_token(splits)
     run.sweep(
         run.v, do, run.q, dk, keys, run.by_key(),
-        x=None if rows is None and dbeta is None else run.k, first=end, last=last_grad, reverse=True, add=normalize,
-        keep=keep, kept=kept, source=weight, source_add=add, after=run.beta, rows=dg, other_rows=rows,
-        sums=sums, products=products, full=dbeta,
+        x=None if read is None and dbeta is None else run.k, first=end, last=last_grad, reverse=True, add=normalize,
+        keep=keep, kept=kept, source=weight, source_add=add, after=run.beta, rows=written, products=products,
+        full=dbeta,
     )  # fmt: skip
     run.sweep(
         run.k, run.q, do, grads["v"], values, run.by_value(),
         first=end, reverse=True, source=weight, after=run.beta,
     )  # fmt: skip
-    if dg is not None:
-        run.decay_gradient(dg, sums, products, grads["g"])
+    if written is not None:
+        run.decay_gradient(read, written, products, grads["g"])
     if dbeta is not None:
         grads["beta"].copy_(dbeta[0] if splits == 1 else dbeta.sum(0))
     if grouped:

@@ -55,24 +55,17 @@ def tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.const
 
 @triton.jit
 def log_decays(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
-    """Log2 of the decay from the chunk's edge to each token, of the whole chunk's, and which tokens decay to zero.
+    """Log2 of the decay from the chunk's edge to each token, of the whole chunk's, and the log decays as they are.
 
     Forward, the edge is the chunk's start and a token's own decay counts; in reverse, it is the end and does not.
     """
-    x = tl.load(g + at, mask=live, other=0.0)
-    cut = x <= FLOOR
-    x = tl.where(cut, FLOOR, x).to(tl.float64 if WIDE else tl.float32) * LOG2E
+    g = tl.load(g + at, mask=live, other=0.0)
+    x = tl.where(g <= FLOOR, FLOOR, g).to(tl.float64 if WIDE else tl.float32) * LOG2E
     total = tl.sum(x, 0)
     here = tl.cumsum(x, 0)
     if REVERSE:
         here = total - here
-    return here, total, cut
-
-
-@triton.jit
-def before(sums, last, next_sums, next_last):
-    """Sums over all but the last, exactly: a cumulative sum less its last term leaves the rounding of that term."""
-    return sums + last + next_sums, next_last
+    return here, total, g
 
 
 @triton.jit
@@ -138,8 +131,8 @@ def sweep(
     q_ptr, k_ptr, v_ptr, o_ptr, x_ptr,
     g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, m_ptr,
     first_ptr, last_ptr, kept_ptr,
-    rows_ptr, other_rows_ptr, sums_ptr, products_ptr, full_ptr, norm_ptr,
-    cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset, sums_size, products_size,
+    rows_ptr, products_ptr, full_ptr, norm_ptr,
+    cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset, products_size,
     q_batch, q_step, q_head, k_batch, k_step, k_head, v_batch, v_step, v_head, x_batch, x_step, x_head,
     state_size, state_k, state_v, state_add,
     Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, X_GROUP: tl.constexpr,
@@ -154,10 +147,10 @@ def sweep(
     NORMALIZE (forward only): o is divided by max(|scale n . q|, exp(-m)) + eps, and norm [B, T, H] gets n . q.
     first, last [N, H, ...]: state that enters and leaves, addressed by its strides over WIDTH and COLUMNS; state_add is
     where the added column (the normaliser's, for NORMALIZE) starts.
-    With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o, without the diagonal's share unless NORMALIZE; with
-    other_rows, the same of the other direction, it gets the log decay's gradient but for what passes the token's whole
-    chunk, which triton_decay_sum.py finds from sums [splits, sums_size] of [chunk, H, 2], what the chunk reads of what
-    entered it, and later ones of what it wrote, and products [splits, products_size] of [kept state, H, BLOCK_V].
+    With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o; unless NORMALIZE of what the state holds alone, and
+    forward [splits, 3, B, T, H] of pairs inside the chunk too, by the token that reads and by the one that writes. The
+    log decay's gradient is theirs (triton_decay_sum.py), and that of products [splits, products_size] of [kept state,
+    H, BLOCK_V].
     full gets x . o / after, diagonal and all. kept: the rounded state before every KEEP-th chunk and after the last,
     written forward, read in reverse. Sequence n's chunks are first // CHUNK + 2 n on, and so are its kept states, in
     KEEP chunks for one.
@@ -218,8 +211,7 @@ def sweep(
         added = 0.0
     if not REVERSE and kept_ptr is not None:
         keep(state, added, kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
-    if sums_ptr is not None:
-        sums_ptr += split * sums_size + (((batch * T + first) // CHUNK + 2 * n) * H + head) * 2
+    if products_ptr is not None:
         products_ptr += split * products_size + slot * BLOCK_V
         last = tl.cdiv(count, KEEP) * H
         left = products_ptr + last * BLOCK_V
@@ -266,7 +258,7 @@ def sweep(
                 output_add = tl.load(output_add_ptr + token + at, mask=live, other=0.0)
             p += (scale * source_add)[:, None] * output_add[None, :]
         if g_ptr is not None:
-            here, total, cut = log_decays(g_ptr + token, at, live, REVERSE, WIDE)
+            here, total, _ = log_decays(g_ptr + token, at, live, REVERSE, WIDE)
             to_here = tl.exp2(here.to(tl.float32))
             to_end = tl.exp2((total - here).to(tl.float32))
             whole = tl.exp2(total.to(tl.float32))
@@ -278,6 +270,8 @@ def sweep(
         if NORMALIZE:
             within = tl.sum(p, 0)
 
+        # rounded here, before more is in registers
+        weights = p.to(v.dtype)
         o = tl.dot(state.to(q.dtype), tl.trans(q), input_precision=PRECISION)
         if output_ptr is not None:
             o *= output[None, :]
@@ -292,8 +286,7 @@ def sweep(
         if x_ptr is None or not CONSISTENT:
             o *= decayed
         if x_ptr is not None:
-            # x . o, through the state and inside the chunk; the same p in both directions, so that its rounding to the
-            # operands' dtype cancels from their difference. The product with 1 puts x where o is.
+            # x . o, through the state and inside the chunk. The product with 1 puts x where o is.
             placed = tl.dot(tl.trans(x), itself.to(x.dtype), input_precision=PRECISION)
             if CONSISTENT:
                 through = tl.sum((placed * decayed).to(x.dtype).to(tl.float32) * o, 0)
@@ -301,9 +294,16 @@ def sweep(
             else:
                 through = tl.sum(placed * o, 0)
             pairs = p * tl.dot(v, tl.trans(x), input_precision=PRECISION)
-            diagonal = tl.sum(tl.where(itself, pairs, 0.0), 0)
-            inside = tl.sum(tl.where(itself, 0.0, pairs), 0)
-        o = tl.dot(tl.trans(v), p.to(v.dtype), o, input_precision=PRECISION)
+            if REVERSE or NORMALIZE:
+                along = through + tl.sum(pairs, 0)
+            else:
+                apart = tl.where(itself, 0.0, pairs)
+                by_token = rows_ptr + 3 * out_rows + token + at
+                tl.store(by_token, through, mask=live)
+                # by the later token of each pair and by the earlier one: of the same numbers
+                tl.store(by_token + tokens * H, tl.sum(apart, 0), mask=live)
+                tl.store(by_token + 2 * tokens * H, tl.sum(apart, 1), mask=live)
+        o = tl.dot(tl.trans(v), weights, o, input_precision=PRECISION)
 
         if NORMALIZE:
             if g_ptr is not None:
@@ -314,32 +314,17 @@ def sweep(
             o *= share[None, :]
             tl.store(norm_ptr + token + at, inner, mask=live & (split == 0))
             if rows_ptr is not None:
-                tl.store(rows_ptr + (out_rows + token) + at, (through + inside + diagonal) * share, mask=live)
+                tl.store(rows_ptr + (out_rows + token) + at, along * share, mask=live)
         else:
             if after_ptr is not None:
                 after = tl.load(after_ptr + token + at, mask=live, other=0.0)
                 o *= after[None, :]
             if full_ptr is not None:
-                tl.store(full_ptr + (out_rows + token) + at, through + inside + diagonal, mask=live)
-            if rows_ptr is not None:
+                tl.store(full_ptr + (out_rows + token) + at, along, mask=live)
+            if REVERSE and rows_ptr is not None:
                 if after_ptr is not None:
                     through *= after
-                    inside *= after
-                if REVERSE:
-                    # The decay of token t takes part in whatever is written before it and read from it on: what enters
-                    # the chunk and is read, what is written and leaves, both, and pairs inside. Each is summed from
-                    # the end where it is small, so that rounding of large terms stays with tokens whose own is large.
-                    inside = tl.load(other_rows_ptr + (out_rows + token) + at, mask=live, other=0.0) - inside
-                    read = tl.cumsum(inside, 0, reverse=True)
-                    written_before, _ = tl.associative_scan((tl.zeros_like(through), through), 0, before)
-                    sums = sums_ptr + chunk * H * 2 + steps * 0
-                    tl.store(sums, read, mask=steps == 0)
-                    tl.store(sums + 1, written_before + through, mask=steps == CHUNK - 1)
-                    # a decay of zero has no gradient, where the sum has rounding
-                    inside = tl.where(cut, 0.0, read + written_before)
-                else:
-                    inside += through
-                tl.store(rows_ptr + (out_rows + token) + at, inside, mask=live)
+                tl.store(rows_ptr + (out_rows + token) + at, through, mask=live)
         if o_ptr is not None:
             o_at = (
                 o_ptr + ((batch * T + start) * H + head) * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
@@ -375,7 +360,7 @@ def sweep(
             if (chunk == count - 1) | (chunk % KEEP == KEEP - 1):
                 entry = kept_ptr + (chunk // KEEP + 1) * H * kept_offset
                 keep(state, added, entry, columns, rows, COLUMNS, WIDTH, ADD)
-        if sums_ptr is not None:  # noqa: SIM102
+        if products_ptr is not None:  # noqa: SIM102
             if chunk % KEEP == 0:
                 entry = (chunk // KEEP) * H
                 left = products_ptr + entry * BLOCK_V
