@@ -12,13 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from sanitize import races, sources
 from sanitize.__main__ import PRINTED, Job, report, run
-from sanitize.barrier_tables import put_right
+from sanitize.barrier_tables import put_right, with_right_tables
 from sanitize.calls import CALLS, planned
 from sanitize.dry import launched, pretending
 from sanitize.findings import findings
@@ -324,6 +325,19 @@ def test_a_list_of_barriers_is_put_right():
     assert put_right(b"no cubin") == (b"no cubin", [])
 
 
+def test_kernels_are_loaded_with_right_lists(monkeypatch):
+    given = []
+    load = lambda *arguments: given.append(arguments)  # noqa: E731 - compared below
+    utils = SimpleNamespace(load_binary=load)
+    monkeypatch.setattr("sanitize.barrier_tables.driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    monkeypatch.setattr("sanitize.barrier_tables.put_right", lambda x: (x.upper(), [("k", 1, 2)] if x == b"a" else []))
+    with with_right_tables() as found:
+        utils.load_binary("k", b"a", 7)
+        utils.load_binary("other", b"b", 8)
+    assert (given, found) == ([("k", b"A", 7), ("other", b"B", 8)], {"k": 1})
+    assert utils.load_binary is load
+
+
 @pytest.mark.slow
 def test_the_list_of_a_packed_sweep_is_put_right(monkeypatch):
     """What synccheck took for errors: only the list changes, and every barrier is listed where it is made."""
@@ -367,19 +381,36 @@ BOUNDED = (
 )
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_racecheck_reports_no_pair_that_is_not_explained(tmp_path):
+# those of which ptxas lists barriers wrongly
+PACKED = "^(simple_gla|gated_delta_rule) hopper bfloat16 B1 T[27]00 .*packed"
+
+
+def sanitized(folder: Path, tool: str, calls: str, least: int) -> dict[str, Any]:
+    """What the tool says of calls, so many at least, all of which ran under it."""
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(program).exists():
         pytest.skip("needs compute-sanitizer, which comes with CUDA's toolkit (none here)")
-    folder = Path(__file__).parents[1]
-    places = [str(folder.parent / "src"), str(folder), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "sanitize", "--out", str(tmp_path), "--tools", "racecheck", "--calls", BOUNDED]
+    tests = Path(__file__).parents[1]
+    places = [str(tests.parent / "src"), str(tests), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "sanitize", "--out", str(folder), "--tools", tool, "--calls", calls]
     subprocess.run(
         command, env=os.environ | {"PYTHONPATH": os.pathsep.join(places)}, capture_output=True, check=False, timeout=600
     )
-    said = json.loads((tmp_path / "summary.json").read_text())
-    assert said["calls"] >= 8
+    said = json.loads((folder / "summary.json").read_text())
+    assert said["calls"] >= least
     assert [(tool["failed"], tool["not run"]) for tool in said["tools"].values()] == [({}, [])] * 2
-    assert said["tools"]["racecheck"]["unexplained"] == []
+    return said["tools"][tool]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_racecheck_reports_no_pair_that_is_not_explained(tmp_path):
+    assert sanitized(tmp_path, "racecheck", BOUNDED, 8)["unexplained"] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_synccheck_reports_nothing_of_packed_calls(tmp_path):
+    said = sanitized(tmp_path, "synccheck", PACKED, 5)
+    assert said["findings"] == []
+    assert "sweep" in said["tables put right"]
