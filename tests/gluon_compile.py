@@ -34,6 +34,7 @@ class Compiled:
     notes: str
     ptx: str
     reloaded: list[str]
+    cubin: bytes
 
 
 class Recorded(Exception):
@@ -96,7 +97,7 @@ def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
     assert spilled, said
     # of another Triton's compiler what is reloaded is as little bounded as what spills
     reloaded = list(spilled_in(sass)) if triton.__version__.startswith(BOUNDED) else []
-    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], reloaded)
+    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], reloaded, made.asm["cubin"])
 
 
 def _compiled(source: GluonASTSource, options: dict[str, Any]) -> tuple[Any, str]:

@@ -143,7 +143,8 @@ class Job:
     def lost(self) -> list[int]:
         """The call during which the process ended of itself, if it did."""
         done = self.said.get("done", [])
-        return [] if self.ended or self.cut in done else self.numbers[len(done) : len(done) + 1]
+        stopped = self.ended or self.said.get("stopped", False)
+        return [] if stopped or self.cut in done else self.numbers[len(done) : len(done) + 1]
 
 
 def run(jobs: list[Job], sanitizer: Sanitizer, at_once: int, until: float) -> list[Job]:
@@ -268,6 +269,7 @@ def _of_tool(tool: str, numbers: list[int], jobs: list[Job]) -> dict[str, Any]:
     said["not run"] = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
     said["not seen whole"] = [CALLS[job.cut].name for job in jobs if job.cut is not None]
     said["warned"] = sorted(warned)
+    said["tables put right"] = {kernel: n for job in jobs for kernel, n in job.said.get("put right", {}).items()}
     if tool == "racecheck":
         said["unexplained"] = [[p.kernel, p.first, p.second] for p in races.unexplained(ours)]
     return said

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from . import sources
-from .sources import place
+from .sources import first_warps, place
 from .worker import MARK
 
 _RULE = "========="
@@ -113,6 +113,8 @@ def _read(record: list[str], call: str) -> Finding:
         for match in _PLACE.finditer(said):
             kernel = kernel or match["kernel"] or match["of"] or ""
             file, line = (match["file"] or "").rpartition("/")[2], int(match["line"] or 0)
+            # accesses are what racecheck names; synccheck's places are barriers, which stand where it says
+            file = first_warps(file, line) if match["access"] else file
             found.append(Place(match["access"] or "", file, *place(file, line), line))
         count += sum(map(int, _HAZARDS.findall(said)))
     kind = re.sub(r"\s+at .*| between .*", "", record[0])

@@ -99,8 +99,41 @@ def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
     return tuple(sorted(spans))
 
 
-# a function of CUDA C++ as this project writes it: a line that begins at the left margin and opens a parameter list
-_CUDA_FUNCTION = re.compile(r"^(?!\s|#|//|\*)(?:[^=;]*?\s)?\*?(\w+)\(")
+@cache
+def _shared_out() -> dict[tuple[str, str], str]:
+    """Of each file and kernel that shares its work out among warps the file of the first ones' function, if another."""
+    found = {}
+    for path in sorted(KERNELS.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        known = dict(_imports(tree, module_of(path)))
+        for function in (f for f in tree.body if isinstance(f, ast.FunctionDef) and _is_jit(f)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "gl.warp_specialize":
+                    first = ast.unparse(node.args[0].elts[0].elts[0])  # type: ignore[attr-defined]
+                    if first in known:
+                        found[path.name, function.name] = known[first].split(".")[1] + ".py"
+    return found
+
+
+def first_warps(file: str, line: int) -> str:
+    """The file that a line of shared memory's accesses is of.
+
+    The function of the first warps in gl.warp_specialize is compiled into the kernel itself. Triton then gives its
+    instructions their line, but the kernel's file. What the kernel does before it shares work out is not told apart;
+    of shared memory it only initialises mbarriers, which no race is reported of. The kernel's own first line is what
+    an instruction has to which the compiler gives none.
+    """
+    inside = [(first, name) for first, last, name in _functions(file) if first <= line <= last]
+    if not inside or inside[-1][0] == line:
+        return file
+    return _shared_out().get((Path(file).name, inside[-1][1]), file)
+
+
+# a function of CUDA C++ as this project writes it: a line that opens a parameter list and begins at the left margin, or
+# is a member's
+_CUDA_FUNCTION = re.compile(
+    r"^(?:\s+(?:template <[^>]*> )?(?:static )?HF_DEVICE\s|(?!\s|#|//|\*))(?:[^=;]*?\s)?\*?(\w+)\("
+)
 
 
 def place(file: str, line: int) -> tuple[str, str]:

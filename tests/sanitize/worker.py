@@ -1,7 +1,8 @@
 """Runs some of the calls in one process, on the GPU that is there: what a sanitizer watches.
 
 `python -m sanitize.worker OUT N...`: calls by number. OUT, a JSON file, says after each call which ones ran, which
-failed and how, and which kernels were launched. It stops at a call after which CUDA works no more.
+failed and how, which kernels were launched, and of which of them the assembler's list of mbarriers was put right. It
+stops at a call after which CUDA works no more, and says so.
 """
 
 import json
@@ -14,6 +15,7 @@ import torch
 from holdfast.kernels.common import nvrtc
 from holdfast.kernels.dense import source
 
+from .barrier_tables import with_right_tables
 from .calls import CALLS, planned
 from .launched import noted
 
@@ -41,7 +43,7 @@ def main(out: Path, numbers: list[int]) -> None:
     done: list[int] = []
     failed: dict[int, str] = {}
     torch.zeros(1, device=device)
-    with noted() as kernels:
+    with noted() as kernels, with_right_tables() as put_right:
         for number in numbers:
             call = CALLS[number]
             print(f"{MARK}{call.name}", flush=True)
@@ -57,7 +59,8 @@ def main(out: Path, numbers: list[int]) -> None:
                 failed.setdefault(number, "CUDA works no more after it")
             # at once, as the process may be ended at any time
             part = out.with_suffix(".part")
-            part.write_text(json.dumps({"done": done, "failed": failed, "kernels": sorted(kernels)}))
+            said = {"done": done, "failed": failed, "kernels": sorted(kernels), "put right": put_right}
+            part.write_text(json.dumps(said | {"stopped": not works}))
             part.replace(out)
             if not works:
                 sys.exit(3)
