@@ -20,6 +20,9 @@ def obey(line):
     if line == "fault":
         print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+    if line == "torn":
+        print("Timeout (0:00:02)!", "Thread 0x1 (most recent call first):", sep=chr(10), flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
     if line == "hang":
         time.sleep(600)
     return Row(line, "crashed" if line == "spoil" else "right", str(os.getpid()), spoilt=line == "spoil")
@@ -60,6 +63,14 @@ def test_crashes_and_hangs_are_rows(obedient):
     assert rows["spoil"].status == "crashed"
     assert all(row.failed for row in rows.values() if row.line not in "abcd")
     assert pool.environment["pid"]
+
+
+def test_a_worker_that_faults_while_it_writes_where_it_hangs_has_hung(obedient):
+    """Python reads the stacks of threads that go on meanwhile, of compilers say, and may fault."""
+    (row,) = Pool(1, obedient.begin, obedient.obey).rows(["torn"])
+    assert row.status == "hung"
+    assert "no answer in 57 s" in row.detail
+    assert "status -11" in row.detail
 
 
 def test_a_spoilt_process_is_not_used_again(obedient):
