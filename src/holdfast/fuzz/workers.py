@@ -49,6 +49,13 @@ def _work(connection: Connection, log: str, begin: Begin, run: Run, limit: float
             os._exit(0)
 
 
+def _of_the_busy(stacks: str) -> str:
+    """Without the threads that wait for work, of a pool or a progress bar, many of which may come before the one."""
+    said, *threads = re.split(r"(?=Thread 0x|Current thread 0x)", stacks)
+    idle = r'[^"]*"(futures/thread\.py", line \d+ in _worker|python[^"/]*/threading\.py", line \d+ in wait) '
+    return said + "".join([x for x in threads if not re.match(idle, x)] or threads)
+
+
 class _Worker:
     def __init__(self, folder: Path, number: int, begin: Begin, run: Run, limit: float) -> None:
         context = multiprocessing.get_context("spawn")
@@ -94,7 +101,7 @@ class _Worker:
         for stack in ("Fatal Python error", "Timeout ("):
             # the innermost frames come first
             if (place := said.find(stack)) >= 0:
-                return said[max(place - 300, 0) : place + 400]
+                return said[max(place - 300, 0) : place] + _of_the_busy(said[place:])[:400]
         return said[-600:]
 
     def lost(self, limit: float, hung: bool) -> Row:
