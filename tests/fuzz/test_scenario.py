@@ -1,5 +1,7 @@
 """Scenarios: a line holds all of one, and a seed draws the same ones, among them everything that there is."""
 
+from itertools import pairwise
+
 import pytest
 
 from holdfast.fuzz.draw import draw
@@ -29,6 +31,19 @@ def test_every_op_mode_and_layout_is_drawn():
     assert {s.grads for s in MANY} == {"both", "out", "state", "none"}
     assert any(s.cu and 0 in [b - a for a, b in zip(s.cu, s.cu[1:], strict=False)] for s in MANY)
     assert {0, 1, 1025} <= {s.T for s in MANY}
+
+
+def test_a_step_loop_has_short_sequences():
+    """Else it takes a minute, which is a hang to the fuzzer."""
+    lengths = [
+        length
+        for s in MANY
+        if s.backend == "reference"
+        for length in ([b - a for a, b in pairwise(s.cu)] if s.cu else [s.T])
+    ]
+    assert max(lengths) == 129
+    assert {0, 1, 64, 128} <= set(lengths)
+    assert all(s.cu[-1] == s.T for s in MANY if s.cu)
 
 
 # what adversarial calls once found, each as a scenario that may be drawn

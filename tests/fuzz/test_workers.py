@@ -1,13 +1,14 @@
 """A worker that crashes or hangs is a row; the others, and the rest of the scenarios, go on."""
 
 import json
+import re
 import sys
 import time
 
 import pytest
 
 from holdfast.fuzz.row import Row
-from holdfast.fuzz.workers import Pool, allowed
+from holdfast.fuzz.workers import Pool, _of_the_busy, allowed
 
 # what the workers run in place of a scenario: words that they obey
 OBEDIENT = """
@@ -19,6 +20,9 @@ def obey(line):
         os._exit(7)
     if line == "fault":
         print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if line == "torn":
+        print("Timeout (0:00:02)!", "Thread 0x1 (most recent call first):", sep=chr(10), flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
     if line == "hang":
         time.sleep(600)
@@ -60,6 +64,30 @@ def test_crashes_and_hangs_are_rows(obedient):
     assert rows["spoil"].status == "crashed"
     assert all(row.failed for row in rows.values() if row.line not in "abcd")
     assert pool.environment["pid"]
+
+
+def test_a_worker_that_faults_while_it_writes_where_it_hangs_has_hung(obedient):
+    """Python reads the stacks of threads that go on meanwhile, of compilers say, and may fault."""
+    (row,) = Pool(1, obedient.begin, obedient.obey).rows(["torn"])
+    assert row.status == "hung"
+    assert "no answer in 57 s" in row.detail
+    assert "status -11" in row.detail
+
+
+STACKS = (
+    "Timeout (0:00:57)! "
+    'Thread 0x1 (most recent call first): File "futures/thread.py", line 89 in _worker File "python3.12/threading.py", '
+    "line 1010 in run "
+    'Thread 0x2 (most recent call first): File "python3.12/threading.py", line 359 in wait File "tqdm/_monitor.py", '
+    "line 69 in run "
+    'Thread 0x3 (most recent call first): File "nvidia/compiler.py", line 316 in make_ttgir'
+)
+
+
+def test_a_row_shows_the_threads_that_do_something():
+    head, idle, *_, busy = re.split(r"(?=Thread )", STACKS)
+    assert _of_the_busy(STACKS) == head + busy
+    assert _of_the_busy(head + idle) == head + idle
 
 
 def test_a_spoilt_process_is_not_used_again(obedient):

@@ -1,6 +1,7 @@
 """Launches that look compiled kernels up themselves: what they tell apart, and that they need nothing private."""
 
 from itertools import permutations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import native_specialize_impl
 
-from holdfast.kernels.common import compiling, triton_launch
+from holdfast.kernels.common import assembler, compiling, triton_launch
 
 
 class Recorder(triton.JITFunction):
@@ -62,6 +63,17 @@ def test_one_compiled_kernel_serves_only_what_triton_compiles_alike(kernel):
         run(kernel, second)
         if specialization(first) != specialization(second):
             assert kernel.compiled == 2, (first, second)
+
+
+def test_tritons_own_launch_has_the_newer_assembler_too(kernel):
+    """Kernels with wgmma that are launched so, intra_chunk's say, are as short of registers as any other."""
+    if not assembler._is_needed():
+        pytest.skip("this Triton's own assembler is right")
+    seen = []
+    kernel.launched = SimpleNamespace(append=lambda _: seen.append(assembler._HERE.chooses))
+    triton_launch.launch_by_triton(kernel, (4,), whole, SIZE=8)
+    assert seen == [True]
+    assert not assembler._HERE.chooses
 
 
 def test_the_same_kinds_of_arguments_are_looked_up(kernel):

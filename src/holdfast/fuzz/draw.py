@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from .modules import MODULES
@@ -41,6 +42,8 @@ _MANY = (300, 70_000)
 _STEPS = (1, 2, 3, 17, 33)
 # the other one takes a C++ compiler on a CPU
 _COMPILERS = {"cuda": "inductor", "cpu": "aot_eager"}
+# steps of a sequence for `reference`, a step loop that takes a minute for a thousand of them and their gradients
+_STEP_LOOP = 130
 # elements of state over all steps that a float64 loop, which keeps each state, may have
 _MOST = {"cuda": 150_000_000, "cpu": 1_500_000}
 
@@ -86,7 +89,7 @@ def draw(seed: int, index: int, device: str) -> Scenario:
     found = _options(dice, op) + ([_COMPILERS[device]] if mode == "compile" else [])
     s = replace(s, options=tuple(found))
     s = _fitting(dice, _sized(dice, s, family), family)
-    return _limited(s, family)
+    return _limited(_short(s) if s.backend == "reference" else s, family)
 
 
 def _module(dice: _Dice, device: str) -> Scenario:
@@ -217,6 +220,14 @@ def _fitting(dice: _Dice, s: Scenario, family: str) -> Scenario:
     if s.dtype == "float16" and s.values == "large" and s.keys == "raw":
         s = replace(s, keys="model")
     return s
+
+
+def _short(s: Scenario) -> Scenario:
+    """Sequences for a step loop. Nothing is drawn again, so that the scenarios of other backends stay as they are."""
+    if not s.cu:
+        return replace(s, T=s.T % _STEP_LOOP)
+    cu = tuple(accumulate(((end - start) % _STEP_LOOP for start, end in pairwise(s.cu)), initial=0))
+    return replace(s, T=cu[-1], cu=cu)
 
 
 def _limited(s: Scenario, family: str) -> Scenario:

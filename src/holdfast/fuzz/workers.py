@@ -17,6 +17,8 @@ from .row import Row
 # seconds that a scenario may take; compiled ones wait for a compiler of many seconds
 LIMIT = 60.0
 _COMPILED = 3
+# of the time allowed, after which a worker writes where each of its threads is
+_WATCHED = 0.95
 # a worker that has not come up by then never will
 _START = 180.0
 
@@ -38,13 +40,20 @@ def _work(connection: Connection, log: str, begin: Begin, run: Run, limit: float
     connection.send(begin())
     while (line := connection.recv()) is not None:
         os.ftruncate(file, 0)
-        faulthandler.dump_traceback_later(0.95 * allowed(line, limit))
+        faulthandler.dump_traceback_later(_WATCHED * allowed(line, limit))
         row = run(line)
         faulthandler.cancel_dump_traceback_later()
         connection.send(row)
         if row.spoilt:
             # the driver may hang where an ordinary end would clean up
             os._exit(0)
+
+
+def _of_the_busy(stacks: str) -> str:
+    """Without the threads that wait for work, of a pool or a progress bar, many of which may come before the one."""
+    said, *threads = re.split(r"(?=Thread 0x|Current thread 0x)", stacks)
+    idle = r'[^"]*"(futures/thread\.py", line \d+ in _worker|python[^"/]*/threading\.py", line \d+ in wait) '
+    return said + "".join([x for x in threads if not re.match(idle, x)] or threads)
 
 
 class _Worker:
@@ -81,24 +90,31 @@ class _Worker:
         self.process.join(10)
         self.connection.close()
 
+    def _said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
     def last_words(self) -> str:
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        text = self._said()
         said = " ".join(text.partition("Extension modules:")[0].split())
         # where this machine keeps its files is nobody's business, and takes the room of another frame
         said = re.sub(r'File "[^"]*/([^/"]+/[^/"]+)"', r'File "\1"', said)
         for stack in ("Fatal Python error", "Timeout ("):
             # the innermost frames come first
             if (place := said.find(stack)) >= 0:
-                return said[max(place - 300, 0) : place + 400]
+                return said[max(place - 300, 0) : place] + _of_the_busy(said[place:])[:400]
         return said[-600:]
 
     def lost(self, limit: float, hung: bool) -> Row:
         seconds = time.monotonic() - self.since
+        allowance = allowed(self.line or "", limit)
         if hung:
-            reason = f"no answer in {allowed(self.line or '', limit):.0f} s"
+            reason = f"no answer in {allowance:.0f} s"
         else:
             self.process.join(10)
             reason = f"the worker ended with status {self.process.exitcode}"
+            # Python writes the stacks of threads that run on meanwhile, and may fault over it (cpython#131580)
+            if hung := bool(re.search(r"^Timeout \(\d", self._said(), re.MULTILINE)):
+                reason = f"no answer in {_WATCHED * allowance:.0f} s; writing where it was, {reason}"
         said = self.last_words()
         detail = f"{reason}: {said}" if said else reason
         return Row(self.line or "", "hung" if hung else "crashed", detail, seconds=round(seconds, 3))

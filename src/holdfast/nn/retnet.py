@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.ops import retnet
+from holdfast.recurrences.packing import packed_beside
 
 from .check import check_input, check_positive, check_state, head_width, wide
 from .norm import GatedRMSNorm
-from .packing import sequence_of
 from .rotary import rotate
 
 State = tuple[Tensor, Tensor]
@@ -89,5 +89,5 @@ def _positions(x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tenso
     start = seen if seen is not None else torch.zeros(sequences, dtype=torch.int64, device=x.device)
     if cu_seqlens is None:
         return steps if seen is None else steps + start[:, None], start + x.shape[1]
-    sequence = sequence_of(cu_seqlens, x.shape[1])
+    cu_seqlens, sequence = packed_beside(x, cu_seqlens)
     return steps - cu_seqlens[sequence] + start[sequence], start + cu_seqlens.diff()

@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdfast.recurrences.packing import packed_beside
+
 from .check import check_positive, wide
-from .packing import sequence_of
 
 
 class ShortConvolution(nn.Module):
@@ -51,7 +52,8 @@ class ShortConvolution(nn.Module):
         size = length + sequences * before
         steps = torch.arange(length, device=x.device)
         numbers = torch.arange(sequences, device=x.device)
-        out = steps + sequence_of(cu_seqlens, length) * before
+        cu_seqlens, sequence = packed_beside(x, cu_seqlens)
+        out = steps + sequence * before
         offsets = torch.arange(before, device=x.device)
 
         def beside(bounds: Tensor) -> Tensor:

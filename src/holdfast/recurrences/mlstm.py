@@ -11,6 +11,7 @@ from torch import Tensor
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
 from .oracle_matrix import unit
+from .packing import packed_beside
 from .scalars import number
 from .simple_gla import QKV, default_scale, draw_qkv
 
@@ -32,8 +33,7 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     if cu_seqlens is None:
         first, entry = (steps == 0)[None, :, None], m[:, None]
     else:
-        # clamped: wrong offsets are reported by the op, which is the first to read them
-        sequence = torch.searchsorted(cu_seqlens[1:], steps, right=True).clamp_max(cu_seqlens.shape[0] - 2)
+        cu_seqlens, sequence = packed_beside(i, cu_seqlens)
         first, entry = (steps == cu_seqlens[sequence])[None, :, None], m[sequence][None]
     best = torch.where(first, torch.maximum(i, log_f + entry), i)
     # no window reaches back over a first step; finite, because -inf - -inf is NaN

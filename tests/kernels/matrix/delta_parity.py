@@ -138,6 +138,8 @@ def interpreted():
     check("no decay, no strength, no states", example(g=None, beta=None, state=False), plan(columns=32), ends=False)
     check("grouped, widths of no tile", example(H=4, T=17, K=20, V=24), plan(columns=32, grad_columns=32))
     check("strength to 2, values wider than two chunks", example(T=32, V=48, beta="two"), plan())
+    # of more than two blocks of columns the gradients' launch takes a loop
+    check("values of three blocks, half of the last one", example(T=19, H=1, Hq=1, V=40), plan(columns=32))
     check("packed", example(T=45, packed=(0, 0, 5, 37, 37, 45)), plan(columns=32), packed=(0, 0, 5, 37, 37, 45))
     check("resets", example(g="resets"), plan(columns=32))
     check("grouped, states in their gradients' memory", example(H=4, T=32, dtype=torch.float16), plan())

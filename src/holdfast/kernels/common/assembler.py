@@ -7,7 +7,7 @@ of registers, and they read outside of shared memory. ptxas 12.9, which Triton h
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from triton import knobs
@@ -24,6 +24,11 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
+
+
+def assembler_of(kernel: Any) -> AbstractContextManager[None]:
+    """Within it, this thread makes kernel with the assembler that it is to have: of Gluon's Triton's choice."""
+    return nullcontext() if getattr(kernel, "is_gluon", bool)() else newer_assembler()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from copy import copy
 from functools import cache
 from typing import Any
@@ -140,10 +140,9 @@ def _compile(kernel: Any, grid: tuple[int, ...], likes: Sequence[Any], named: di
 
 
 def _warm(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-    from .assembler import newer_assembler
+    from .assembler import assembler_of
 
-    is_gluon = getattr(kernel, "is_gluon", bool)()
-    with nullcontext() if is_gluon else newer_assembler():
+    with assembler_of(kernel):
         return kernel.warmup(*arguments, **named, grid=grid)
 
 

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from .assembler import assembler_of
 from .compiling import compiled
 from .direct_launch import Run, launcher
 from .recording import RECORDING, note_launch
@@ -79,7 +80,9 @@ def launch(
 def launch_by_triton(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Runs kernel by Triton's own launch, for calls that are not repeated from a record: arguments as the kernel has
     them, constants and the compiler's options by name."""
-    if WATCHERS:
-        watched(kernel, arguments, lambda: kernel[grid](*arguments, **options))
-        return
-    kernel[grid](*arguments, **options)
+    # it may compile
+    with assembler_of(kernel):
+        if WATCHERS:
+            watched(kernel, arguments, lambda: kernel[grid](*arguments, **options))
+            return
+        kernel[grid](*arguments, **options)

@@ -20,6 +20,67 @@ from .triton_delta_sweeps import state_rows
 from .triton_sweep import FLOOR, tile
 
 
+@triton.jit
+def _block(
+    k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
+    v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
+    block, steps, rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of V's columns: S, dS', dO, U and Y, sums with its part, and dV, which is stored."""
+    EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
+    columns = block + tl.arange(0, BLOCK_V)
+    mask = there & (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
+    at_s = low_ptr + slot + state_rows(low_ptr, high_ptr, columns, slot_row, CHUNK)[:, None]
+    at_ds = after_low_ptr + after_slot + state_rows(after_low_ptr, after_high_ptr, columns, after_row, CHUNK)[:, None]
+    s = tl.load(at_s + rows[None, :], mask=mask, other=0.0)
+    ds = tl.load(at_ds + rows[None, :], mask=mask, other=0.0)
+    through += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 1)
+    v = tile(v_ptr, steps, columns, v_step, live, COLUMNS, EVEN_V)
+    do = tile(do_ptr, steps, columns, do_step, live, COLUMNS, EVEN_V)
+    # [V, C] from here on
+    error = tl.trans(v).to(tl.float32) - tl.dot(s, tl.trans(k), input_precision=PRECISION) * to_here[None, :]
+    u = error * beta[None, :]
+    u = tl.dot(u.to(k.dtype), tl.trans(a), u, input_precision=PRECISION)
+    error = tl.where(is_strong[None, :], u * share[None, :], error)
+    u = u.to(k.dtype)
+    du = tl.dot(ds, tl.trans(k), input_precision=PRECISION) * to_end[None, :]
+    du = tl.dot(tl.trans(do), p, du, input_precision=PRECISION)
+    y = tl.dot(du.to(k.dtype), a, du, input_precision=PRECISION)
+    strength += tl.sum(y * error, 0)
+    dv_at = dv_ptr + token * COLUMNS + (at * COLUMNS)[:, None] + columns[None, :]
+    dv = tl.trans((y * beta[None, :]).to(dv_ptr.dtype.element_ty))
+    tl.store(dv_at, dv, mask=live[:, None] & (columns < COLUMNS)[None, :])
+    y = y.to(k.dtype)
+    dp = tl.dot(do, u, dp, input_precision=PRECISION)
+    z = tl.dot(tl.trans(y), u, z, input_precision=PRECISION)
+    return s, ds, do, u, y, dp, z, strength, through
+
+
+@triton.jit
+def _products(s, ds, do, u, y, dq, dk_read, dk_write, PRECISION: tl.constexpr):
+    """A block's part of dQ and dK, [K, C]."""
+    dq = tl.dot(tl.trans(s), tl.trans(do), dq, input_precision=PRECISION)
+    dk_read = tl.dot(tl.trans(s), y, dk_read, input_precision=PRECISION)
+    dk_write = tl.dot(tl.trans(ds), u, dk_write, input_precision=PRECISION)
+    return dq, dk_read, dk_write
+
+
+@triton.jit
+def _pairs(q, k, dp, z, strength, between, beta, is_strong, itself, scale, PRECISION: tl.constexpr):
+    """E and F, [C, C], what the pairs' decays have of dg, and dbeta, when all blocks are in dp and z."""
+    z = tl.where(itself, 0.0, z * between)
+    pairs = z * tl.dot(k, tl.trans(k), input_precision=PRECISION)
+    strength -= tl.where(is_strong, 0.0, tl.sum(pairs, 1))
+    dp *= between * scale
+    e = z * -beta[:, None]
+    pairs *= -beta[:, None]
+    pairs += tl.where(itself, 0.0, dp * tl.dot(q, tl.trans(k), input_precision=PRECISION))
+    across = tl.sum(pairs, 1) - tl.sum(pairs, 0)
+    f = dp.to(k.dtype)
+    return e.to(k.dtype), f, across, strength
+
+
 # windows differ in length and place: one compilation for all
 @triton.jit(do_not_specialize=["lowest", "window", "sequences"])
 def delta_gradients(
@@ -36,7 +97,6 @@ def delta_gradients(
     dq, dk [B, T, H, WIDTH], whose memory may hold S, dv [B, T, H, COLUMNS]; dg, dbeta [B, T, H], float32 or None.
     """
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
-    EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
     head = (tl.program_id(0) % H).to(tl.int64)
     program = tl.program_id(0) // H
     n, batch, first, end, chunk = place(program, cu_seqlens, T, sequences, lowest, window, CHUNK)
@@ -81,49 +141,32 @@ def delta_gradients(
     dk_write = tl.zeros([BLOCK_K, CHUNK], tl.float32)
     strength = tl.zeros([CHUNK], tl.float32)
     through = tl.zeros([BLOCK_V], tl.float32)
-    for block in tl.static_range(0, COLUMNS, BLOCK_V):
-        columns = block + tl.arange(0, BLOCK_V)
-        mask = there & (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
-        at_s = low_ptr + slot + state_rows(low_ptr, high_ptr, columns, slot_row, CHUNK)[:, None]
-        at_ds = (
-            after_low_ptr + after_slot + state_rows(after_low_ptr, after_high_ptr, columns, after_row, CHUNK)[:, None]
-        )
-        s = tl.load(at_s + rows[None, :], mask=mask, other=0.0)
-        ds = tl.load(at_ds + rows[None, :], mask=mask, other=0.0)
-        through += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 1)
-        v = tile(v_ptr, steps, columns, v_step, live, COLUMNS, EVEN_V)
-        do = tile(do_ptr, steps, columns, do_step, live, COLUMNS, EVEN_V)
-        # [V, C] from here on
-        error = tl.trans(v).to(tl.float32) - tl.dot(s, tl.trans(k), input_precision=PRECISION) * to_here[None, :]
-        u = error * beta[None, :]
-        u = tl.dot(u.to(k.dtype), tl.trans(a), u, input_precision=PRECISION)
-        error = tl.where(is_strong[None, :], u * share[None, :], error)
-        u = u.to(k.dtype)
-        du = tl.dot(ds, tl.trans(k), input_precision=PRECISION) * to_end[None, :]
-        du = tl.dot(tl.trans(do), p, du, input_precision=PRECISION)
-        y = tl.dot(du.to(k.dtype), a, du, input_precision=PRECISION)
-        strength += tl.sum(y * error, 0)
-        dv_at = dv_ptr + token * COLUMNS + (at * COLUMNS)[:, None] + columns[None, :]
-        dv = tl.trans((y * beta[None, :]).to(dv_ptr.dtype.element_ty))
-        tl.store(dv_at, dv, mask=live[:, None] & (columns < COLUMNS)[None, :])
-        y = y.to(k.dtype)
-        dp = tl.dot(do, u, dp, input_precision=PRECISION)
-        z = tl.dot(tl.trans(y), u, z, input_precision=PRECISION)
+    # code for each block takes longer to compile than many are worth: 79 s of one core for eight of float32
+    FEW: tl.constexpr = COLUMNS <= 2 * BLOCK_V
+    UNROLLED: tl.constexpr = COLUMNS if FEW else 0
+    LOOPED: tl.constexpr = 0 if FEW else COLUMNS
+    for block in tl.static_range(0, UNROLLED, BLOCK_V):
+        s, ds, do, u, y, dp, z, strength, through = _block(
+            k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
+            v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
+            block, steps, rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
+            WIDTH, COLUMNS, BLOCK_V, CHUNK, PRECISION,
+        )  # fmt: skip
         # before the last block's products, so that fewer tiles are in registers at a time
         if block + BLOCK_V >= COLUMNS:
-            z = tl.where(itself, 0.0, z * between)
-            pairs = z * tl.dot(k, tl.trans(k), input_precision=PRECISION)
-            strength -= tl.where(is_strong, 0.0, tl.sum(pairs, 1))
-            dp *= between * scale
-            e = z * -beta[:, None]
-            pairs *= -beta[:, None]
-            pairs += tl.where(itself, 0.0, dp * tl.dot(q, tl.trans(k), input_precision=PRECISION))
-            across = tl.sum(pairs, 1) - tl.sum(pairs, 0)
-            f = dp.to(k.dtype)
-            e = e.to(k.dtype)
-        dq = tl.dot(tl.trans(s), tl.trans(do), dq, input_precision=PRECISION)
-        dk_read = tl.dot(tl.trans(s), y, dk_read, input_precision=PRECISION)
-        dk_write = tl.dot(tl.trans(ds), u, dk_write, input_precision=PRECISION)
+            e, f, across, strength = _pairs(q, k, dp, z, strength, between, beta, is_strong, itself, scale, PRECISION)
+        dq, dk_read, dk_write = _products(s, ds, do, u, y, dq, dk_read, dk_write, PRECISION)
+    # loads ahead would take shared memory that the plan does not count
+    for block in tl.range(0, LOOPED, BLOCK_V, num_stages=1):
+        s, ds, do, u, y, dp, z, strength, through = _block(
+            k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
+            v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
+            block, steps, rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
+            WIDTH, COLUMNS, BLOCK_V, CHUNK, PRECISION,
+        )  # fmt: skip
+        dq, dk_read, dk_write = _products(s, ds, do, u, y, dq, dk_read, dk_write, PRECISION)
+    if not FEW:
+        e, f, across, strength = _pairs(q, k, dp, z, strength, between, beta, is_strong, itself, scale, PRECISION)
 
     out = token * WIDTH + (at * WIDTH)[:, None] + rows[None, :]
     out_mask = live[:, None] & (rows < WIDTH)[None, :]
