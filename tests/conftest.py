@@ -10,7 +10,7 @@ import torch
 
 from holdfast.kernels.common import planning
 from holdfast.planner import tables
-from tiers import is_slow_by_name, line_of_what_is_left
+from tiers import OneTriton, is_slow_by_name, line_of_what_is_left
 
 # cuBLAS repeats bit for bit only with a fixed workspace, and reads this when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -40,17 +40,24 @@ hypothesis.settings.load_profile("holdfast")
 
 # how many slow tests were left out, if no others were
 LEFT = pytest.StashKey[int]()
+ONE_TRITON = pytest.StashKey[OneTriton]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    path, _, name = item.nodeid.partition("[")[0].partition("::")
+    test = item.nodeid.partition("[")[0]
+    if hasattr(item, "callspec"):
+        sizes = item.get_closest_marker("sizes")
+        of_one = item.config.stash.setdefault(ONE_TRITON, OneTriton())
+        if of_one.has(test, item.callspec.params, sizes.args if sizes else ()):
+            item.add_marker(pytest.mark.one_triton)
+    path, _, name = test.partition("::")
     if is_slow_by_name(f"{path.removeprefix('tests/')}::{name}"):
         item.add_marker(pytest.mark.slow)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     config = items[0].config
-    if all(item.get_closest_marker("slow") for item in items):
+    if config.getoption("markexpr") == "not slow" and all(item.get_closest_marker("slow") for item in items):
         config.stash[LEFT] = len(items)
         # of pytest-xdist: what its processes tell the one that prints
         if hasattr(config, "workeroutput"):

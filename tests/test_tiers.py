@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tiers import is_slow_by_name, line_of_what_is_left
+from tiers import OneTriton, is_slow_by_name, line_of_what_is_left
 
 ROOT = Path(__file__).parents[1]
 TESTS = """
@@ -69,6 +69,45 @@ def test_the_suites_tiers_hold_all_of_it():
     assert sorted(first + rest) == sorted(everything)
     assert line_of_what_is_left(len(rest)) in printed
     assert not [test for test in first if is_slow_by_name(test.partition("[")[0].removeprefix("tests/"))]
+
+
+SIZES = """
+import pytest
+
+@pytest.mark.sizes("K", "V")
+@pytest.mark.parametrize(("K", "V", "beta"), [(64, 64, 0), (64, 128, 0), (64, 64, 1)])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_it_compiles(capability, K, V, beta): ...
+@pytest.mark.parametrize("K", [64, 128])
+def test_that_compiles(K): ...
+def test_all_compile(): ...
+def test_cuda_compiles(): ...
+"""
+
+
+@needs_make
+def test_newest_triton_compiles_each_kernel_once_for_hopper(tmp_path):
+    (tmp_path / "test_a.py").write_text(SIZES)
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    recipe = re.search(r"pytest (.*) tests/kernels (.*) \$\(ARGS\)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    options = shlex.split(f"{recipe[1]} {recipe[2]}")
+    tests, _ = collected(options, "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, tmp_path)
+    assert [test.partition("::")[2] for test in tests] == [
+        "test_it_compiles[90-64-64-0]",
+        "test_it_compiles[90-64-64-1]",
+        "test_that_compiles[64]",
+        "test_that_compiles[128]",
+        "test_all_compile",
+    ]
+
+
+def test_the_first_of_cases_that_differ_in_sizes_is_compiled():
+    one = OneTriton()
+    assert one.has("a", {"K": 64, "target": 100}, ("K",))
+    assert not one.has("a", {"K": 64, "beta": None}, ("K",))
+    assert one.has("a", {"beta": None, "K": 128}, ("K",))
+    assert not one.has("a", {"K": 128, "beta": 1}, ("K",))
+    assert not one.has("b", {"K": 128, "beta": None}, ("K",))
 
 
 @needs_make

@@ -38,8 +38,8 @@ extern "C" int launch(int x, int y, int z, int threads, long shared, unsigned se
     return '#include "builtins.h"\n' + source + launcher
 
 
-# what a precompiled header and those that include it have to agree on
-FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC")
+# What a precompiled header and those that include it have to agree on. A fortified longjmp refuses another stack.
+FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-U_FORTIFY_SOURCE")
 
 
 def compile_cpp(*arguments: object) -> None:
@@ -47,12 +47,14 @@ def compile_cpp(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr[:3000]
 
 
-def precompile_header(folder: Path) -> None:
-    """Leaves builtins.h in the folder, and what g++ made of it, which takes as long as a kernel."""
-    header = folder / "builtins.h"
+def prepare(folder: Path) -> None:
+    """Leaves in the folder what kernels share: builtins.h and runtime.cpp, and what g++ made of them."""
+    header, runtime = folder / "builtins.h", folder / "runtime.cpp"
     if not header.exists():
-        header.write_text((HERE / "builtins.h").read_text())
+        for file in (header, runtime):
+            file.write_text((HERE / file.name).read_text())
         compile_cpp("-x", "c++-header", header, "-o", f"{header}.gch")
+        compile_cpp("-c", runtime, "-o", folder / "runtime.o")
 
 
 class Emulated:
@@ -62,9 +64,9 @@ class Emulated:
         text = host_source(source, name)
         stem = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
         if not stem.with_suffix(".so").exists():
-            precompile_header(folder)
+            prepare(folder)
             stem.with_suffix(".cpp").write_text(text)
-            compile_cpp("-shared", f"{stem}.cpp", "-o", f"{stem}.so")
+            compile_cpp("-shared", f"{stem}.cpp", folder / "runtime.o", "-o", f"{stem}.so")
         self.library, self.seed = ctypes.CDLL(str(stem.with_suffix(".so"))), seed
 
     def launch(self, grid, threads, shared, arguments, cooperative=False, first=None) -> None:

@@ -2,6 +2,7 @@
 // This is what comes before the kernel's source; it stands in for CUDA's built-ins and for ptx.cuh. The order in which
 // fibers run is shuffled by a seed, so that a missing barrier has a chance to show. Asynchronous copies arrive as late
 // as they may: when they are waited for.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -12,8 +13,6 @@
 #include <ctime>
 #include <functional>
 #include <limits>
-#include <map>
-#include <random>
 #include <vector>
 
 #define __device__
@@ -29,96 +28,64 @@ struct dim3 { int x = 0, y = 0, z = 0; };
 
 namespace emulator {
 struct Block;
+// A fiber starts by setcontext and goes on by longjmp, as swapcontext would make two system calls a switch.
 struct Fiber {
     ucontext_t context;
+    jmp_buf place;
     Block* block;
     int thread;
-    bool done = false;
+    bool started = false, done = false, turn = false;
+    const unsigned* awaited = nullptr;  // a barrier's generation, until it is no longer this one
+    unsigned seen = 0;
     std::vector<std::function<void()>> open;                // copies that no group holds yet
     std::vector<std::vector<std::function<void()>>> groups;  // committed, oldest first
 };
 struct Barrier { int arrived = 0; unsigned generation = 0; };
+// Threads hand words on in two places by turns: who is ahead by one does not write where others still read.
 struct Warp {
     Barrier barrier;
-    unsigned words[32][6];
+    unsigned words[2][32][6];
 };
 struct Block {
     dim3 index;
     std::vector<char> shared;
-    std::map<int, Barrier> barriers;
+    Barrier barriers[16];
     std::vector<Warp> warps;
     std::vector<Fiber> fibers;
     int asleep = 0;  // rounds that the block sits out
 };
 inline Fiber* current;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline int threads;
 
-inline void yield() { swapcontext(&current->context, &scheduler); }
+inline void yield() {
+    if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
 inline void arrive(Barrier& b, int count) {
     if (++b.arrived == count) b.arrived = 0, b.generation++;
 }
 inline void wait(Barrier& b, int count) {
     const unsigned before = b.generation;
     arrive(b, count);
-    while (b.generation == before) yield();
+    if (b.generation != before) return;
+    current->awaited = &b.generation, current->seen = before;
+    yield();
+    current->awaited = nullptr;
 }
 inline Warp& warp() { return current->block->warps[current->thread / 32]; }
 inline int lane() { return current->thread % 32; }
-inline void together() { wait(warp().barrier, 32); }
+// Hands a thread's words to all of its warp; the words of all, until the thread's second next such call.
+using Words = unsigned[32][6];
+inline const Words& together(const unsigned* mine, int count) {
+    Words& all = warp().words[current->turn];
+    current->turn = !current->turn;
+    std::memcpy(all[lane()], mine, count * sizeof *mine);
+    wait(warp().barrier, 32);
+    return all;
+}
 
-inline std::function<void()>* body;
-inline void entry() {
-    (*body)();
-    current->done = true;
-    swapcontext(&current->context, &scheduler);
-}
-// false when fibers no longer get anywhere
-inline bool run(dim3 grid, int count, size_t shared, unsigned seed, std::function<void()> kernel, long patience) {
-    threads = count;
-    body = &kernel;
-    std::vector<Block> blocks(grid.x * grid.y * grid.z);
-    std::vector<Fiber*> order;
-    std::vector<char> stacks;
-    constexpr size_t STACK = 96 * 1024;
-    stacks.resize(blocks.size() * count * STACK);
-    for (size_t i = 0; i < blocks.size(); i++) {
-        Block& b = blocks[i];
-        b.index.x = i % grid.x, b.index.y = i / grid.x % grid.y, b.index.z = i / grid.x / grid.y;
-        // what a kernel does not write must not look like zeros
-        b.shared.assign(shared + 128, (char)0xcd);
-        b.warps.resize(count / 32);
-        b.fibers.resize(count);
-        for (int t = 0; t < count; t++) {
-            Fiber& f = b.fibers[t];
-            f.block = &b, f.thread = t;
-            getcontext(&f.context);
-            f.context.uc_stack.ss_sp = stacks.data() + (i * count + t) * STACK;
-            f.context.uc_stack.ss_size = STACK;
-            f.context.uc_link = nullptr;
-            makecontext(&f.context, entry, 0);
-            order.push_back(&f);
-        }
-    }
-    std::mt19937 random(seed);
-    for (long turn = 0; turn < patience; turn++) {
-        std::shuffle(order.begin(), order.end(), random);
-        // blocks fall behind one another
-        for (Block& b : blocks)
-            if (b.asleep > 0)
-                b.asleep--;
-            else if (blocks.size() > 1 && random() % 40 == 0)
-                b.asleep = random() % 200;
-        for (Fiber* f : order) {
-            if (f->block->asleep > 0) continue;
-            current = f;
-            swapcontext(&scheduler, &f->context);
-        }
-        order.erase(std::remove_if(order.begin(), order.end(), [](Fiber* f) { return f->done; }), order.end());
-        if (order.empty()) return true;
-    }
-    return false;
-}
+// runtime.cpp; false when fibers no longer get anywhere
+bool run(dim3 grid, int count, size_t shared, unsigned seed, std::function<void()> kernel, long patience);
 inline char* shared_memory() {
     char* p = current->block->shared.data();
     return p + (128 - (size_t)p % 128) % 128;
@@ -133,11 +100,9 @@ struct Index { int x, y, z; };
 inline void __syncthreads() { emulator::wait(emulator::current->block->barriers[0], emulator::threads); }
 template <typename T> T exchange(T value, int from) {
     static_assert(sizeof(T) == 4, "");
-    auto& w = emulator::warp();
-    std::memcpy(&w.words[emulator::lane()][0], &value, 4);
-    emulator::together();
-    std::memcpy(&value, &w.words[from][0], 4);
-    emulator::together();
+    unsigned word;
+    std::memcpy(&word, &value, 4);
+    std::memcpy(&value, emulator::together(&word, 1)[from], 4);
     return value;
 }
 template <typename T> T __shfl_xor_sync(unsigned, T v, int m) { return exchange(v, emulator::lane() ^ m); }
@@ -145,12 +110,8 @@ template <typename T> T __shfl_down_sync(unsigned, T v, int d) {
     return exchange(v, std::min(31, emulator::lane() + d));
 }
 inline bool __any_sync(unsigned, unsigned v) {
-    auto& w = emulator::warp();
-    w.words[emulator::lane()][0] = v;
-    emulator::together();
     bool any = false;
-    for (auto& word : w.words) any |= word[0] != 0;
-    emulator::together();
+    for (auto& word : emulator::together(&v, 1)) any |= word[0] != 0;
     return any;
 }
 inline unsigned __float_as_uint(float x) { unsigned y; std::memcpy(&y, &x, 4); return y; }

@@ -25,20 +25,17 @@ inline float widen(half_t x) {
 inline u32 pack(float low, float high) { return narrow(low) | (u32)narrow(high) << 16; }
 
 inline void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    auto& w = emulator::warp();
     const int lane = emulator::lane(), r = lane / 4, q = lane % 4;
     const u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    std::memcpy(w.words[lane], mine, sizeof mine);
-    emulator::together();
+    const auto& words = emulator::together(mine, 6);
     for (int j = 0; j < 4; j++) {
         const int row = r + 8 * (j / 2), column = 2 * q + j % 2;
         for (int k = 0; k < 16; k++) {
-            const u32 left = w.words[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)];
-            const u32 right = w.words[column * 4 + k % 8 / 2][4 + k / 8];
+            const u32 left = words[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)];
+            const u32 right = words[column * 4 + k % 8 / 2][4 + k / 8];
             c[j] += widen((half_t)(left >> 16 * (k % 2))) * widen((half_t)(right >> 16 * (k % 2)));
         }
     }
-    emulator::together();
 }
 
 inline u32 shared_address(const void* p) { return (u32)((const char*)p - emulator::shared_memory()); }

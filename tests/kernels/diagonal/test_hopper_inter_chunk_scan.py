@@ -71,6 +71,7 @@ def test_missing_gradients_and_states_on_the_emulator(grad, monkeypatch):
         assert relative_error(x.double(), y) <= 2.0**-7
 
 
+@pytest.mark.sizes("columns", "warps")
 @pytest.mark.parametrize(("rank", "scalar", "dtype"), [(4, True, torch.bfloat16), (16, False, torch.float32)])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("columns", "warps"), inter_chunk_hopper.BLOCKS)

@@ -133,6 +133,7 @@ WIDTHS = [(128, 128), (128, 64), (64, 128), (64, 64)]
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("K", "V")
 @pytest.mark.parametrize(
     ("K", "V", "beta"), [(128, 128, False), (128, 128, True), (128, 64, True), (64, 128, False), (64, 64, False)]
 )

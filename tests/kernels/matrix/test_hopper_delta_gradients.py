@@ -42,6 +42,7 @@ def test_every_tensor_moves_once_or_twice_and_few_heads_are_cut_into_segments():
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("K", "V", "Hq", "spilled")
 @pytest.mark.parametrize(("K", "V", "Hq", "spilled"), [(128, 128, 4, (0, 0, 480)), (64, 64, 2, (8, 0, 240))])
 def test_plans_compile_and_fit(K, V, Hq, spilled, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")

@@ -122,6 +122,7 @@ def test_more_columns_where_sequences_are_many():
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("K", "V", "Hq")
 @pytest.mark.parametrize(("K", "V", "Hq"), [(128, 128, 4), (64, 64, 2)])
 def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
@@ -151,6 +152,7 @@ def assert_fit(launches, limits):
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("columns")
 @pytest.mark.parametrize("columns", [128, 64])
 def test_segments_compile_and_fit(columns, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")

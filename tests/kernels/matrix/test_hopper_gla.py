@@ -60,6 +60,7 @@ def given(**sizes):
     return example(**{"H": 2, "Hq": 2, "K": 128, "V": 128, "dtype": torch.bfloat16, "beta": False} | sizes)
 
 
+@pytest.mark.sizes("K", "V")
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (64, 128), (128, 64), (40, 72)])
 def test_kernels_compile_and_fit(K, V, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")

@@ -55,6 +55,7 @@ def test_packed_sequences_are_planned_as_a_batch_of_as_many():
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("K", "V")
 @pytest.mark.parametrize(
     ("K", "V", "offsets", "beta"),
     [(128, 128, NEIGHBOURS, False), (64, 64, NEIGHBOURS, True), (128, 128, None, True), (128, 128, NEIGHBOURS, True)],

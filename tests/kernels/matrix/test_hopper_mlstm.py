@@ -82,6 +82,7 @@ def over(plan, **values):
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("K", "V")
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (128, 64), (64, 64), (104, 40)])
 @pytest.mark.parametrize("state", [True, False])
 def test_plans_compile_and_fit(K, V, state, monkeypatch):

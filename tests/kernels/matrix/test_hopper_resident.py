@@ -62,6 +62,7 @@ def test_a_short_sequence_is_left_to_the_sweep():
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("K", "V")
 @pytest.mark.parametrize(("K", "V"), WIDTHS)
 @pytest.mark.parametrize("beta", [False, True])
 def test_it_compiles_and_fits(K, V, beta, monkeypatch):

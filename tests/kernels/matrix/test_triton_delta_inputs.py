@@ -17,6 +17,7 @@ def test_interpreted():
     assert "all checked" in interpret("kernels.matrix.delta_inputs_parity", "interpreted", seconds=300)
 
 
+@pytest.mark.sizes("D", "heads")
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize(("D", "heads"), [(128, 32), (80, 6), (256, 1)])
 @pytest.mark.parametrize("kernel", [forward, backward], ids=["forward", "backward"])

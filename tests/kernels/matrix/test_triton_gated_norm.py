@@ -22,6 +22,7 @@ def problem(dtype="bfloat16", traits=("gate", "weight"), **sizes):
     return Problem.of("gated_rms_norm", "matrix", dtype, sizes, dict.fromkeys(traits, True))
 
 
+@pytest.mark.sizes("D", "heads")
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize(("D", "heads"), [(128, 1), (80, 32), (4096, 1)])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
