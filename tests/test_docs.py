@@ -160,6 +160,30 @@ def test_a_page_that_the_index_leaves_out_is_found(notes, text):
     assert unlisted_notes(notes) == ["b.md"]
 
 
+def terms(page: str) -> list[str]:
+    """The terms of the glossary's tables. Raises ValueError for a row without term, meaning and source."""
+    found = []
+    for line in page.splitlines():
+        if line.startswith("| ") and not line.startswith(("| term |", "| ---")):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) != 3 or not cells[0] or not cells[1]:
+                raise ValueError(f"expected term, meaning and source; got {line}")
+            found += [term.strip(" `") for term in re.split(r", (?![^(]*\))", cells[0])]
+    return found
+
+
+def test_the_glossary_has_each_term_once():
+    found = terms((ROOT / "docs" / "glossary.md").read_text())
+    assert len(found) > 50
+    assert sorted(found) == sorted(set(found))
+
+
+@pytest.mark.parametrize("row", ["| a | b |", "| a | | c |", "| | b | c |"])
+def test_a_row_of_the_glossary_that_says_too_little_is_found(row):
+    with pytest.raises(ValueError, match="term, meaning and source"):
+        terms(f"| term | meaning | from |\n| --- | --- | --- |\n{row}\n")
+
+
 def test_links_lead_somewhere():
     broken = []
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
