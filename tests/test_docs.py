@@ -75,6 +75,115 @@ def test_every_name_at_the_top_level_is_there():
     assert set(holdfast.ops.__all__) <= set(holdfast.__all__)
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    headings = re.findall(r"^#+ +(.*?) *$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def without_anchor(root: Path) -> list[str]:
+    """Places in code that cite a page of notes whole, or a page or heading that does not exist."""
+    found = []
+    for folder in ("src", "tests", "benchmarks"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix not in {".py", ".cu", ".cuh"}:
+                continue
+            for page, anchor in re.findall(r"\bdocs/notes/([\w-]+)\.md(?:#([\w-]+))?", path.read_text()):
+                target = root / "docs" / "notes" / f"{page}.md"
+                if not target.exists() or anchor not in anchors(target):
+                    found.append(f"{path.relative_to(root)}: {page}#{anchor}")
+    return found
+
+
+def broken_anchors(root: Path) -> list[str]:
+    """Links in the docs to a heading that the page does not have."""
+    found = []
+    pages = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    for path in [*(page for page in pages if page.exists()), *sorted((root / "docs").rglob("*.md"))]:
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", path.read_text()):
+            page = path.parent / target if target else path
+            if "://" not in target and page.suffix == ".md" and anchor not in anchors(page):
+                found.append(f"{path.relative_to(root)}: {target}#{anchor}")
+    return found
+
+
+def unlisted_notes(root: Path) -> list[str]:
+    """Pages of notes that the index leaves out or asks another question than they answer."""
+    folder = root / "docs" / "notes"
+    index = (folder / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (.+?) \| \[[^\]]*\]\(([^)]+)\) \|$", index, re.M))
+    asked = {page: question for question, page in rows.items()}
+    found = []
+    for path in sorted(folder.glob("*.md")):
+        if path.name != "README.md" and path.read_text().splitlines()[0] != f"# {asked.get(path.name)}":
+            found.append(path.name)
+    return found
+
+
+def test_code_cites_headings_of_notes_that_exist():
+    assert without_anchor(ROOT) == []
+
+
+def test_links_lead_to_headings():
+    assert broken_anchors(ROOT) == []
+
+
+def test_the_index_has_every_page_of_notes():
+    assert unlisted_notes(ROOT) == []
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """A small tree with one page of notes and its index."""
+    (tmp_path / "docs" / "notes").mkdir(parents=True)
+    (tmp_path / "docs" / "notes" / "a-page.md").write_text("# What is it?\n\n## L2's cost\n\n```\n# code\n```\n")
+    (tmp_path / "docs" / "notes" / "README.md").write_text("| What is it? | [a](a-page.md) |\n")
+    (tmp_path / "src").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(("cited", "right"), [("#l2s-cost", True), ("", False), ("#code", False), ("#gone", False)])
+def test_a_wrong_citation_of_notes_is_found(notes, cited, right):
+    # in two parts, since this file is read too
+    citation = "/".join(("docs", "notes", f"a-page.md{cited}"))
+    (notes / "src" / "a.py").write_text(f"# {citation}\n")
+    (notes / "README.md").write_text(f"[a]({citation})\n")
+    assert (without_anchor(notes) == []) == right
+    assert (broken_anchors(notes) == []) == (right or not cited)
+
+
+@pytest.mark.parametrize("text", ["# Another question?\n", "no heading\n"])
+def test_a_page_that_the_index_leaves_out_is_found(notes, text):
+    assert unlisted_notes(notes) == []
+    (notes / "docs" / "notes" / "b.md").write_text(text)
+    assert unlisted_notes(notes) == ["b.md"]
+
+
+def terms(page: str) -> list[str]:
+    """The terms of the glossary's tables. Raises ValueError for a row without term, meaning and source."""
+    found = []
+    for line in page.splitlines():
+        if line.startswith("| ") and not line.startswith(("| term |", "| ---")):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) != 3 or not cells[0] or not cells[1]:
+                raise ValueError(f"expected term, meaning and source; got {line}")
+            found += [term.strip(" `") for term in re.split(r", (?![^(]*\))", cells[0])]
+    return found
+
+
+def test_the_glossary_has_each_term_once():
+    found = terms((ROOT / "docs" / "glossary.md").read_text())
+    assert len(found) > 50
+    assert sorted(found) == sorted(set(found))
+
+
+@pytest.mark.parametrize("row", ["| a | b |", "| a | | c |", "| | b | c |"])
+def test_a_row_of_the_glossary_that_says_too_little_is_found(row):
+    with pytest.raises(ValueError, match="term, meaning and source"):
+        terms(f"| term | meaning | from |\n| --- | --- | --- |\n{row}\n")
+
+
 def test_links_lead_somewhere():
     broken = []
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:

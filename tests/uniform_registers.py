@@ -3,7 +3,7 @@
 Uniform registers that a kernel reads and never sets: of descriptors some are forgotten. Registers that a product still
 reads while the kernel writes to them: where a branch lies between a product and the wait for it, ptxas takes its first
 operand's registers for free. The stack's pointer in the place of a descriptor's part, where registers are short. Such a
-kernel gives wrong numbers or faults; nothing else tells before it runs. See docs/lab-notes.md.
+kernel gives wrong numbers or faults; nothing else tells before it runs. See docs/notes/compilers.md#ptxas.
 """
 
 import re

@@ -40,7 +40,7 @@ def arguments(name, dtype, width, columns, block, **given):
     return {x: found[x] for x in kernel.arg_names}
 
 
-# what may spill, in bytes; the gradients keep more numbers than registers. See docs/lab-notes.md
+# what may spill, in bytes; the gradients keep more numbers than registers: docs/notes/vector-decay.md#portable-triton
 MOST = {"prepare": 512, "forward": 128, "reverse": 128, "gradients": 2304}
 EVERYWHERE = [(name, 90) for name in KERNELS]
 EVERYWHERE += [(name, capability) for name in ("prepare", "forward") for capability in TARGETS if capability != 90]

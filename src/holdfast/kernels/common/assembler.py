@@ -2,7 +2,8 @@
 
 ptxas 12.8, Triton 3.6's for Hopper, takes the stack's pointer for a descriptor of wgmma in some kernels that are short
 of registers, and they read outside of shared memory. ptxas 12.9, which Triton has beside it for Blackwell, does not
-(docs/lab-notes.md). Gluon's kernels stay with the one that they were measured with; compile tests look at each of them.
+(docs/notes/compilers.md#stack-pointer-as-a-descriptor). Gluon's kernels stay with the one that they were measured with;
+compile tests look at each of them.
 """
 
 import threading

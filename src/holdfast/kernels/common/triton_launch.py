@@ -45,8 +45,9 @@ def launch(
     """Runs kernel on the current device and stream: tensors, numbers and constexpr arguments, in its order.
 
     overlaps: whether it may start before the launch ahead of it has ended, as in gluon_launch.
-    Triton's own launch examines every argument in Python; a sweep has sixty. See docs/lab-notes.md. It runs only where
-    a version of Triton has no other. Raises ValueError where constants are not what the kernel's signature ends with.
+    Triton's own launch examines every argument in Python; a sweep has sixty: docs/notes/host-time.md#direct-launch. It
+    runs only where a version of Triton has no other. Raises ValueError where constants are not what the kernel's
+    signature ends with.
     """
     # what the interpreter runs is no JITFunction
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):

@@ -25,7 +25,8 @@ from .triton_normalizer import floor_of
 FLOOR = tl.constexpr(-120.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 # Rows of the narrowest product: the added column's state and the normaliser's are the first of so many, the rest 0. As
-# columns of a product they are wgmma's, and ptxas forgets to set the descriptors of some: see docs/lab-notes.md.
+# columns of a product they are wgmma's, and ptxas forgets to set the descriptors of some: see
+# docs/notes/compilers.md#uniform-register-never-set.
 NARROW = tl.constexpr(16)
 
 

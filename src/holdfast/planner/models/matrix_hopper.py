@@ -25,8 +25,9 @@ RARELY = 24
 # more have been slower
 STAGES = 3
 FORWARD_STAGES = {(64, 64): 5, (128, 64): 4, (64, 128): 4, (128, 128): 3}
-# seconds of a chunk's dependent products, by the same. H200, 128 blocks at once: docs/lab-notes.md. Where memory binds
-# so many, 13% more than 8 blocks took, as where it does not. Summing with 128 and 64 columns was not measured.
+# seconds of a chunk's dependent products, by the same. H200, 128 blocks at once:
+# docs/notes/scalar-decay-forward.md#seconds-a-chunk. Where memory binds so many, 13% more than 8 blocks took, as where
+# it does not. Summing with 128 and 64 columns was not measured.
 SWEEP_SECONDS = {(64, 64): 0.82e-6, (128, 64): 1.03e-6, (64, 128): 1.4e-6, (128, 128): 1.7e-6}
 SUMMING_SWEEP_SECONDS = {(64, 64): 1.5e-6, (128, 64): 2.2e-6, (64, 128): 1.95e-6, (128, 128): 2.7e-6}
 # of the adjoint sweep, by its wider side

@@ -20,8 +20,9 @@ SCORE_WARPS, OTHER_WARPS = 4, 4
 SCRATCH = 1024
 # registers of a warp that prepares a chunk: next to nothing spills, and a dozen of them fit on a multiprocessor
 PREPARE_REGISTERS = 168
-# seconds, H200, docs/lab-notes.md: of a wave of warps that prepare; of a chunk of the sweep, and of one without
-# outputs, by columns of v a block; of either before its first and after its last chunk; of a segment in the scan
+# seconds, H200, docs/notes/delta-rule.md#times-of-the-launches: of a wave of warps that prepare; of a chunk of the
+# sweep, and of one without outputs, by columns of v a block; of either before its first and after its last chunk; of a
+# segment in the scan
 PREPARE_SECONDS = 1.1e-5
 SWEEP_SECONDS = {64: 1.2e-6, 128: 1.85e-6}
 ADVANCE_SECONDS = {64: 0.75e-6, 128: 1.15e-6}

@@ -18,9 +18,9 @@ OTHER_WARPS = 4
 SCRATCH = 1024
 # registers of a thread of the sweep with the gradients as it is launched; its groups of warps then divide them
 ADJOINT_REGISTERS = 128
-# Seconds, H200, docs/lab-notes.md: of a chunk of the sweep that keeps states, by columns of v a block, and what a block
-# on every multiprocessor adds, of it; of any before its first and after its last chunk; of a chunk of the sweep with
-# the gradients
+# Seconds, H200, docs/notes/delta-rule.md#times-of-the-launches: of a chunk of the sweep that keeps states, by columns
+# of v a block, and what a block on every multiprocessor adds, of it; of any before its first and after its last chunk;
+# of a chunk of the sweep with the gradients
 STATES_SECONDS = {64: 1.45e-6, 128: 2.25e-6}
 CROWDED = 0.4
 FILL_SECONDS = 1.2e-5

@@ -12,9 +12,9 @@ STAGES, PAIR = 3, 2
 OTHER_WARPS = 8
 # barriers, decays, strengths, and what the compiler aligns
 SCRATCH = 3584
-# of launches of 0.29 to 0.32 and 0.62 ms on an H200 (docs/lab-notes.md), that of 64 columns estimated: seconds of a
-# chunk of the sweep, by columns of k's tiles, and before and after a block's; of a block of 64 columns of the
-# gradients, two blocks an SM
+# of launches of 0.29 to 0.32 and 0.62 ms on an H200 (docs/notes/vector-decay.md#times-of-the-launches), that of 64
+# columns estimated: seconds of a chunk of the sweep, by columns of k's tiles, and before and after a block's; of a
+# block of 64 columns of the gradients, two blocks an SM
 SWEEP_SECONDS = {64: 2.5e-6, 128: 4.5e-6}
 FILL_SECONDS = 7e-6
 GRADIENTS_SECONDS = 10e-6

@@ -8,7 +8,8 @@ from . import ranked
 from .decay_sum import chunks_between_states
 from .matrix_hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SCRATCH, tile
 
-# seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once: docs/lab-notes.md; of 64 estimates
+# seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once:
+# docs/notes/mlstm.md#times-of-the-launches; of 64 estimates
 FORWARD_SECONDS = {64: 2.1e-6, 128: 2.3e-6}
 QUERIES_SECONDS = {64: 2.3e-6, 128: 3.2e-6}
 ADJOINT_SECONDS = {64: 3.1e-6, 128: 4.1e-6}

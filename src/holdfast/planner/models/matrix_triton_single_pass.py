@@ -13,7 +13,8 @@ WIDEST = 256
 # of the state, in float32 a thread
 STATE_REGISTERS = 64
 # A chunk's products wait for one another: so long whatever their size, and a rate for each warp. Fitted to an H200's
-# forward pass at B4 T4096 H32 D128, 0.226 ms with 8 warps and 0.244 with 4; see docs/lab-notes.md.
+# forward pass at B4 T4096 H32 D128, 0.226 ms with 8 warps and 0.244 with 4; see
+# docs/notes/scalar-decay-forward.md#portable-triton.
 CHUNK_SECONDS = 1.2e-6
 WARP_RATE = 3.6e11
 # Of a forward sweep, with the same tiles: dq 7.3 and dk 10.7 us a chunk against 3.8, dv 4.0; no decay and no strength,
