@@ -156,7 +156,7 @@ def op_equals_one_process(
     for key, (x, right) in errors.items():
         assert x.shape == right.shape, f"{key}: {list(x.shape)} for {list(right.shape)}"
         assert x.dtype == right.dtype, f"{key}: {x.dtype} for {right.dtype}"
-        found[key] = float((x - right).abs().max()) if x.numel() else 0.0
+        found[key] = (x - right).abs().max().item() if x.numel() else 0.0
     wrong = {key: error for key, error in found.items() if not error <= tolerance}
     assert not wrong, f"{name}: {wrong}"
     return max(found.values())

@@ -14,9 +14,9 @@ import torch.distributed as dist
 # seconds that a case may take, and that a rank waits for another
 PATIENCE = 60
 
-# processes are forked off one that has imported torch, and nothing else has run in
+# processes are forked off one that has imported all this, and in which nothing has run
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "holdfast.nn", "holdfast.parallel"])
+CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch._inductor.config", "holdfast.nn", "holdfast.parallel"])
 
 
 class Pool:

@@ -15,6 +15,11 @@ Layout = Literal["contiguous", "zigzag"]
 LAYOUTS = ("contiguous", "zigzag")
 
 
+# torch 2.13 renamed them
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """The processes that share a sequence, in the order of its parts. Each holds as many spans as spans says.
@@ -101,14 +106,14 @@ class _Gather(torch.autograd.Function):
         ctx.ranks, ctx.name = ranks, name
         gathered = message.new_empty(ranks.size, message.numel())
         with _telling(ranks, name, "summaries"):
-            dist.all_gather_into_tensor(gathered.view(-1), message.contiguous(), group=ranks.group)
+            _all_gather(gathered.view(-1), message.contiguous(), group=ranks.group)
         return gathered
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         own = grad.new_empty(grad.shape[1])
         with _telling(ctx.ranks, ctx.name, "gradients of summaries"):
-            dist.reduce_scatter_tensor(own, grad.contiguous().view(-1), group=ctx.ranks.group)
+            _reduce_scatter(own, grad.contiguous().view(-1), group=ctx.ranks.group)
         return own, None, None
 
 
@@ -146,7 +151,7 @@ def gather_integers(numbers: list[int], device: torch.device, ranks: Ranks, name
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
     gathered = own.new_empty(ranks.size * len(numbers))
     with _telling(ranks, name, "sizes"):
-        dist.all_gather_into_tensor(gathered, own, group=ranks.group)
+        _all_gather(gathered, own, group=ranks.group)
     return gathered.view(ranks.size, -1).tolist()
 
 
