@@ -1,6 +1,7 @@
 """Sequences cut through time: the summary of a span and how two merge, and context parallelism over ranks."""
 
 from .calls import outputs, state_of, summary
+from .modules import context_parallel
 from .ops import (
     delta_rule,
     elman,
@@ -24,6 +25,7 @@ from .summary import Summary, merge
 
 __all__ = [
     "Summary",
+    "context_parallel",
     "delta_rule",
     "elman",
     "gated_delta_rule",

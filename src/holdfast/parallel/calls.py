@@ -171,7 +171,8 @@ class SpanCall:
 
 @cache
 def timed_arguments(name: str) -> dict[str, tuple[int, ...]]:
-    """Of each tensor argument of a recurrence that may have an axis of tokens, its second, the numbers of axes that it then has."""
+    """Of each of a recurrence's tensor arguments that may have an axis of tokens, its second: how many axes it then
+    has."""
     return {
         name: tuple(len(shape.split()) for shape in argument.shapes if shape.split()[1:2] == ["T"])
         for name, argument in RECURRENCES[name].arguments.items()

@@ -66,9 +66,7 @@ class ConvolutionCall:
         carry = None if earlier.carry is None else (earlier.carry + later.carry).clamp_max(self.before)
         return Summary(rows, carry)
 
-    def outputs(
-        self, state: Summary | None, cu_seqlens: Tensor | None, final: bool
-    ) -> tuple[Tensor, Summary | None]:
+    def outputs(self, state: Summary | None, cu_seqlens: Tensor | None, final: bool) -> tuple[Tensor, Summary | None]:
         tail = None if state is None else state.added
         y, last = ShortConvolution.forward(self.convolution, self.x, tail, cu_seqlens)
         return y, Summary(last) if final else None

@@ -178,8 +178,8 @@ def _together(parts: list[Summary]) -> Summary:
 def _packed(
     call: Span, given: Summary | None, final: bool, cu_seqlens: Tensor, places: Places, ranks: Ranks
 ) -> tuple[Tensor, Summary | None]:
-    offsets = accumulate((places.starts[p + 1] - places.starts[p] for p in ranks.places), initial=0)
-    parts = [_outgoing(call, given, offset, place, places) for offset, place in zip(offsets, ranks.places, strict=False)]
+    width = call.lead.shape[1] // ranks.spans
+    parts = [_outgoing(call, given, span * width, place, places) for span, place in enumerate(ranks.places)]
     every, gathered = _exchange(parts, ranks, call.name, _needs_grad(call, given))
     pieces = [places.pieces(place) for place in ranks.places]
     states = [

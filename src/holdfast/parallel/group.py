@@ -56,11 +56,11 @@ class Ranks:
         return found
 
 
-def ranks_of(group: Any, layout: Layout, device: torch.device) -> Ranks:
-    """The ranks of a ProcessGroup or of a DeviceMesh of one axis, checked against the tensors' device.
+def check_group(group: Any, layout: Layout) -> ProcessGroup:
+    """The ProcessGroup behind a DeviceMesh of one axis, or the group itself.
 
-    Raises TypeError for what is neither; ValueError for a mesh of several axes, a group that this process is not in or
-    that cannot send the device's tensors, and an unknown layout.
+    Raises TypeError for what is neither; ValueError for a mesh of several axes, a group that this process is not in
+    and an unknown layout.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout: expected one of {LAYOUTS}; got {layout!r}")
@@ -73,16 +73,24 @@ def ranks_of(group: Any, layout: Layout, device: torch.device) -> Ranks:
         group = group.get_group()
     if not isinstance(group, ProcessGroup):
         raise TypeError(f"group: expected a ProcessGroup or a DeviceMesh of one axis; got {type(group).__name__}")
-    rank = dist.get_rank(group)
-    if rank < 0:
+    if dist.get_rank(group) < 0:
         raise ValueError("group: expected a group that this process is in; got one that it is not in")
+    return group
+
+
+def ranks_of(group: Any, layout: Layout, device: torch.device) -> Ranks:
+    """The ranks of a group, as `check_group` takes it, for tensors on a device.
+
+    Raises as `check_group` does, and ValueError for a group that does not send the device's tensors.
+    """
+    group = check_group(group, layout)
     served = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
     if device.type not in served:
         raise ValueError(
             f"group: expected one that sends tensors on {device.type}, where the arguments are; got one for "
             f"{', '.join(served)}"
         )
-    return Ranks(group, rank, dist.get_world_size(group), 2 if layout == "zigzag" else 1)
+    return Ranks(group, dist.get_rank(group), dist.get_world_size(group), 2 if layout == "zigzag" else 1)
 
 
 @contextmanager
@@ -104,10 +112,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, message: Tensor, ranks: Ranks, name: str) -> Tensor:
         ctx.ranks, ctx.name = ranks, name
-        gathered = message.new_empty(ranks.size, message.numel())
-        with _telling(ranks, name, "summaries"):
-            _all_gather(gathered.view(-1), message.contiguous(), group=ranks.group)
-        return gathered
+        return gather_on_device(message.contiguous(), ranks, name, "summaries")
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -146,13 +151,17 @@ def held(x: Tensor, gathered: Tensor) -> Tensor:
     return _Held.apply(gathered, x) if gathered.requires_grad else x
 
 
+def gather_on_device(own: Tensor, ranks: Ranks, name: str, what: str = "sizes") -> Tensor:
+    """own [M], of any dtype, of every rank: [ranks, M], without a gradient."""
+    gathered = own.new_empty(ranks.size, own.numel())
+    with _telling(ranks, name, what):
+        _all_gather(gathered.view(-1), own, group=ranks.group)
+    return gathered
+
+
 def gather_integers(numbers: list[int], device: torch.device, ranks: Ranks, name: str) -> list[list[int]]:
     """As many integers of every rank, on the host."""
-    own = torch.tensor(numbers, dtype=torch.int64, device=device)
-    gathered = own.new_empty(ranks.size * len(numbers))
-    with _telling(ranks, name, "sizes"):
-        _all_gather(gathered, own, group=ranks.group)
-    return gathered.view(ranks.size, -1).tolist()
+    return gather_on_device(torch.tensor(numbers, dtype=torch.int64, device=device), ranks, name).tolist()
 
 
 _AGREED: set[tuple[Any, ...]] = set()
