@@ -1,6 +1,7 @@
 """Ops over ranks beside the same op in one process."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def owners(setting: Setting) -> list[int]:
     held = parts(setting.lengths, setting.layout)
     order = sorted((span, rank) for rank, spans in enumerate(held) for span in spans if span[1] > span[0])
     found = []
-    for start, end in zip(setting.bounds, setting.bounds[1:], strict=False):
+    for start, end in pairwise(setting.bounds):
         last = end - 1 if end > start else start
         inside = [rank for (first, after), rank in order if first <= last < after]
         found.append(inside[0] if inside else (0 if setting.layout == "zigzag" else len(setting.lengths) - 1))

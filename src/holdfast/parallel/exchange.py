@@ -61,10 +61,11 @@ def through_ranks(
     from 0 to the tokens of all ranks; RuntimeError where a rank has gone.
     """
     length = call.lead.shape[1]
-    if length % ranks.spans:
-        raise ValueError(f"layout: expected an even T with 'zigzag', for two spans a rank; got T = {length}")
     bounds = None if cu_seqlens is None else _bounds(cu_seqlens)
     lengths = agree(_sizes(call, given, bounds, ranks), length, bounds is not None, call.lead.device, ranks, call.name)
+    # of all ranks, if they were asked, so that all of them raise
+    if odd := [tokens for tokens in lengths or [length] if tokens % ranks.spans]:
+        raise ValueError(f"layout: expected an even T on every rank with 'zigzag', for its two spans; got T = {odd[0]}")
     if ranks.size == 1 and ranks.spans == 1:
         return call.outputs(given, cu_seqlens, final)
     if bounds is None:
