@@ -1,9 +1,13 @@
 """Processes that are the ranks of one gloo group on this machine's CPU, kept for many cases."""
 
 import multiprocessing
+import os
+import runpy
+import socket
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -68,6 +72,36 @@ class Pool:
             if process.is_alive():
                 process.kill()
         self._folder.cleanup()
+
+
+def run_script(size: int, script: Path) -> str:
+    """What a script prints, run by size processes that find one another as torchrun lets them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = [script.with_suffix(f".{rank}") for rank in range(size)]
+    processes = [
+        CONTEXT.Process(target=_run_script, args=(script, said[rank], rank, size, port)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(2 * PATIENCE)
+    printed = "\n".join(path.read_text() for path in said)
+    assert all(process.exitcode == 0 for process in processes), printed
+    return printed
+
+
+def _run_script(script: Path, said: Path, rank: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in ranks.items()})
+    with said.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            raise
 
 
 def _serve(pipe: Any, rank: int, size: int, store: str, patience: float) -> None:
