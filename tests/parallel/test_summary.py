@@ -7,7 +7,7 @@ import torch
 
 import holdfast
 from holdfast.parallel import Summary, merge, outputs, state_of, summary
-from holdfast.parallel.calls import bind, timed_arguments
+from holdfast.parallel.calls import TIMED, bind
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parallel_support.op_cases import leaves, tensors, weights
 
@@ -23,7 +23,7 @@ def arguments_of(name):
 
 
 def cut(name, arguments, start, end):
-    timed = timed_arguments(name)
+    timed = TIMED[name]
     found = {key: x[:, start:end] if key in timed and x.dim() in timed[key] else x for key, x in arguments.items()}
     return found | {"initial_state": None}
 

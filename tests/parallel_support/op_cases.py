@@ -10,7 +10,7 @@ from torch import Tensor
 
 import holdfast
 from holdfast import parallel
-from holdfast.parallel.calls import timed_arguments
+from holdfast.parallel.calls import TIMED
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 
@@ -110,7 +110,7 @@ def op_equals_one_process(
 ) -> float:
     """Output, final states and all gradients; returns the largest error."""
     arguments = drawn(name, setting, dtype)
-    timed = timed_arguments(name)
+    timed = TIMED[name]
     cu_seqlens = None if setting.bounds is None else torch.tensor(setting.bounds)
     own = parts(setting.lengths, setting.layout)[rank]
 

@@ -108,7 +108,7 @@ def compiled_equals_eager(rank: int, size: int) -> None:
     own = parts(setting.lengths, setting.layout)[rank]
     x = torch.randn(2, 12, WIDTH, dtype=torch.float64)
     here = context_parallel(copy.deepcopy(whole), dist.group.WORLD)
-    compiled = torch.compile(here, backend="aot_eager")
+    compiled = torch.compile(here, backend="aot_eager", fullgraph=True)
     y, _ = whole(x)
     mine, _ = compiled(held_by(x, own))
     y.square().sum().backward()

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ class SpanCall:
         return self._over_time(lambda x: x.unflatten(1, (spans, x.shape[1] // spans)).flatten(0, 1))
 
     def _over_time(self, change: Callable[[Tensor], Tensor]) -> "SpanCall":
-        timed = timed_arguments(self.name)
+        timed = TIMED[self.name]
         changed = {n: change(x) if x.dim() in timed.get(n, ()) else x for n, x in self.tensors.items()}
         return replace(self, tensors=changed)
 
@@ -169,20 +168,18 @@ class SpanCall:
         return Summary(added, carry.unflatten(-1, (-1, 2)) if self.name == "rotlru" else carry)
 
 
-@cache
-def timed_arguments(name: str) -> dict[str, tuple[int, ...]]:
-    """Of each of a recurrence's tensor arguments that may have an axis of tokens, its second: how many axes it then
-    has."""
+def _timed(recurrence: Recurrence) -> dict[str, tuple[int, ...]]:
     return {
         name: tuple(len(shape.split()) for shape in argument.shapes if shape.split()[1:2] == ["T"])
-        for name, argument in RECURRENCES[name].arguments.items()
+        for name, argument in recurrence.arguments.items()
         if not isinstance(argument, tuple)
     }
 
 
-@cache
-def signature_of(name: str) -> inspect.Signature:
-    return inspect.signature(getattr(ops, name))
+LINEAR = {name: recurrence for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"}
+# of each tensor argument that may have an axis of tokens, its second: how many axes it then has
+TIMED = {name: _timed(recurrence) for name, recurrence in LINEAR.items()}
+SIGNATURES = {name: inspect.signature(getattr(ops, name)) for name in LINEAR}
 
 
 def recurrence_of(op: Callable[..., Any] | str) -> Recurrence:
@@ -225,7 +222,7 @@ def bind(op: Callable[..., Any] | str, arguments: tuple[Any, ...], named: dict[s
     Raises TypeError or ValueError for what the op refuses, and where an op of the dense family is named.
     """
     recurrence = recurrence_of(op)
-    bound = signature_of(recurrence.name).bind(*arguments, **named)
+    bound = SIGNATURES[recurrence.name].bind(*arguments, **named)
     bound.apply_defaults()
     given = dict(bound.arguments)
     cu_seqlens, final = given.pop("cu_seqlens"), given.pop("output_final_state")

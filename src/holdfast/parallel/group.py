@@ -183,7 +183,7 @@ def agree(
     """
     numbers = [number for number, _ in sizes.values()]
     like = (ranks, name, device.type, *numbers)
-    if torch.compiler.is_compiling() or not (is_packed or device.type == "cpu" or like not in _AGREED):
+    if not (is_packed or device.type == "cpu" or like not in _AGREED):
         return None
     every = gather_integers([length, *numbers], device, ranks, name)
     for n, (argument, (_, shown)) in enumerate(sizes.items(), 1):
