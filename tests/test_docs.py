@@ -14,7 +14,7 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 ROOT = Path(__file__).parents[1]
 # pages that are followed by tests of their own
-FOLLOWED = {"adding-a-recurrence.md", "adding-a-cell.md", "adding-an-mlx-scan.md"}
+FOLLOWED = {"adding-a-recurrence.md", "adding-a-cell.md", "adding-an-mlx-scan.md", "parallel.md"}
 EXAMPLES = [
     pytest.param(code, id=f"{path.name}-{n}")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

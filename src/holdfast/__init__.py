@@ -41,7 +41,7 @@ __all__ = ["RECURRENCES", "Cell", "__version__", "cell", "explain", "nn", "ops",
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("mlx", "nn", "ops", "planner", "recurrences"):
+    if name in ("mlx", "nn", "ops", "parallel", "planner", "recurrences"):
         return import_module(f"{__name__}.{name}")
     if name in _HOME:
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -35,6 +35,9 @@ class DeltaNet(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
+    # holdfast.parallel puts the same over several ranks in its place
+    op = staticmethod(delta_rule)
+
     def __init__(
         self,
         d_model: int,
@@ -74,7 +77,7 @@ class DeltaNet(nn.Module):
         S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
         qkv, tail = self.conv(self.qkv_proj(x), tail, cu_seqlens)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(self.widths, -1))
-        o, S = delta_rule(
+        o, S = self.op(
             q,
             k,
             v,

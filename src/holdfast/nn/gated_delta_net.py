@@ -39,6 +39,9 @@ class GatedDeltaNet(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
+    # holdfast.parallel puts the same over several ranks in its place
+    op = staticmethod(gated_delta_rule)
+
     def __init__(
         self,
         d_model: int,
@@ -89,7 +92,7 @@ class GatedDeltaNet(nn.Module):
         q, k = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k))
         v, gate = (part.unflatten(-1, (self.num_v_heads, -1)) for part in (v, self.gate_proj(x)))
         a, b = self.decay_beta_proj(x).chunk(2, -1)
-        o, S = gated_delta_rule(
+        o, S = self.op(
             q,
             k,
             v,

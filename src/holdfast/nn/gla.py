@@ -34,6 +34,9 @@ class GLA(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
+    # holdfast.parallel puts the same over several ranks in its place
+    op = staticmethod(gla)
+
     def __init__(
         self,
         d_model: int,
@@ -75,5 +78,5 @@ class GLA(nn.Module):
         q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
         decay = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_heads, -1))
         g = F.logsigmoid(decay.to(wide(x.dtype))) / self.gate_normalizer
-        o, S = gla(q, k, v, g, None, S, True, cu_seqlens, self.backend)
+        o, S = self.op(q, k, v, g, None, S, True, cu_seqlens, self.backend)
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S,)

@@ -38,6 +38,9 @@ class MLSTM(nn.Module):
         ValueError: for sizes that are not positive or do not divide, or an unknown gating, named in the message.
     """
 
+    # holdfast.parallel puts the same over several ranks in its place
+    op = staticmethod(mlstm)
+
     def __init__(
         self,
         d_model: int,
@@ -93,7 +96,7 @@ class MLSTM(nn.Module):
             pre = self.gate_soft_cap * torch.tanh(pre / self.gate_soft_cap)
         i, f = pre.chunk(2, -1)
         given = None if C is None else (C, n, m)
-        h, final = mlstm(
+        h, final = self.op(
             q,
             k,
             v,

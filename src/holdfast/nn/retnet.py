@@ -13,6 +13,16 @@ from .rotary import rotate
 State = tuple[Tensor, Tensor]
 
 
+def _positions(x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens of x [B, T, ...], [B, T] or [1, T], and the number seen after them, [N]."""
+    steps = torch.arange(x.shape[1], device=x.device)[None]
+    start = seen if seen is not None else torch.zeros(sequences, dtype=torch.int64, device=x.device)
+    if cu_seqlens is None:
+        return steps if seen is None else steps + start[:, None], start + x.shape[1]
+    cu_seqlens, sequence = packed_beside(x, cu_seqlens)
+    return steps - cu_seqlens[sequence] + start[sequence], start + cu_seqlens.diff()
+
+
 class RetNet(nn.Module):
     """Multi-scale retention: rotated queries and keys, a constant decay a head, values at twice the width.
 
@@ -34,6 +44,10 @@ class RetNet(nn.Module):
     Raises:
         ValueError: for sizes that are not positive, do not divide or leave keys of odd width, named in the message.
     """
+
+    # holdfast.parallel puts the same over several ranks in their place
+    op = staticmethod(retnet)
+    positions = staticmethod(_positions)
 
     def __init__(
         self,
@@ -77,17 +91,7 @@ class RetNet(nn.Module):
         S, seen = check_state(state, expected)
         parts = self.in_proj(x).split(self.widths, -1)
         q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        position, after = _positions(x, sequences, seen, cu_seqlens)
+        position, after = self.positions(x, sequences, seen, cu_seqlens)
         q, k = rotate(q, position, self.rotary_base), rotate(k, position, self.rotary_base)
-        o, S = retnet(q, k, v, None, S, True, cu_seqlens, self.backend)
+        o, S = self.op(q, k, v, None, S, True, cu_seqlens, self.backend)
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, after)
-
-
-def _positions(x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens of x [B, T, ...], [B, T] or [1, T], and the number seen after them, [N]."""
-    steps = torch.arange(x.shape[1], device=x.device)[None]
-    start = seen if seen is not None else torch.zeros(sequences, dtype=torch.int64, device=x.device)
-    if cu_seqlens is None:
-        return steps if seen is None else steps + start[:, None], start + x.shape[1]
-    cu_seqlens, sequence = packed_beside(x, cu_seqlens)
-    return steps - cu_seqlens[sequence] + start[sequence], start + cu_seqlens.diff()

@@ -33,6 +33,9 @@ class RGLRU(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
+    # holdfast.parallel puts the same over several ranks in its place
+    op = staticmethod(rglru)
+
     def __init__(
         self,
         d_model: int,
@@ -67,5 +70,5 @@ class RGLRU(nn.Module):
         r, i = (gate.flatten(-2).to(wide(x.dtype)) for gate in self.gates(u).chunk(2, -1))
         log_a = log_magnitude(r, self.rate, self.decay_strength)
         write = (input_scale(log_a) * i.sigmoid() * u).to(u.dtype)
-        o, h = rglru(log_a.exp(), write, h, True, cu_seqlens, self.backend)
+        o, h = self.op(log_a.exp(), write, h, True, cu_seqlens, self.backend)
         return self.out_proj(o * F.gelu(z)), (h,)

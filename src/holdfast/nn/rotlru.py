@@ -38,6 +38,9 @@ class RotLRU(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
+    # holdfast.parallel puts the same over several ranks in its place
+    op = staticmethod(rotlru)
+
     def __init__(
         self,
         d_model: int,
@@ -80,5 +83,5 @@ class RotLRU(nn.Module):
         r, i, turn = (gate.flatten(-2).to(wide(x.dtype)) for gate in self.gates(u).split(self.splits, -1))
         log_a = log_magnitude(r, self.rate, self.decay_strength)
         write = (input_scale(log_a).repeat_interleave(2, -1) * i.sigmoid() * u).to(u.dtype)
-        o, h = rotlru(log_a.exp(), self.phase + turn, write, h, True, cu_seqlens, self.backend)
+        o, h = self.op(log_a.exp(), self.phase + turn, write, h, True, cu_seqlens, self.backend)
         return self.out_proj(o * F.gelu(z)), (h,)

@@ -1,0 +1,43 @@
+"""docs/parallel.md: its examples run, the one over ranks also as its first lines say, by torchrun."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel_support.pool import run_script
+
+PAGE = Path(__file__).parents[2] / "docs" / "parallel.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+(OVER_RANKS,) = (code for code in EXAMPLES if "init_process_group" in code)
+
+
+def check(printed: str) -> None:
+    losses = [float(x) for x in re.findall(r"^step \d: loss (\S+)$", printed, re.M)]
+    assert len(losses) == 3
+    # of 256 bytes, each as likely, and then better: summed over the ranks
+    assert 5.3 < losses[0] < 6.2
+    assert losses[2] < losses[0]
+
+
+def test_the_example_over_ranks(tmp_path):
+    (tmp_path / "example.py").write_text(OVER_RANKS)
+    check(run_script(2, tmp_path / "example.py"))
+
+
+@pytest.mark.slow
+def test_the_example_by_torchrun(tmp_path):
+    (tmp_path / "example.py").write_text(OVER_RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py"]
+    environment = os.environ | {"PYTHONPATH": str(PAGE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    check(done.stdout)
+
+
+@pytest.mark.parametrize("code", [code for code in EXAMPLES if code is not OVER_RANKS])
+def test_the_other_examples_run_as_pasted(code):
+    exec(compile(code, "docs/parallel.md", "exec"), {"__name__": "example"})

@@ -1,0 +1,121 @@
+"""Processes that are the ranks of one gloo group on this machine's CPU, kept for many cases."""
+
+import multiprocessing
+import os
+import runpy
+import socket
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# seconds that a case may take, and that a rank waits for another
+PATIENCE = 60
+
+# processes are forked off one that has imported all this, and in which nothing has run
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch._inductor.config", "holdfast.nn", "holdfast.parallel"])
+
+
+class Pool:
+    """size processes, one rank each of a gloo group."""
+
+    def __init__(self, size: int, patience: float = PATIENCE) -> None:
+        self.size = size
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
+        pipes = [CONTEXT.Pipe() for _ in range(size)]
+        self._pipes = [ours for ours, _ in pipes]
+        self.processes = [
+            CONTEXT.Process(target=_serve, args=(theirs, rank, size, store, patience), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self.processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def run(self, case: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """case(rank, size, *arguments) on every rank. Returns what each did; AssertionError with all that was raised.
+
+        case: a function of an importable module.
+        """
+        found = self.outcomes(case, *arguments)
+        failed = [f"rank {rank}: {said}" for rank, (good, said) in enumerate(found) if not good]
+        assert not failed, "\n".join(failed)
+        return [result for _, result in found]
+
+    def outcomes(self, case: Callable[..., Any], *arguments: Any) -> list[tuple[bool, Any]]:
+        """As `run`, but of each rank whether it ended well, and its result or what it raised; a rank that died gives
+        "gone"."""
+        for pipe in self._pipes:
+            pipe.send((case, arguments))
+        found = []
+        for pipe in self._pipes:
+            try:
+                found.append(pipe.recv() if pipe.poll(2 * PATIENCE) else (False, "no answer"))
+            except EOFError:
+                found.append((False, "gone"))
+        return found
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()
+
+
+def run_script(size: int, script: Path) -> str:
+    """What a script prints, run by size processes that find one another as torchrun lets them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = [script.with_suffix(f".{rank}") for rank in range(size)]
+    processes = [
+        CONTEXT.Process(target=_run_script, args=(script, said[rank], rank, size, port)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(2 * PATIENCE)
+    printed = "\n".join(path.read_text() for path in said)
+    assert all(process.exitcode == 0 for process in processes), printed
+    return printed
+
+
+def _run_script(script: Path, said: Path, rank: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in ranks.items()})
+    with said.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+
+def _serve(pipe: Any, rank: int, size: int, store: str, patience: float) -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    timeout = timedelta(seconds=patience)
+    dist.init_process_group("gloo", rank=rank, world_size=size, init_method=f"file://{store}", timeout=timeout)
+    while True:
+        try:
+            case, arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            pipe.send((True, case(rank, size, *arguments)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))

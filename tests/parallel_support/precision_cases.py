@@ -1,0 +1,72 @@
+"""Ops over ranks in the dtypes that models train in, as near to float64 as the same op in one process."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import holdfast
+from holdfast import parallel
+from holdfast.parallel.calls import TIMED
+
+from .op_cases import Setting, drawn, held_by, leaves, parts, tensors, weights, with_grad
+
+
+def moved(arguments: dict[str, Any], device: str, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    def to(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(to(part) for part in x)
+        return x.to(device, dtype) if isinstance(x, Tensor) else x
+
+    return {name: to(x) for name, x in arguments.items()}
+
+
+def passes(op: Any, arguments: dict[str, Any], own: list[tuple[int, int]] | None, shape: Any) -> dict[str, Tensor]:
+    """Output, final states and gradients, in float64. own: which tokens of all the arguments hold; None for all."""
+    arguments = with_grad(arguments)
+    o, final = op(**arguments, output_final_state=True)
+    share = weights(torch.empty(shape, dtype=torch.float64), 1)
+    share = share if own is None else held_by(share, own)
+    (o * share.to(o)).sum().backward()
+    found = {"o": o} | {f"final {n}": x for n, x in enumerate(tensors(final))}
+    found |= {f"d{key}": torch.zeros_like(x) if x.grad is None else x.grad for key, x in leaves(arguments).items()}
+    return {key: x.detach().double() for key, x in found.items()}
+
+
+def op_is_as_exact_as_one_process(
+    rank: int, size: int, name: str, setting: Setting, dtype: torch.dtype, device: str
+) -> dict[str, float]:
+    """Returns of each tensor its error over that of one process."""
+    arguments = moved(drawn(name, setting, dtype), device)
+    held = parts(setting.lengths, setting.layout)[rank]
+    timed = TIMED[name]
+    op = getattr(holdfast, name)
+    with torch.no_grad():
+        shape = op(**arguments)[0].shape
+    exact = passes(op, moved(arguments, device, torch.float64), None, shape)
+    one = passes(op, arguments, None, shape)
+
+    def over_ranks(**named: Any) -> Any:
+        return getattr(parallel, name)(**named, group=dist.group.WORLD, layout=setting.layout)
+
+    here = {
+        key: held_by(x, held) if isinstance(x, Tensor) and x.dim() in timed.get(key, ()) else x
+        for key, x in arguments.items()
+    }
+    found, ratios = passes(over_ranks, here, held, shape), {}
+    for key, x in found.items():
+        right = exact[key]
+        argument = key.removeprefix("d").partition(".")[0]
+        if key == "o" or (key.startswith("d") and right.dim() in timed.get(argument, ())):
+            right = held_by(right, held)
+        elif key.startswith("d"):
+            dist.all_reduce(x)
+        assert x.shape == right.shape
+        error = (x - right).abs().max().item() if x.numel() else 0.0
+        # where one process happens to be exact: half a step of the largest number
+        least = torch.finfo(dtype).eps / 2 * exact[key].abs().max().item()
+        ratios[key] = error / max((one[key] - exact[key]).abs().max().item(), least)
+    wrong = {key: ratio for key, ratio in ratios.items() if not ratio <= 2}
+    assert not wrong, f"{name} in {dtype}: {wrong}"
+    return ratios
