@@ -100,6 +100,7 @@ def test_compiles_packed_and_in_float32():
     assert "tf32" in made.ptx
 
 
+@pytest.mark.slow
 def test_the_code_of_the_gradients_does_not_grow_with_the_values():
     """At K = V = 256 in float32, eight blocks of columns, it was compiled for 79 s of one core; a loop for 7 s."""
 
