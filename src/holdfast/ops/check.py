@@ -239,7 +239,7 @@ def _bind_halves(label: str, x: Tensor, specs: Mapping[str, Argument], bound: di
 
 def _check_heads(label: str, x: Tensor, spec: Argument, bound: Mapping[str, int]) -> None:
     for axis in spec.shapes[0].split():
-        if bound.get(axis) == 0 and axis not in ("B", "T", "chunks", "sequences"):
+        if bound.get(axis) == 0 and axis not in ("B", "T", "W-1", "chunks", "sequences"):
             raise ValueError(f"{label}: expected {axis} > 0 in {_show(spec.shapes[0], {})}; got {list(x.shape)}")
         for part, whole in _DIVIDES.items():
             if axis in (part, whole) and part in bound and whole in bound and bound[whole] % bound[part]:
