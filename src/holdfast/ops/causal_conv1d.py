@@ -73,7 +73,7 @@ def causal_conv1d(
     """
     flag("output_final_state", output_final_state)
     given = {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state}
-    checked = check_arguments(ARGUMENTS, cu_seqlens, given, _sizes(weight))
+    checked = check_arguments(ARGUMENTS, cu_seqlens, given)
     call = ConvCall(**checked, activation=_named(activation))
     y, final = conv_forward(*call, cu_seqlens, output_final_state, needs_grad(*call[:4]), name_of(backend))
     return y, final if output_final_state else None
@@ -109,7 +109,7 @@ def causal_conv1d_update(
     one = isinstance(x, Tensor) and x.dim() == 2
     given = {"x": x[:, None] if one else x, "weight": weight, "bias": bias, "conv_state": conv_state}
     refuse_forward_mode("causal_conv1d_update", given.values())
-    checked = check_arguments(UPDATE_ARGUMENTS, None, given, _sizes(weight))
+    checked = check_arguments(UPDATE_ARGUMENTS, None, given)
     if conv_state.numel() and conv_state.stride(2) != 1:
         raise ValueError(f"conv_state: expected channels side by side; got strides {list(conv_state.stride())}")
     tensors = (checked[name] for name in ("x", "weight", "bias"))
@@ -121,11 +121,6 @@ def _named(activation: Any) -> str:
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected 'silu' or None; got {activation!r}")
     return activation or ""
-
-
-def _sizes(weight: Any) -> dict[str, int]:
-    """The number of inputs that a state holds, where the weight tells."""
-    return {"W-1": weight.shape[1] - 1} if isinstance(weight, Tensor) and weight.dim() == 2 else {}
 
 
 def problem(call: ConvCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
@@ -149,7 +144,18 @@ def _select(
 ) -> tuple[Any, Plan]:
     x, offsets = call.x, None if cu_seqlens is None else cu_seqlens.shape[0]
     # what `problem` reads, in less time than it takes to make and hash a Problem
-    key = (BACKENDS, x.shape, x.dtype, x.device, call.weight.shape, call.bias is None, offsets, grad, direction, backend)
+    key = (
+        BACKENDS,
+        x.shape,
+        x.dtype,
+        x.device,
+        call.weight.shape,
+        call.bias is None,
+        offsets,
+        grad,
+        direction,
+        backend,
+    )
     found = _SELECTED.get(key)
     if found is None:
         if len(_SELECTED) >= 4096:

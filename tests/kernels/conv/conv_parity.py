@@ -109,13 +109,14 @@ def interpreted():
     print("all checked")
 
 
-def apart():
+def apart(device="cpu"):
     """What other sequences hold, NaN too, reaches neither outputs nor gradients."""
-    call, offsets = example(lengths=(5, 30, 4), D=16)
-    grad_y, grad_final = torch.randn(1, 39, 16), torch.randn(3, 3, 16)
+    call, offsets = example(lengths=(5, 30, 4), D=16, device=device)
+    grad_y, grad_final = torch.randn(1, 39, 16).to(device), torch.randn(3, 3, 16).to(device)
     clean = run(TritonConv(), plan(), call, offsets, (grad_y, grad_final))
-    call.x[:, :5], call.x[:, 35:], call.initial_state[::2] = torch.nan, torch.nan, torch.nan
-    grad_y[:, :5], grad_y[:, 35:] = torch.nan, torch.nan
+    for x in (call.x, grad_y):
+        x[:, :5], x[:, 35:] = torch.nan, torch.nan
+    call.initial_state[::2] = torch.nan
     spoilt = run(TritonConv(), plan(), call, offsets, (grad_y, grad_final))
     assert spoilt["y"][:, :5].isnan().all()
     for name in ("y", "dx"):

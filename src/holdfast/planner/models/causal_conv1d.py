@@ -49,9 +49,7 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                 yield _candidate(plan, problem, device, direction, grid, tiles)
 
 
-def _candidate(
-    plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int
-) -> Candidate:
+def _candidate(plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int) -> Candidate:
     B, T, D, W = (problem[name] for name in "BTDW")
     size, length = ELEMENT[problem.dtype], plan["steps"] * plan["chunks"]
     serial = LATENCY * (1 + plan["chunks"])
@@ -64,7 +62,6 @@ def _candidate(
     moved = int(size * B * T * D * (3 + 3 * again)) + sums
     last = Candidate.of(plan, device, Grid(-(-D // REDUCED) * (W + 1), 128, 40, 1024), sums, sums // 4, False)
     return Candidate.of(plan, device, grid, moved, B * T * D * (6 * W + 24), False, serial).after(last)
-
 
 
 def _registers(direction: Direction, channels: int, steps: int, W: int) -> int:

@@ -61,7 +61,7 @@ def convolve(call: ConvCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]
     if cu_seqlens is None:
         rows = torch.cat([tail, x], 1)
         # a copy: a view would keep all of the rows alive
-        return _taps(call, rows), rows[:, x.shape[1] :].clone()
+        return _activated(call, _taps(call, rows)), rows[:, x.shape[1] :].clone()
     return _packed(call, x, tail, cu_seqlens)
 
 
@@ -79,15 +79,21 @@ def _packed(call: ConvCall, x: Tensor, tail: Tensor, cu_seqlens: Tensor) -> tupl
     row = x.new_zeros(length + sequences * before, channels).index_copy(0, beside(cu_seqlens[:-1]), tail.flatten(0, 1))
     row = row.index_copy(0, out + before, x[0])
     last = row[beside(cu_seqlens[1:])].unflatten(0, (sequences, before))
-    return _taps(call, row[None])[:, out], last
+    # what lies between two sequences is dropped before the activation, whose gradient there is NaN if one of them is
+    return _activated(call, _taps(call, row[None])[:, out]), last
 
 
 def _taps(call: ConvCall, rows: Tensor) -> Tensor:
-    """[B, T + W - 1, D] -> [B, T, D], in x's dtype."""
+    """[B, T + W - 1, D] -> [B, T, D], before the activation."""
     width = call.weight.shape[1]
     length = rows.shape[1] - width + 1
     weight = call.weight.to(rows.dtype)
     y = rows.new_zeros(()) if call.bias is None else call.bias.to(rows.dtype)
     for j in range(width):
         y = torch.addcmul(y, rows[:, j : j + length], weight[:, j])
+    return y
+
+
+def _activated(call: ConvCall, y: Tensor) -> Tensor:
+    """In x's dtype."""
     return (F.silu(y) if call.activation == "silu" else y).to(call.x.dtype)
