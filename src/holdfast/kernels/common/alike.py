@@ -59,7 +59,7 @@ class Alike:
             return None
         tensors = self.tensors(values)
         # of a nested one the check asks for strides, at which PyTorch ends the process
-        if self.others(values) != self.constants or any([x.is_nested for x in tensors]) or not self.check(*tensors):
+        if self.others(values) != self.constants or any(x.is_nested for x in tensors) or not self.check(*tensors):
             return None
         # which the check leaves out
         if torch.is_grad_enabled() != self.records:

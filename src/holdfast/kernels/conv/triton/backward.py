@@ -86,7 +86,7 @@ def backward(
     if dfinal is not None:
         dfinal += held
     taps = taps_of(weight, bias, d, d < channels, W)
-    if dinitial is not None:
+    if dinitial is not None:  # noqa: SIM102
         if tile == 0:
             initial_gradient(
                 taps, x, initial, dy, dfinal, dinitial + held, left, here, x_step, dy_step, channels, SILU, W
@@ -94,9 +94,9 @@ def backward(
     offset = tl.arange(0, SEGMENTS)[:, None] * LENGTH
     window = window_of(x, initial, offset, begin, left, here, x_step, channels, W)
     later, sums = (), ()
-    for j in tl.static_range(W - 1):
+    for _ in tl.static_range(W - 1):
         later += (tl.zeros([SEGMENTS, BLOCK], tl.float32),)
-    for j in tl.static_range(SUMS):
+    for _ in tl.static_range(SUMS):
         sums += (tl.zeros([SEGMENTS, BLOCK], tl.float32),)
     chunks = tl.maximum(tl.minimum(tl.cdiv(left, STEPS), CHUNKS), 0)
     for chunk in tl.range(0, chunks):

@@ -41,7 +41,7 @@ def forward(
     y += (row * length + first) * channels + d[None, :]
     if initial is not None:
         initial += sequence * (W - 1) * channels + d[None, :]
-    if final is not None:
+    if final is not None:  # noqa: SIM102
         if tile == 0:
             to = final + sequence * (W - 1) * channels + d[None, :]
             last_inputs(x, initial, to, stop - start, here, x_step, channels, W)
