@@ -8,9 +8,9 @@ from holdfast.planner import Device, Problem
 from holdfast.planner.models import causal_conv1d as model
 
 pytest.importorskip("triton")
-from holdfast.kernels.conv.triton.backward import backward, reduce
-from holdfast.kernels.conv.triton.forward import forward
-from holdfast.kernels.conv.triton.update import update
+from holdfast.kernels.conv.triton.backward import conv_backward, conv_sums
+from holdfast.kernels.conv.triton.forward import conv_forward
+from holdfast.kernels.conv.triton.update import conv_update
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
 
@@ -46,7 +46,7 @@ def given(kernel, dtype, more, absent=()):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(direction, whole, dtype, capability):
     """whole: packed, with states and a bias; otherwise what a layer in training takes."""
-    kernel = forward if direction == "forward" else backward
+    kernel = conv_forward if direction == "forward" else conv_backward
     what = problem(str(dtype).removeprefix("torch."))
     chosen = model.candidates(what, Device.named("h200"), direction)[0].plan
     constants = {name.upper(): number for name, number in chosen.values if name != "warps"} | {"SILU": True, "W": 4}
@@ -61,9 +61,10 @@ def test_compiles_for_gpus_that_are_not_here(direction, whole, dtype, capability
 @pytest.mark.parametrize("capability", TARGETS)
 def test_the_small_kernels_compile(capability):
     constants = {"W": 4, "BLOCK": model.REDUCED, "ROWS": REDUCED_ROWS}
-    assert compile_for(reduce, capability, given(reduce, None, constants), num_warps=WARPS).stack == 0
+    assert compile_for(conv_sums, capability, given(conv_sums, None, constants), num_warps=WARPS).stack == 0
     constants = {"SILU": True, "W": 4, "BLOCK": 256}
-    assert compile_for(update, capability, given(update, torch.bfloat16, constants), num_warps=WARPS).stack == 0
+    arguments = given(conv_update, torch.bfloat16, constants)
+    assert compile_for(conv_update, capability, arguments, num_warps=WARPS).stack == 0
 
 
 @pytest.mark.parametrize("device", ["h200", "a100", "rtx3090"])

@@ -39,7 +39,7 @@ class TritonConv:
         """y [B, T, D] in x's dtype and, where final asks for it, the last inputs [N, W - 1, D] in float32."""
         from holdfast.kernels.common.triton_launch import launch, on_device_of
 
-        from .forward import forward
+        from .forward import conv_forward
 
         run = _Run(plan, call, cu_seqlens)
         y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
@@ -49,7 +49,7 @@ class TritonConv:
         tensors = (run.x, run.weight, run.bias, run.initial, y, last, run.bounds)
         numbers = (*run.sizes, *run.x.stride()[:2])
         with on_device_of(y):
-            launch(forward, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
+            launch(conv_forward, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
         return y, last
 
     def backward(
@@ -63,7 +63,7 @@ class TritonConv:
         """Gradients of x, weight, bias and initial_state, None where the input is."""
         from holdfast.kernels.common.triton_launch import launch, on_device_of
 
-        from .backward import backward, reduce
+        from .backward import conv_backward, conv_sums
 
         run, x = _Run(plan, call, cu_seqlens), call.x
         dx, dweight = (torch.empty(of.shape, dtype=of.dtype, device=x.device) for of in (x, call.weight))
@@ -82,15 +82,15 @@ class TritonConv:
         constants = {"W": width, "BLOCK": model.REDUCED, "ROWS": REDUCED_ROWS}
         blocks = -(-x.shape[2] // model.REDUCED), shape[1]
         with on_device_of(dx):
-            launch(backward, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
-            launch(reduce, blocks, (parts, dweight, dbias), (run.tiles, x.shape[2]), constants, WARPS)
+            launch(conv_backward, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
+            launch(conv_sums, blocks, (parts, dweight, dbias), (run.tiles, x.shape[2]), constants, WARPS)
         return [dx, dweight, dbias, dinitial]
 
     def update(self, call: ConvCall, state: Tensor) -> Tensor:
         """y [B, T, D] of the tokens after those in state [B, W - 1, D], which gets the last inputs instead."""
         from holdfast.kernels.common.triton_launch import launch, on_device_of
 
-        from .update import update
+        from .update import conv_update
 
         batch, length, channels = call.x.shape
         x = _dense(call.x)
@@ -102,7 +102,7 @@ class TritonConv:
         numbers = (length, channels, *x.stride()[:2], *state.stride()[:2])
         constants = {"SILU": call.activation == "silu", "W": call.weight.shape[1], "BLOCK": DECODED}
         with on_device_of(y):
-            launch(update, (-(-channels // DECODED) * batch,), tensors, numbers, constants, WARPS)
+            launch(conv_update, (-(-channels // DECODED) * batch,), tensors, numbers, constants, WARPS)
         return y
 
 

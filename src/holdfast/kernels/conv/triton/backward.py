@@ -57,14 +57,14 @@ def initial_gradient(
 
 
 @triton.jit
-def backward(
+def conv_backward(
     x, weight, bias, initial, dy, dfinal, dx, dinitial, parts, bounds, length, sequences, search, channels,
     x_row, x_step, dy_row, dy_step,
     SILU: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, STEPS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """dx [B, T, D], dinitial [N, W - 1, D] or None, and what each tile of tokens adds to the gradients of the taps and,
-    with a bias, of that: parts [tiles, W or W + 1, D] float32, for `reduce`.
+    with a bias, of that: parts [tiles, W or W + 1, D] float32, for `conv_sums`.
 
     A thread walks W - 1 tokens beyond its own, which its own inputs reach.
     """
@@ -142,7 +142,7 @@ def backward(
 
 
 @triton.jit
-def reduce(parts, dweight, dbias, count, channels, W: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def conv_sums(parts, dweight, dbias, count, channels, W: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """dweight [D, W] and dbias [D] or None, from parts [count, W or W + 1, D]: in the same order in every run."""
     SUMS: tl.constexpr = W if dbias is None else W + 1
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -19,7 +19,7 @@ def last_inputs(x, initial, final, count, here, x_step, channels, W: tl.constexp
 
 
 @triton.jit
-def forward(
+def conv_forward(
     x, weight, bias, initial, y, final, bounds, length, sequences, search, channels, x_row, x_step,
     SILU: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, STEPS: tl.constexpr,
     CHUNKS: tl.constexpr,

@@ -7,7 +7,7 @@ from .tile import convolved, shifted, taps_of
 
 
 @triton.jit
-def update(
+def conv_update(
     x, weight, bias, state, y, length, channels, x_row, x_step, state_row, state_step,
     SILU: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
