@@ -70,6 +70,11 @@ def _norm(draw: Draw, s: Sizes) -> dict[str, Any]:
     return {"o": draw.normal(*shape), "gate": draw.normal(*shape), "weight": draw.normal(s.H, s.D)}
 
 
+def _conv(draw: Draw, s: Sizes) -> dict[str, Any]:
+    x, state = draw.normal(s.B, s.T, s.D), draw.state(s.B, 3, s.D)
+    return {"x": x, "weight": draw.normal(s.D, 4), "bias": draw.normal(s.D), "initial_state": state}
+
+
 def _resets(draw: Draw, s: Sizes) -> dict[str, Any]:
     return {"reset": draw.normal(s.B, s.T) > 0}
 
@@ -116,6 +121,8 @@ CALLS |= {
     ),
     "gated_rms_norm": Call(holdfast.gated_rms_norm, _norm, has_state=False),
     "gated_rms_norm, sigmoid": Call(holdfast.gated_rms_norm, _norm, {"activation": "sigmoid"}, has_state=False),
+    "causal_conv1d": Call(holdfast.causal_conv1d, _conv),
+    "causal_conv1d, silu": Call(holdfast.causal_conv1d, _conv, {"activation": "silu"}),
 }
 # those whose inputs a kernel prepares on a GPU
 FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta_rule", "mlstm"))]

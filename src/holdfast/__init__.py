@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _OPS = (
+    "causal_conv1d",
+    "causal_conv1d_update",
     "delta_rule",
     "elman",
     "gated_delta_rule",

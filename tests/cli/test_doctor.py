@@ -38,7 +38,13 @@ def fail(_):
 
 def test_every_backend_is_right_here():
     verdicts = list(verify(torch.device("cpu")))
-    assert {v.op for v in verdicts} == {*RECURRENCES, "inter_chunk_scan", "intra_chunk", "gated_rms_norm"}
+    assert {v.op for v in verdicts} == {
+        *RECURRENCES,
+        "inter_chunk_scan",
+        "intra_chunk",
+        "gated_rms_norm",
+        "causal_conv1d",
+    }
     assert [v for v in verdicts if v.status == "wrong"] == []
     # what is skipped needs a GPU; each op still has a backend that ran
     assert {v.op for v in verdicts if v.status == "right"} == {v.op for v in verdicts}

@@ -20,6 +20,7 @@ SIZES = {
     "inter": {"H": 2, "K": 5, "V": 3, "rank": 4},
     "intra": {"H": 4, "Hq": 2, "K": 5, "V": 3, "chunk": 8},
     "norm": {"H": 2, "D": 6},
+    "conv": {"D": 6},
 }
 OPTIONS = {
     "simple_gla": (("g",), ("g1", "scale"), ()),
@@ -33,9 +34,10 @@ OPTIONS = {
     "inter_chunk_scan": (("low",), ("vector",), ()),
     "intra_chunk": (("g", "states", "gate", "opened"), ()),
     "gated_rms_norm": (("gate", "w2"), ("gate", "w1", "activation"), ()),
+    "causal_conv1d": (("b", "silu"), ("silu", "taps3"), ("taps1",)),
 }
 # what no recurrence defines is held against the op in plain PyTorch, in float64
-WITHOUT_ORACLE = ("inter_chunk_scan", "intra_chunk", "gated_rms_norm")
+WITHOUT_ORACLE = ("inter_chunk_scan", "intra_chunk", "gated_rms_norm", "causal_conv1d")
 
 
 def by_oracle(case: Case, tensors: dict) -> dict:

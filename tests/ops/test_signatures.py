@@ -34,6 +34,8 @@ DEFAULTS = {
         "states": None, "gate": None, "chunk_size": 64, "scale": None, "gate_activation": "silu", "backend": None,
     },
     "gated_rms_norm": {"gate": None, "weight": None, "eps": 1e-5, "activation": "silu", "backend": None},
+    "causal_conv1d": EVERY | {"bias": None, "activation": None},
+    "causal_conv1d_update": {"bias": None, "activation": None, "backend": None},
     "step": {"backend": None},
     "explain": {
         "sizes": None, "dtype": "float32", "device": "cpu", "needs_grad": True, "varlen": False, "backend": None,
@@ -59,12 +61,12 @@ def test_none_has_gone():
 
 OPS = [
     f"{name}_{way}"
-    for name in ("matrix", "dense", "diagonal", "inter_chunk", "intra_chunk", "gated_norm")
+    for name in ("matrix", "dense", "diagonal", "inter_chunk", "intra_chunk", "gated_norm", "conv")
     for way in ("forward", "backward")
 ]
 
 
-@pytest.mark.parametrize("name", [*OPS, "matrix_step", "delta_inputs", "mlstm_gates"])
+@pytest.mark.parametrize("name", [*OPS, "matrix_step", "conv_update", "delta_inputs", "mlstm_gates"])
 def test_every_custom_op_tells_compiled_graphs_that_they_may_hold_it(name):
     tags = getattr(torch.ops.holdfast, name).default.tags
     assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order} <= set(tags)

@@ -140,3 +140,18 @@ def test_mixers_name_them():
     ):
         with pytest.raises(error, match=message):
             mixer(wrong)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["nested", "sparse", "meta"])
+@pytest.mark.parametrize("name", ["simple_gla", "causal_conv1d"])
+def test_a_wrong_kind_is_named_after_calls_that_recorded_gradients(name, kind):
+    """Such calls are told apart in C++: they go straight to the op."""
+    change, error, _ = KINDS[kind]
+    call = CALLS[name]
+    right = {key: x.requires_grad_() for key, x in call.arguments(torch.float32).items()}
+    for _ in range(3):
+        call(right)
+    for key, x in right.items():
+        with pytest.raises(error, match=f"^{key}: "):
+            call(right | {key: change(x.detach()).requires_grad_()})

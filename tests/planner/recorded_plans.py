@@ -15,6 +15,7 @@ import torch
 
 from holdfast.kernels.common.backend import Backend
 from holdfast.kernels.common.planning import Offer, decide
+from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.explain import AXES, named_problem
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
 from holdfast.ops.halves import HALVES
@@ -56,6 +57,12 @@ HALF_CALLS = {
 
 # of gated_rms_norm, with a weight that heads share or one for each
 NORMS = ({"B": 4, "T": 4096, "H": 32, "D": 128, "G": 32}, {"B": 1, "T": 100, "H": 3, "D": 1500, "G": 1})
+# of causal_conv1d: a layer's, one long sequence, and a few tokens
+CONVS = (
+    {"B": 8, "T": 2048, "D": 2304, "W": 4},
+    {"B": 1, "T": 32768, "D": 100, "W": 3},
+    {"B": 2, "T": 5, "D": 64, "W": 7},
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ def calls() -> Iterable[Call]:
             problem = Problem.of("gated_rms_norm", "matrix", getattr(torch, dtype), sizes, traits)
             axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
             yield Call(f"gated_rms_norm {axes} {dtype}{'' if grad else ' no gradient'}", NORM_BACKENDS, problem)
+    for sizes in CONVS:
+        for dtype, grad in (("bfloat16", True), ("float32", False)):
+            problem = Problem.of("causal_conv1d", "conv", getattr(torch, dtype), sizes, {"needs_grad": grad})
+            axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
+            yield Call(f"causal_conv1d {axes} {dtype}{'' if grad else ' no gradient'}", CONV_BACKENDS, problem)
 
 
 def _cost(offer: Offer) -> str:
@@ -98,7 +110,7 @@ def _cost(offer: Offer) -> str:
 
 
 def _floor(problem: Problem, direction: Direction) -> str:
-    if problem.op == "gated_rms_norm":
+    if problem.op in ("gated_rms_norm", "causal_conv1d"):
         return ""
     least = floor(problem, direction)
     return f", floor {least.moved} B {least.operations} op"

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from holdfast.kernels.conv.call import ConvCall
+from holdfast.kernels.conv.torch.backend import convolve
 from holdfast.nn.retnet import _positions
-from holdfast.nn.short_convolution import ShortConvolution
 from holdfast.recurrences.mlstm import stabilizer
 from holdfast.recurrences.packing import packed_beside
 
@@ -19,7 +20,8 @@ def test_the_sequence_of_each_token(offsets, dtype):
 
 
 def _conv_on(device):
-    return ShortConvolution(3).to(device)(torch.empty(1, 8, 3, device=device), None, torch.tensor([0, 3, 8]))
+    call = ConvCall(torch.empty(1, 8, 3, device=device), torch.empty(3, 4, device=device))
+    return convolve(call, torch.tensor([0, 3, 8]))
 
 
 def _positions_on(device):
@@ -39,7 +41,7 @@ def test_offsets_may_lie_on_the_host(run):
 
 
 def _conv(x, cu_seqlens):
-    return ShortConvolution(3)(x, None, cu_seqlens)[0]
+    return convolve(ConvCall(x, torch.randn(3, 4)), cu_seqlens)[0]
 
 
 def _stabilizer(x, cu_seqlens):

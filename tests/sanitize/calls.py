@@ -286,6 +286,13 @@ def _halves() -> Iterator[Call]:
             _norm(device, dtype, weight, gated, activation)
 
         yield Call(f"gated_rms_norm {dtype} weight {weight}, gate {gated and activation}", run)
+    for dtype, D, W, packed in ((BF16, 96, 4, None), (FP32, 13, 2, None), (BF16, 64, 4, (0, 0, 1, 40, 200))):
+
+        def run(device, dtype=dtype, D=D, W=W, packed=packed):
+            _convolved(device, dtype, D, W, packed)
+
+        yield Call(f"causal_conv1d {dtype} D{D} W{W}{f' packed {packed}' if packed else ''}", run)
+    yield Call("causal_conv1d_update", _decoded)
 
 
 def _inside(device: torch.device, dtype: torch.dtype, chunk: int, backend: str, K: int, V: int, whole: bool) -> None:
@@ -324,6 +331,20 @@ def _norm(
     if weight is not None:
         arguments["weight"] = draw.normal(*weight)
     _run(lambda a: gated_rms_norm(**a, activation=activation, backend="triton"), arguments, True)
+
+
+def _convolved(device: torch.device, dtype: torch.dtype, D: int, W: int, packed: tuple[int, ...] | None) -> None:
+    draw, B, N = Draw(0, dtype, device), 1 if packed else 2, len(packed) - 1 if packed else 2
+    arguments = {"x": draw.normal(B, 200, D), "weight": draw.normal(D, W), "initial_state": draw.state(N, W - 1, D)}
+    given = {} if packed is None else {"cu_seqlens": torch.tensor(packed, device=device)}
+    options = {"activation": "silu", "output_final_state": True, "backend": "triton"}
+    _run(lambda a: holdfast.causal_conv1d(**a, **given, **options), arguments | {"bias": draw.normal(D)}, True)
+
+
+def _decoded(device: torch.device) -> None:
+    draw = Draw(0, BF16, device)
+    x, state, weight = draw.normal(2, 3, 300), draw.state(2, 3, 300), draw.normal(300, 4)
+    holdfast.causal_conv1d_update(x, state, weight, None, "silu", "triton")
 
 
 def _diagonal() -> Iterator[Call]:

@@ -13,6 +13,7 @@ _OPS = {
     "simple_gla": 12, "gla": 9, "ssd": 9, "mlstm": 13, "delta_rule": 7, "gated_delta_rule": 11, "linear_attention": 5,
     "retnet": 3, "lightning": 3, "rglru": 5, "rotlru": 5, "hgrn": 4, "lstm": 5, "gru": 4, "elman": 4, "slstm": 4,
     "rnn": 4, "gated_rms_norm": 3, "inter_chunk_scan": 5, "intra_chunk": 5,
+    "causal_conv1d": 3,
 }  # fmt: skip
 _MODES = {
     "plain": 20, "repeat": 14, "lengths": 4, "retain_graph": 6, "checkpoint": 6, "hooks": 5, "threads": 6, "stream": 5,
@@ -147,6 +148,8 @@ def _options(dice: _Dice, op: str) -> list[str]:
         return found + dice.of({"": 5, "clip": 1, "cut": 1}).split()
     if op == "gated_rms_norm":
         return dice.some(gate=0.7, activation=0.3) + dice.of({"": 1, "w1": 2, "w2": 2}).split()
+    if op == "causal_conv1d":
+        return dice.some(b=0.5, silu=0.7) + dice.of({"": 6, "taps1": 1, "taps2": 1, "taps3": 1, "taps7": 1}).split()
     if op == "inter_chunk_scan":
         return dice.some(vector=0.4, low=0.4)
     if op == "intra_chunk":
@@ -169,7 +172,7 @@ def _sized(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, K=K, V=V)
     if family in ("matrix", "intra"):
         s = replace(s, Hq=dice.choice([n for n in range(1, heads + 1) if heads % n == 0]))
-    if family == "diagonal":
+    if family in ("diagonal", "conv"):
         s = replace(s, D=dice.of(_CHANNELS), H=0)
     if family in ("dense", "norm"):
         s = replace(s, D=dice.of(_DENSE_CHANNELS))

@@ -1,4 +1,4 @@
-"""Random arguments of the dense and diagonal recurrences, of the chunk halves and of the norm."""
+"""Random arguments of the dense and diagonal recurrences, of the chunk halves, the norm and the convolution."""
 
 import torch
 
@@ -75,6 +75,19 @@ def gated_rms_norm(s: Scenario, source: Source) -> Values:
         found["gate"] = Value("input", source.normal(*shape) * (8 if s.strength == "strong" else 1))
     if "w1" in s.options or "w2" in s.options:
         found["weight"] = Value("gate", source.normal(*((s.H, s.D) if "w2" in s.options else (s.D,))))
+    return found
+
+
+def causal_conv1d(s: Scenario, source: Source) -> Values:
+    width = next((int(word.removeprefix("taps")) for word in s.options if word.startswith("taps")), 4)
+    found = {
+        "x": Value("input", source.sized(s.values, s.dtype == "float16", s.B, s.T, s.D)),
+        "weight": Value("gate", source.normal(s.D, width) * width**-0.5),
+    }
+    if "b" in s.options:
+        found["bias"] = Value("gate", source.normal(s.D) * (8 if s.strength == "strong" else 1))
+    if s.state:
+        found["initial_state"] = Value("state", source.normal(s.sequences, width - 1, s.D))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is no recurrence of its own, in float64: the inner half of a chunkwise kernel and the norm of heads."""
+"""What is no recurrence of its own, in float64: the inner half of a chunkwise kernel, norm and short convolution."""
 
 from typing import Any
 
@@ -20,6 +20,23 @@ def gated_rms_norm(
     y = o / torch.sqrt((o * o).sum(-1, keepdim=True) / o.shape[-1] + eps)
     y = y if weight is None else y * weight
     return (y if gate is None else y * _activated(gate, activation),)
+
+
+def causal_conv1d(
+    rows: Rows, x: Tensor, weight: Tensor, bias: Tensor | None = None, initial_state=None, activation=None
+) -> tuple[Tensor, Tensor]:
+    """A window of inputs that moves a token at a time."""
+    inputs, before = rows.split(x).unbind(1), weight.shape[1] - 1
+    window = x.new_zeros(rows.count, before, x.shape[2]) if initial_state is None else initial_state
+
+    def step(t: int, state: tuple[Tensor, ...]) -> Any:
+        seen = torch.cat([state[0], inputs[t][:, None]], 1)
+        z = (seen * weight.mT).sum(1)
+        z = z if bias is None else z + bias
+        return (seen[:, 1:],), _activated(z, "silu") if activation else z
+
+    y, (last,) = rows.walk((window,), step, rows.split(x)[:, :0])
+    return y, last
 
 
 def intra_chunk(

@@ -34,7 +34,7 @@ def misuse(s: Scenario) -> list[Result]:
     }
     if name not in ("g", "A", "D", "weight", "a", "theta", "dt", "dt_bias", "A_log"):
         ways["a wider last axis"] = lambda: ({name: torch.cat([x, x, x], -1)}, "")
-    if family in ("matrix", "diagonal", "dense", "inter"):
+    if family in ("matrix", "diagonal", "dense", "inter", "conv"):
         ways |= {
             "offsets of floats": lambda: ({"cu_seqlens": torch.tensor([0.0, s.T], device=x.device)}, "cu_seqlens"),
             "offsets past the end": lambda: ({"cu_seqlens": torch.tensor([0, s.T + 3], device=x.device)}, "cu_seqlens"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast import ops
 from holdfast.ops import dense, diagonal, matrix
+from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
 from holdfast.ops.inter_chunk_scan import BACKENDS as INTER_BACKENDS
 from holdfast.ops.intra_chunk import BACKENDS as INTRA_BACKENDS
@@ -21,7 +22,7 @@ from .source import Source, Value
 
 @dataclass(frozen=True)
 class Subject:
-    """family: "matrix", "dense", "diagonal", "inter", "intra" or "norm".
+    """family: "matrix", "dense", "diagonal", "inter", "intra", "norm" or "conv".
 
     draw: scenario and source -> values by argument. exact: (rows, tensors by argument, options) -> output and parts of
     the final state, in float64. results: their names. pytorch: the backend in plain PyTorch.
@@ -70,6 +71,8 @@ SUBJECTS["inter_chunk_scan"] = Subject(
 SUBJECTS["intra_chunk"] = Subject("intra", drawn_others.intra_chunk, exact_parts.intra_chunk, ("o",), "chunked")
 SUBJECTS["gated_rms_norm"] = Subject("norm", drawn_others.gated_rms_norm, exact_parts.gated_rms_norm, ("o",), "pytorch")
 
+SUBJECTS["causal_conv1d"] = Subject("conv", drawn_others.causal_conv1d, exact_parts.causal_conv1d, _O, "pytorch")
+
 _OPTIONS: dict[str, tuple[str, Any]] = {
     "l2": ("qk_l2norm", True),
     "sig": ("beta_sigmoid", True),
@@ -85,6 +88,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "eps": ("eps", 1e-3),
     "opened": ("gate_activation", "sigmoid"),
     "activation": ("activation", "sigmoid"),
+    "silu": ("activation", "silu"),
 }
 
 
@@ -158,4 +162,5 @@ _BACKENDS = {
     "inter": INTER_BACKENDS,
     "intra": INTRA_BACKENDS,
     "norm": NORM_BACKENDS,
+    "conv": CONV_BACKENDS,
 }

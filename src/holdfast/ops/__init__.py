@@ -1,5 +1,6 @@
 """The public functions: check the arguments, plan, run a kernel. Each is a torch custom op underneath."""
 
+from .causal_conv1d import causal_conv1d, causal_conv1d_update
 from .delta_rule import delta_rule
 from .elman import elman
 from .explain import explain
@@ -24,6 +25,8 @@ from .ssd import ssd
 from .step import step
 
 __all__ = [
+    "causal_conv1d",
+    "causal_conv1d_update",
     "delta_rule",
     "elman",
     "explain",

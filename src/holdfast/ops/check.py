@@ -173,7 +173,7 @@ def _check(
             expected = " or ".join(_show(shape, bound) for shape in spec.shapes)
             raise ValueError(f"{label}: expected shape {expected}; got {list(x.shape)}")
         _check_heads(label, x, spec, bound)
-        _bind_halves(label, x, specs, bound)
+        _bind_derived(label, x, specs, bound)
     parts = iter(given.values())
     result = {}
     for name, x in arguments.items():
@@ -226,8 +226,8 @@ def _count_sequences(label: str, x: Tensor, spec: Argument, cu_seqlens: Tensor |
     return cu_seqlens.shape[0] - 1
 
 
-def _bind_halves(label: str, x: Tensor, specs: Mapping[str, Argument], bound: dict[str, int]) -> None:
-    """Gives every axis named "D/2" half the size of D."""
+def _bind_derived(label: str, x: Tensor, specs: Mapping[str, Argument], bound: dict[str, int]) -> None:
+    """Gives every axis named "D/2" half the size of D, and every axis named "W-1" one less than W."""
     axes = {axis for spec in specs.values() for shape in spec.shapes for axis in shape.split()}
     for half in (axis for axis in axes if axis.endswith("/2")):
         whole = half.removesuffix("/2")
@@ -235,11 +235,14 @@ def _bind_halves(label: str, x: Tensor, specs: Mapping[str, Argument], bound: di
             if bound[whole] % 2:
                 raise ValueError(f"{label}: expected an even {whole}; got {whole} = {bound[whole]} in {list(x.shape)}")
             bound[half] = bound[whole] // 2
+    for less in (axis for axis in axes if axis.endswith("-1")):
+        if (whole := less.removesuffix("-1")) in bound:
+            bound.setdefault(less, bound[whole] - 1)
 
 
 def _check_heads(label: str, x: Tensor, spec: Argument, bound: Mapping[str, int]) -> None:
     for axis in spec.shapes[0].split():
-        if bound.get(axis) == 0 and axis not in ("B", "T", "chunks", "sequences"):
+        if bound.get(axis) == 0 and axis not in ("B", "T", "W-1", "chunks", "sequences"):
             raise ValueError(f"{label}: expected {axis} > 0 in {_show(spec.shapes[0], {})}; got {list(x.shape)}")
         for part, whole in _DIVIDES.items():
             if axis in (part, whole) and part in bound and whole in bound and bound[whole] % bound[part]:

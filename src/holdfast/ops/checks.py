@@ -13,6 +13,8 @@ from holdfast.kernels.common.backend import Backend
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
 from holdfast.recurrences.simple_gla import SIMPLE_GLA
 
+from .causal_conv1d import BACKENDS as CONV_BACKENDS
+from .causal_conv1d import causal_conv1d, causal_conv1d_update
 from .families import backends_of, op_of
 from .gated_rms_norm import BACKENDS as GATED_NORM_BACKENDS
 from .gated_rms_norm import gated_rms_norm
@@ -154,6 +156,9 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
     attempt = of_draw(draw_norm, partial(normalise, backend="pytorch"), seed, device)
     for backend in GATED_NORM_BACKENDS:
         yield Check("gated_rms_norm", backend, ((attempt, partial(normalise, backend=backend.name)),))
+    attempt = of_draw(draw_conv, partial(convolve, backend="pytorch"), seed, device)
+    for backend in CONV_BACKENDS:
+        yield Check("causal_conv1d", backend, ((attempt, partial(convolve, backend=backend.name)),))
 
 
 def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
@@ -185,6 +190,8 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
     ):
         attempt = of_draw(partial(draw_chunks, **chunks), partial(inside, backend="chunked"), seed, device, dtype)
         yield from _checks("intra_chunk", INTRA_CHUNK_BACKENDS, backend, attempt, partial(inside, backend=backend))
+    attempt = replace(of_draw(draw_conv, partial(decode, backend="pytorch"), seed, device), grads=False)
+    yield from _checks("causal_conv1d", CONV_BACKENDS, "triton", attempt, partial(decode, backend="triton"))
 
 
 def _checks(
@@ -238,3 +245,20 @@ def draw_norm(draw: Draw) -> dict[str, Tensor]:
 
 def normalise(a: dict[str, Tensor], backend: str) -> Tensor:
     return gated_rms_norm(**a, backend=backend)
+
+
+def draw_conv(draw: Draw, W: int = 4) -> dict[str, Tensor]:
+    """Arguments of `causal_conv1d`."""
+    B, T, D = SIZES.B, SIZES.T, SIZES.D
+    drawn = {"x": draw.normal(B, T, D), "weight": draw.normal(D, W, scale=W**-0.5), "bias": draw.normal(D)}
+    return drawn | {"initial_state": draw.state(B, W - 1, D)}
+
+
+def convolve(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor | None]:
+    return causal_conv1d(**a, activation="silu", output_final_state=True, backend=backend)
+
+
+def decode(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor]:
+    """A few tokens, and the state after them."""
+    state = a["initial_state"].clone()
+    return causal_conv1d_update(a["x"][:, :6], state, a["weight"], a["bias"], "silu", backend), state

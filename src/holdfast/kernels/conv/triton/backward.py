@@ -1,0 +1,160 @@
+"""Device code of the short convolution's backward pass: the input of the activation is formed again."""
+
+import triton
+import triton.language as tl
+
+from .tile import convolved, shifted, taps_of, tokens_of, window_of
+
+
+@triton.jit
+def before_activation(z, dy, SILU: tl.constexpr):
+    """The gradient of z, given that of its activation."""
+    dz = dy.to(tl.float32)
+    if SILU:
+        open_ = 1.0 / (1.0 + tl.exp(-z))
+        dz *= open_ * (1.0 + z * (1.0 - open_))
+    return dz
+
+
+@triton.jit
+def earliest(taps, later, dz, W: tl.constexpr):
+    """The gradient of the input W - 1 tokens before one whose gradient is dz. later: of the tokens from it on."""
+    dx = taps[0] * dz
+    for j in tl.static_range(W - 1):
+        dx += taps[W - 1 - j] * later[j]
+    return dx
+
+
+@triton.jit
+def last_gradient(dfinal, at, left, stored, channels, W: tl.constexpr):
+    """What dfinal [1, BLOCK] adds to the gradient of the input at some offset, one of the last W - 1 before left."""
+    held = at - left + (W - 1)
+    return tl.load(dfinal + held * channels, mask=(held >= 0) & stored, other=0.0)
+
+
+@triton.jit
+def initial_gradient(
+    taps, x, initial, dy, dfinal, dinitial, count, here, x_step, dy_step, channels,
+    SILU: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """dinitial [W - 1, D] of a sequence of count tokens, which reaches its first W - 1 outputs."""
+    zero = tl.zeros([1, 1], tl.int32)
+    window = window_of(x, initial, zero, zero, count, here, x_step, channels, W)
+    grads = ()
+    for t in tl.static_range(W - 1):
+        inside = (t < count) & here
+        now = tl.load(x + t * x_step, mask=inside, other=0.0).to(tl.float32)
+        dy_now = tl.load(dy + t * dy_step, mask=inside, other=0.0)
+        grads += (before_activation(convolved(taps, window, now, W), dy_now, SILU),)
+        window = shifted(window, now, W)
+    for i in tl.static_range(W - 1):
+        total = tl.zeros_like(grads[0])
+        for t in tl.static_range(i + 1):
+            total += taps[i - t] * grads[t]
+        if dfinal is not None:
+            total += last_gradient(dfinal, i - (W - 1), count, here, channels, W)
+        tl.store(dinitial + i * channels, total, mask=here)
+
+
+@triton.jit
+def conv_backward(
+    x, weight, bias, initial, dy, dfinal, dx, dinitial, parts, bounds, length, sequences, search, channels,
+    x_row, x_step, dy_row, dy_step,
+    SILU: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, STEPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """dx [B, T, D], dinitial [N, W - 1, D] or None, and what each tile of tokens adds to the gradients of the taps and,
+    with a bias, of that: parts [tiles, W or W + 1, D] float32, for `conv_sums`.
+
+    A thread walks W - 1 tokens beyond its own, which its own inputs reach.
+    """
+    LENGTH: tl.constexpr = STEPS * CHUNKS
+    SUMS: tl.constexpr = W if bias is None else W + 1
+    across = tl.cdiv(channels, BLOCK)
+    place = tl.program_id(0) // across
+    row, sequence, start, stop, tile = tokens_of(place, bounds, length, sequences, search, SEGMENTS * LENGTH)
+    d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
+    here = (d < channels)[None, :]
+    first = start + tile * (SEGMENTS * LENGTH)
+    begin, left = (start - first).to(tl.int32), (stop - first).to(tl.int32)
+    x += row * x_row + first * x_step + d[None, :]
+    dy += row * dy_row + first * dy_step + d[None, :]
+    dx += (row * length + first) * channels + d[None, :]
+    held = sequence * (W - 1) * channels + d[None, :]
+    if initial is not None:
+        initial += held
+    if dfinal is not None:
+        dfinal += held
+    taps = taps_of(weight, bias, d, d < channels, W)
+    if dinitial is not None:  # noqa: SIM102
+        if tile == 0:
+            initial_gradient(
+                taps, x, initial, dy, dfinal, dinitial + held, left, here, x_step, dy_step, channels, SILU, W
+            )
+    offset = tl.arange(0, SEGMENTS)[:, None] * LENGTH
+    window = window_of(x, initial, offset, begin, left, here, x_step, channels, W)
+    later, sums = (), ()
+    for _ in tl.static_range(W - 1):
+        later += (tl.zeros([SEGMENTS, BLOCK], tl.float32),)
+    for _ in tl.static_range(SUMS):
+        sums += (tl.zeros([SEGMENTS, BLOCK], tl.float32),)
+    chunks = tl.maximum(tl.minimum(tl.cdiv(left, STEPS), CHUNKS), 0)
+    for chunk in tl.range(0, chunks):
+        at = offset + chunk * STEPS
+        inputs, grads = (), ()
+        for j in tl.static_range(STEPS):
+            inside = (at + j < left) & here
+            inputs += (tl.load(x + (at + j) * x_step, mask=inside, other=0.0),)
+            grads += (tl.load(dy + (at + j) * dy_step, mask=inside, other=0.0),)
+        for j in tl.static_range(STEPS):
+            now = inputs[j].to(tl.float32)
+            dz = before_activation(convolved(taps, window, now, W), grads[j], SILU)
+            added = ()
+            for i in tl.static_range(W - 1):
+                added += (sums[i] + dz * window[i],)
+            added += (sums[W - 1] + dz * now,)
+            if bias is not None:
+                added += (sums[W] + dz,)
+            sums = added
+            to = at + (j - (W - 1))
+            stored = (to >= offset) & (to < left) & here
+            gradient = earliest(taps, later, dz, W)
+            if dfinal is not None:
+                gradient += last_gradient(dfinal, to, left, stored, channels, W)
+            tl.store(dx + to * channels, gradient.to(dx.dtype.element_ty), mask=stored)
+            window, later = shifted(window, now, W), shifted(later, dz, W)
+    for j in tl.static_range(W - 1):
+        at = offset + chunks * STEPS + j
+        inside = (at < left) & here
+        now = tl.load(x + at * x_step, mask=inside, other=0.0).to(tl.float32)
+        dy_now = tl.load(dy + at * dy_step, mask=inside, other=0.0)
+        dz = before_activation(convolved(taps, window, now, W), dy_now, SILU)
+        to = at - (W - 1)
+        stored = (to >= offset) & (to < left) & here
+        gradient = earliest(taps, later, dz, W)
+        if dfinal is not None:
+            gradient += last_gradient(dfinal, to, left, stored, channels, W)
+        tl.store(dx + to * channels, gradient.to(dx.dtype.element_ty), mask=stored)
+        window, later = shifted(window, now, W), shifted(later, dz, W)
+    parts += place.to(tl.int64) * SUMS * channels + d
+    for j in tl.static_range(SUMS):
+        tl.store(parts + j * channels, tl.sum(sums[j], 0), mask=d < channels)
+
+
+@triton.jit
+def conv_sums(parts, dweight, dbias, count, channels, W: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """dweight [D, W] and dbias [D] or None, from parts [count, W or W + 1, D]: in the same order in every run."""
+    SUMS: tl.constexpr = W if dbias is None else W + 1
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j = tl.program_id(1)
+    here = d < channels
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in tl.range(0, count, ROWS):
+        place = (first + tl.arange(0, ROWS))[:, None]
+        at = (place.to(tl.int64) * SUMS + j) * channels + d[None, :]
+        total += tl.load(parts + at, mask=(place < count) & here[None, :], other=0.0)
+    found = tl.sum(total, 0)
+    if j < W:
+        tl.store(dweight + d * W + j, found.to(dweight.dtype.element_ty), mask=here)
+    elif dbias is not None:
+        tl.store(dbias + d, found.to(dbias.dtype.element_ty), mask=here)

@@ -1,0 +1,86 @@
+"""Device code that the short convolution's kernels share: which tokens are a program's, the taps, the window of inputs.
+
+A program takes SEGMENTS x LENGTH tokens of one sequence and BLOCK channels. Each thread walks the LENGTH tokens of one
+segment with some channels, the last W - 1 inputs in registers, so that a token is read once but for those before a
+segment. Offsets count from the program's first token.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tokens_of(place, bounds, length, sequences, search, ROWS: tl.constexpr):
+    """Of a program's place among the tiles of all sequences: its row of the batch, sequence, where that starts and
+    ends, and the number of its tile in it, which may lie beyond the end.
+
+    bounds: the offsets of packed sequences, or None. search: the bits of their number. Sequence n has the tiles from
+    bounds[n] // ROWS + n on, which are never too few; length // ROWS + sequences are enough for all.
+    """
+    place = place.to(tl.int64)
+    if bounds is None:
+        per_row = tl.cdiv(length, ROWS)
+        row = place // per_row
+        sequence, start, stop, tile = row, row * 0, row * 0 + length, place % per_row
+    else:
+        low, high = place * 0, place * 0 + sequences - 1
+        for _ in range(search):
+            middle = (low + high + 1) // 2
+            begins = tl.load(bounds + middle).to(tl.int64) // ROWS + middle <= place
+            low, high = tl.where(begins, middle, low), tl.where(begins, high, middle - 1)
+        row, sequence = low * 0, low
+        start = tl.load(bounds + low).to(tl.int64)
+        stop = tl.load(bounds + low + 1).to(tl.int64)
+        tile = place - start // ROWS - low
+    return row, sequence, start, stop, tile
+
+
+@triton.jit
+def taps_of(weight, bias, d, here, W: tl.constexpr):
+    """The columns of weight [D, W], each [1, BLOCK] in float32, and then the bias."""
+    taps = ()
+    for j in tl.static_range(W):
+        taps += (tl.load(weight + d * W + j, mask=here, other=0.0).to(tl.float32)[None, :],)
+    if bias is not None:
+        taps += (tl.load(bias + d, mask=here, other=0.0).to(tl.float32)[None, :],)
+    else:
+        taps += (tl.zeros_like(taps[0]),)
+    return taps
+
+
+@triton.jit
+def window_of(x, initial, offset, begin, left, here, x_step, channels, W: tl.constexpr):
+    """The W - 1 inputs before the tokens at offset [S, 1], oldest first, in float32.
+
+    x [1, BLOCK]: the addresses at offset 0. begin, left: offsets of the sequence's first token and of its end. initial
+    [1, BLOCK]: the addresses of the inputs before the sequence, or None where they are 0.
+    """
+    window = ()
+    for j in tl.static_range(W - 1):
+        at = offset - (W - 1) + j
+        row = tl.load(x + at * x_step, mask=(at >= begin) & (at < left) & here, other=0.0).to(tl.float32)
+        if initial is not None:
+            held = at - begin + (W - 1)
+            row = tl.where(at < begin, tl.load(initial + held * channels, mask=(at < begin) & here, other=0.0), row)
+        window += (row,)
+    return window
+
+
+@triton.jit
+def shifted(window, now, W: tl.constexpr):
+    """The window of the next token."""
+    after = ()
+    for j in tl.static_range(1, W - 1):
+        after += (window[j],)
+    if W > 1:
+        after += (now,)
+    return after
+
+
+@triton.jit
+def convolved(taps, window, now, W: tl.constexpr):
+    """The sum over taps at a token, before its activation."""
+    z = taps[W] + taps[W - 1] * now
+    for j in tl.static_range(W - 1):
+        z += taps[j] * window[j]
+    return z

@@ -1,0 +1,71 @@
+"""The short convolution: x is read once and y written once; a thread walks tokens of some channels."""
+
+from collections.abc import Iterator
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+
+from . import ranked
+
+# Offsets inside a tile are 32-bit: of at most LONGEST tokens.
+MOST_CHANNELS = 2**20
+LONGEST = 2048
+# Weights and the last inputs of each channel are in registers.
+MOST_TAPS = 16
+# Tokens that a thread reads ahead of its arithmetic, and how often it does, the longest walk first.
+STEPS = {"forward": 8, "backward": 4}
+LENGTHS = (64, 32, 128, 16, 8)
+# Seconds until what was read ahead is there; an estimate.
+LATENCY = 0.8e-6
+# Channels of a program that adds up what tiles have summed.
+REDUCED = 32
+ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans: channels a block, segments of a tile, tokens read ahead, times that a thread does so, warps."""
+    return ranked(every(problem, device, direction))
+
+
+def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    """All that fit, in no order."""
+    B, T, D, W = (problem[name] for name in "BTDW")
+    size = ELEMENT[problem.dtype]
+    # 16 bytes a thread and token; fewer where the taps of so many channels do not fit registers
+    channels = max(1, 16 // size // (1 if W <= 4 else 2 if W <= 8 else 4))
+    steps = STEPS[direction]
+    for block in (64, 32, 128, 256):
+        for warps in (4, 2, 8, 1):
+            segments = 32 * warps * channels // block
+            for length in LENGTHS:
+                rows = segments * length
+                if not segments or rows > LONGEST:
+                    continue
+                tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
+                grid = Grid(tiles * -(-D // block), 32 * warps, _registers(direction, channels, steps, W), 1024)
+                if not grid.fits(device):
+                    continue
+                values = {"block": block, "segments": segments, "steps": steps, "chunks": length // steps}
+                plan = Plan("triton", (*values.items(), ("warps", warps)))
+                yield _candidate(plan, problem, device, direction, grid, tiles)
+
+
+def _candidate(plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int) -> Candidate:
+    B, T, D, W = (problem[name] for name in "BTDW")
+    size, length = ELEMENT[problem.dtype], plan["steps"] * plan["chunks"]
+    serial = LATENCY * (1 + plan["chunks"])
+    # what is read twice comes from a cache, at some four times the rate
+    again = (W - 1) / (4 * length)
+    if direction == "forward":
+        moved = int(size * B * T * D * (2 + again))
+        return Candidate.of(plan, device, grid, moved, B * T * D * (2 * W + 12), False, serial)
+    sums = 4 * tiles * D * (W + ("bias" in problem.traits))
+    moved = int(size * B * T * D * (3 + 3 * again)) + sums
+    last = Candidate.of(plan, device, Grid(-(-D // REDUCED) * (W + 1), 128, 40, 1024), sums, sums // 4, False)
+    return Candidate.of(plan, device, grid, moved, B * T * D * (6 * W + 24), False, serial).after(last)
+
+
+def _registers(direction: Direction, channels: int, steps: int, W: int) -> int:
+    """Taps and the last inputs, gradients and sums of each channel, what is read ahead, and addresses."""
+    if direction == "forward":
+        return min(255, 40 + 2 * W * channels + 4 * steps)
+    return min(255, 64 + 4 * W * channels + 8 * steps)

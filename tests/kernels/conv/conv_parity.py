@@ -1,0 +1,126 @@
+"""The kernels of causal_conv1d, called as their backend is, against its PyTorch form in float64."""
+
+import torch
+
+from holdfast.kernels.conv.call import ConvCall
+from holdfast.kernels.conv.torch.backend import PyTorchConv
+from holdfast.kernels.conv.triton.backend import TritonConv
+from holdfast.planner import Plan
+from parity import relative_error
+
+NAMES = ("y", "final", "dx", "dweight", "dbias", "dinitial")
+
+
+def plan(block=16, segments=4, steps=2, chunks=3, warps=4):
+    values = {"block": block, "segments": segments, "steps": steps, "chunks": chunks, "warps": warps}
+    return Plan("triton", tuple(values.items()))
+
+
+def example(
+    B=2, T=37, D=20, W=4, dtype=torch.float32, bias=True, state=True, lengths=None, activation="silu", device="cpu"
+):
+    """A call, x a slice of a wider tensor as a projection leaves it, and its offsets. lengths: of packed sequences."""
+    draw = torch.Generator().manual_seed(D)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=draw)
+
+    sequences, offsets = B, None
+    if lengths is not None:
+        B, T, sequences = 1, sum(lengths), len(lengths)
+        offsets = torch.tensor((0, *lengths), device=device).cumsum(0)
+    x = normal(B, T, 2 * D + 3).to(device, dtype)[..., D : 2 * D]
+    call = ConvCall(
+        x,
+        normal(D, W).to(device) / W,
+        normal(D).to(device) if bias else None,
+        normal(sequences, W - 1, D).to(device) if state else None,
+        activation,
+    )
+    return call, offsets
+
+
+def run(backend, which, call, offsets, grads, final=True):
+    y, last = backend.forward(which, call, offsets, final)
+    found = [y, last, *backend.backward(which, call, offsets, *grads)]
+    return {name: x for name, x in zip(NAMES, found, strict=True) if x is not None}
+
+
+def errors(call, offsets, which, final=True):
+    """name -> (error of the kernel, error of the PyTorch form in the same dtype), relative to float64."""
+    draw = torch.Generator().manual_seed(1)
+    batch, length, channels = call.x.shape
+    sequences = batch if offsets is None else offsets.shape[0] - 1
+    # a gradient in a wider tensor too
+    grad_y = torch.randn(batch, length, channels + 1, generator=draw).to(call.x)[..., :channels]
+    grad_final = torch.randn(sequences, call.weight.shape[1] - 1, channels, generator=draw).to(call.x.device)
+    grads = grad_y, grad_final if final else None
+    wide = call._replace(**{name: x.double() for name, x in call._asdict().items() if isinstance(x, torch.Tensor)})
+    exact = tuple(None if x is None else x.double() for x in grads)
+    right = run(PyTorchConv(), Plan("pytorch"), wide, offsets, exact, final)
+    same = run(PyTorchConv(), Plan("pytorch"), call, offsets, grads, final)
+    got = run(TritonConv(), which, call, offsets, grads, final)
+    assert {name: x.dtype for name, x in got.items()} == {name: x.dtype for name, x in same.items()}
+    assert all(x.is_contiguous() for x in got.values())
+    return {
+        name: (relative_error(got[name].double(), x), relative_error(same[name].double(), x))
+        for name, x in right.items()
+    }
+
+
+def check(call, offsets, which=None, final=True):
+    """At most twice the error of the PyTorch form, whose one rounding of a float32 result is the same."""
+    found = errors(call, offsets, which or plan(), final)
+    assert all(mine <= max(2 * theirs, 1e-6) for mine, theirs in found.values()), found
+
+
+def decoded(call, state):
+    """The kernel of decoding against the forward pass, token by token and several at once."""
+    y, last = PyTorchConv().forward(Plan("pytorch"), call._replace(initial_state=state.float()), None, True)
+    held, parts = state.clone(), []
+    for tokens in call.x.split((1, 1, 5, call.x.shape[1] - 7), 1):
+        parts.append(TritonConv().update(call._replace(x=tokens), held))
+    assert relative_error(torch.cat(parts, 1).double(), y.double()) <= (1e-6 if y.dtype == torch.float32 else 2e-3)
+    assert torch.equal(held, last.to(held.dtype))
+
+
+def checked(*what, which=None, final=True, **options):
+    check(*example(*what, **options), which, final)
+
+
+def interpreted():
+    """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    checked()
+    checked(bias=False, state=False, final=False, activation="")
+    checked(W=1, T=5)
+    checked(W=2, T=24, D=16, state=False)
+    checked(W=7, T=29, dtype=torch.float16)
+    # sequences of no token, fewer than the taps reach, one more than a segment and than a tile
+    checked(lengths=(5, 1, 0, 7, 25, 0, 2))
+    checked(lengths=(0, 24, 3), state=False, dtype=torch.float16)
+    checked(lengths=(0, 0), activation="")
+    checked(T=3, which=plan(segments=2, steps=4, chunks=1))
+    checked(T=0)
+    for state in (torch.float32, torch.float16):
+        call, _ = example(T=9, state=False, dtype=torch.float16)
+        decoded(call, torch.randn(2, 3, 20).to(state))
+    print("all checked")
+
+
+def apart(device="cpu"):
+    """What other sequences hold, NaN too, reaches neither outputs nor gradients."""
+    call, offsets = example(lengths=(5, 30, 4), D=16, device=device)
+    grad_y, grad_final = torch.randn(1, 39, 16).to(device), torch.randn(3, 3, 16).to(device)
+    clean = run(TritonConv(), plan(), call, offsets, (grad_y, grad_final))
+    for x in (call.x, grad_y):
+        x[:, :5], x[:, 35:] = torch.nan, torch.nan
+    call.initial_state[::2] = torch.nan
+    spoilt = run(TritonConv(), plan(), call, offsets, (grad_y, grad_final))
+    assert spoilt["y"][:, :5].isnan().all()
+    for name in ("y", "dx"):
+        assert torch.equal(clean[name][:, 5:35], spoilt[name][:, 5:35]), name
+    for name in ("final", "dinitial"):
+        assert torch.equal(clean[name][1], spoilt[name][1]), name
+    print("none leaks")
