@@ -91,6 +91,8 @@ def measure(
         raise UserError("--out: one file holds one suite; leave it out with several")
     if op and dtype not in DTYPES:
         raise UserError(f"--dtype: expected one of {', '.join(DTYPES)}; got {dtype!r}")
+    if "models" in (_words(suite) or []) and suite != "models":
+        raise UserError("--suite models: has rows of its own kind; leave the other suites to another command")
     if parts and suite != "models":
         raise UserError("--parts: has no meaning without --suite models")
     target = choose_device(device)
@@ -179,7 +181,8 @@ def _measure_models(
     options = {"--match": match, "--parts": parts, "--seconds": f"{seconds:g}" if seconds else ""}
     words = [word for option, value in options.items() if value for word in (option, value)] + ["--scaled"] * scaled
     command = shlex.join(["holdfast", "bench", "--suite", "models", *words])
-    choices = Choices(mixers, SMALL if scaled else FULL, command, wanted, seconds or SECONDS, commit, out, fresh)
+    scale, name = (SMALL, "models-scaled") if scaled else (FULL, "models")
+    choices = Choices(mixers, scale, command, name, wanted, seconds or SECONDS, commit, out, fresh)
     if broken := measure_models(choices, device, RESULTS):
         typer.echo(f"{broken}; a new process goes on")
         new_process()
@@ -196,14 +199,21 @@ def report(
     from holdfast.planner.whole_file import write_text
 
     from .bench.figure import can_plot
+    from .bench.models.row import is_models_record
+    from .bench.models.row import read as read_models
     from .bench.page import page
     from .bench.record import is_record, read
     from .errors import UserError
 
-    found = list(results or [path for path in sorted(RESULTS.glob("*/*.json"), key=_place) if is_record(path)])
+    found = list(
+        results
+        or [path for path in sorted(RESULTS.glob("*/*.json"), key=_place) if is_record(path) or is_models_record(path)]
+    )
     if not found:
         raise UserError(f"bench report: no results under {RESULTS}; run holdfast bench --suite smoke first")
-    write_text(out, page([read(path) for path in found]))
+    models = [path for path in found if is_models_record(path)]
+    records = [read(path) for path in found if path not in models]
+    write_text(out, page(records, [read_models(path) for path in models]))
     if not can_plot():
         typer.echo("holdfast: matplotlib is not installed, so the page has no plots: pip install matplotlib", err=True)
     typer.echo(f"written to {out}, from {len(found)} file{'s' if len(found) > 1 else ''}")

@@ -41,7 +41,7 @@ def both_passes(layer: nn.Module, x: Tensor, dtype: str = "bfloat16") -> Callabl
     def run() -> list[Tensor]:
         with autocast(x.device, dtype):
             y, _ = layer(x)
-        return [y.detach(), *torch.autograd.grad(y, wanted, cotangent.to(y.dtype))]
+        return [y.detach(), *torch.autograd.grad(y, wanted, cotangent.to(y.dtype), materialize_grads=True)]
 
     return run
 

@@ -31,6 +31,7 @@ def decoding_rows(mixer: Mixer, scale: Scale, device: torch.device) -> list[Row]
     ]
 
 
+@torch.no_grad()
 def _states(layers: list[nn.Module], x: Tensor) -> list[Any]:
     states = []
     for layer in layers:
@@ -43,6 +44,7 @@ def decode_step(layers: list[nn.Module], x: Tensor, states: list[Any]) -> Callab
     """A function that takes x [B, 1, d] through all layers, each beside its residual, and leaves the new states in the
     memory of the given ones, as a graph that is replayed needs them."""
 
+    @torch.no_grad()
     def run() -> Tensor:
         y = x
         for layer, state in zip(layers, states, strict=True):
@@ -53,11 +55,7 @@ def decode_step(layers: list[nn.Module], x: Tensor, states: list[Any]) -> Callab
             y = y + out
         return y
 
-    def without_autograd() -> Tensor:
-        with torch.no_grad():
-            return run()
-
-    return without_autograd
+    return run
 
 
 def _tensors(state: Any) -> list[Tensor]:
@@ -68,14 +66,15 @@ def measure_decoding(mixer: Mixer, row: Row, scale: Scale, device: torch.device)
     """Milliseconds and tokens a second of a step, weights and activations in bfloat16; bytes of weights and states."""
     torch.manual_seed(0)
     batch = row.sizes["B"]
-    with device, torch.no_grad():
+    with device:
         layers = [
             mixer.make(scale.decode_width, scale.head, scale.narrow).to(torch.bfloat16)
             for _ in range(scale.decode_layers)
         ]
-        prefix = scale.context - 1 if mixer.name == "attention" else PREFIX
-        states = _states(layers, torch.randn(batch, prefix, scale.decode_width, dtype=torch.bfloat16))
-        run = decode_step(layers, torch.randn(batch, 1, scale.decode_width, dtype=torch.bfloat16), states)
+        length = scale.context - 1 if mixer.name == "attention" else PREFIX
+        before, token = (torch.randn(batch, T, scale.decode_width, dtype=torch.bfloat16) for T in (length, 1))
+    states = _states(layers, before)
+    run = decode_step(layers, token, states)
     if not run().isfinite().all():
         return replace(row, status="wrong", detail="the output is not finite")
     times = time_runs(run, device, "graph" if row.mode == "graph" else "events")

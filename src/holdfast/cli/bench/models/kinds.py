@@ -20,9 +20,15 @@ _BY_NAME = (
     ("convolution", r"conv(?!ert)"),
     ("loss", r"softmax|nll_loss|embedding|cross_entropy|RadixSort|indexing_backward|krn_partial"),
     ("projection", r"gemm|gemv|cutlass|nvjet|xmma|cublas|splitKreduce|triton_tem_|triton_mm|matmul"),
+    # the compiler's own, by what they are made of: only what lays out or casts is a copy
+    (
+        "copies",
+        r"^triton_poi_fused(_(_to_copy|clone|cat|t|transpose|permute|view|_unsafe_view|copy|expand|slice))+_\d+$",
+    ),
+    ("element-wise", r"^triton_(poi|per|red)_"),
     ("op", r"LSTM|RNN|persist|chunk_|fused_recurrent|_fwd_kernel|_bwd_kernel|fwd_h|recompute_w_u|cumsum_"),
-    ("copies", r"copy|Cat[A-Z]|[Mm]emcpy|[Mm]emset|FillFunctor|transpose|fused__to_copy_\d+$"),
-    ("element-wise", r"elementwise|triton_(poi|per|red)_|reduce|sum|scan|index|gather|scatter|where|arange"),
+    ("copies", r"copy|Cat[A-Z]|[Mm]emcpy|[Mm]emset|FillFunctor|transpose"),
+    ("element-wise", r"elementwise|reduce|sum|scan|index|gather|scatter|where|arange"),
 )
 
 

@@ -23,12 +23,13 @@ SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Choices:
-    """What the command line says. seconds: for the runs of a row. out: a file, or None for one below results. fresh:
-    whether rows of an unfinished run are dropped."""
+    """What the command line says. name: of the file. seconds: for the runs of a row. out: a file, or None for one below
+    results. fresh: whether rows of an unfinished run are dropped."""
 
     mixers: list[Mixer]
     scale: Scale
     command: str
+    name: str = "models"
     parts: tuple[str, ...] = PARTS
     seconds: float = SECONDS
     commit: str = ""
@@ -52,14 +53,14 @@ def _begun(record: ModelsRecord, out: Path, fresh: bool, console: Console) -> Mo
 
 
 def measure_models(choices: Choices, device: torch.device, results: Path) -> str:
-    """Measures, prints, and writes to results/<device>/models.json, or to choices.out.
+    """Measures, prints, and writes to results/<device>/<name>.json, or to choices.out.
 
     Returns why the device can run nothing more in this process, or "" at the end: a new process may then go on.
     """
     console = Console()
     clock.SECONDS = choices.seconds
     facts = device_facts(device)
-    out = choices.out or results / device_folder(facts) / "models.json"
+    out = choices.out or results / device_folder(facts) / f"{choices.name}.json"
     record = ModelsRecord(choices.command, now(), choices.commit or commit(), facts, versions(), _plain(choices.scale))
     record = _begun(record, out, choices.fresh, console)
     jobs = [

@@ -62,7 +62,7 @@ class Suite:
             yield from self._group(mixer, group)
 
     def _group(self, mixer: Mixer, rows: list[Row]) -> Iterator[Row]:
-        left = list(rows)
+        left, failed = list(rows), ""
         try:
             if rows[0].part in _ALONE:
                 found: Iterator[Row] = (_ALONE[row.part](mixer, row, self.scale, self.device) for row in rows)
@@ -72,10 +72,10 @@ class Suite:
                 left.pop(0)
                 yield row
         except Exception as error:  # whatever is raised is a result, and the others are still to be measured
-            for row in left:
-                yield replace(row, status="failed", detail=one_line(error))
-            del error
+            failed = one_line(error)
+        # what the error's frames held is free by now
         gc.collect()
+        yield from (replace(row, status="failed", detail=failed) for row in left)
 
     def _check(self, mixer: Mixer, row: Row) -> Checked | Row:
         if mixer.name not in self._checked:
