@@ -25,7 +25,7 @@ class Scale:
     checked: tuple[int, int] = (2, 256)
     decode_width: int = 1024
     decode_layers: int = 12
-    decode_batches: tuple[int, ...] = (1, 8, 64)
+    decode_batches: tuple[int, ...] = (1, 64)
     context: int = 2048
     compiler: str = "inductor"
 

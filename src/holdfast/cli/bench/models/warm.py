@@ -16,7 +16,7 @@ import torch
 from .. import clock
 from .mixers import MIXERS, Mixer
 from .scale import Scale
-from .suite import Suite, rows_of
+from .suite import Suite, lost_after, rows_of
 
 # Of one child; some libraries search among kernels for a minute or more.
 LIMIT_S = 240.0
@@ -81,6 +81,7 @@ def main() -> None:
         if rows := rows_of(part, mixer, scale, device):
             for row in suite.measure(mixer, rows):
                 print(row.part, row.mode, row.status, row.detail, flush=True)
+                lost_after(row, device)
 
 
 if __name__ == "__main__":
