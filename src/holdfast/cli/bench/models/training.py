@@ -18,7 +18,7 @@ from .row import Part, Row
 from .scale import Scale
 
 # Steps before those that are timed, and how many these are.
-WARM_UP, LEAST, MOST = 2, 3, 12
+WARM_UP, LEAST, MOST = 2, 5, 12
 # How far the loss of the compiled model may be from the eager one's, as a share of it.
 LOSS_LIMIT = 1e-2
 
