@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
+from .gated_norm import covering
 
 # Offsets inside a tile are 32-bit: of at most LONGEST tokens.
 MOST_CHANNELS = 2**20
 LONGEST = 2048
+# A head that is normalised is one block's.
+WIDEST_HEAD = 512
 # Weights and the last inputs of each channel are in registers.
 MOST_TAPS = 16
 # Tokens that a thread reads ahead of its arithmetic, and how often it does, the longest walk first.
@@ -33,7 +36,7 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     # 16 bytes a thread and token; fewer where the taps of so many channels do not fit registers
     channels = max(1, 16 // size // (1 if W <= 4 else 2 if W <= 8 else 4))
     steps = STEPS[direction]
-    for block in (64, 32, 128, 256):
+    for block in _blocks(problem):
         for warps in (4, 2, 8, 1):
             segments = 32 * warps * channels // block
             for length in LENGTHS:
@@ -41,12 +44,23 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                 if not segments or rows > LONGEST:
                     continue
                 tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
-                grid = Grid(tiles * -(-D // block), 32 * warps, _registers(direction, channels, steps, W), 1024)
+                grid = Grid(tiles * _across(problem, block), 32 * warps, _registers(direction, channels, steps, W), 1024)
                 if not grid.fits(device):
                     continue
                 values = {"block": block, "segments": segments, "steps": steps, "chunks": length // steps}
                 plan = Plan("triton", (*values.items(), ("warps", warps)))
                 yield _candidate(plan, problem, device, direction, grid, tiles)
+
+
+def _blocks(problem: Problem) -> tuple[int, ...]:
+    """Channels of a block, the best first."""
+    return (max(16, covering(problem["K"])),) if "heads" in problem.traits else (64, 32, 128, 256)
+
+
+def _across(problem: Problem, block: int) -> int:
+    """Blocks of channels: one for each head that is normalised."""
+    heads, width = (problem["H"], problem["K"]) if "heads" in problem.traits else (0, 0)
+    return heads + -(-(problem["D"] - heads * width) // block)
 
 
 def _candidate(plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int) -> Candidate:
