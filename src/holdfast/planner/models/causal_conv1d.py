@@ -44,7 +44,9 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                 if not segments or rows > LONGEST:
                     continue
                 tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
-                grid = Grid(tiles * _across(problem, block), 32 * warps, _registers(direction, channels, steps, W), 1024)
+                grid = Grid(
+                    tiles * _across(problem, block), 32 * warps, _registers(direction, channels, steps, W), 1024
+                )
                 if not grid.fits(device):
                     continue
                 values = {"block": block, "segments": segments, "steps": steps, "chunks": length // steps}

@@ -106,7 +106,21 @@ def conv_backward(
     if dinitial is not None:  # noqa: SIM102
         if tile == 0:
             initial_gradient(
-                taps, x, initial, dy, dfinal, dinitial + held, left, here, is_head, x_step, dy_step, channels, SILU, W, K
+                taps,
+                x,
+                initial,
+                dy,
+                dfinal,
+                dinitial + held,
+                left,
+                here,
+                is_head,
+                x_step,
+                dy_step,
+                channels,
+                SILU,
+                W,
+                K,
             )
     offset = tl.arange(0, SEGMENTS)[:, None] * LENGTH
     window = window_of(x, initial, offset, begin, left, here, x_step, channels, W)
