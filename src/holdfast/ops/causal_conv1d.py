@@ -124,11 +124,10 @@ def _named(activation: Any) -> str:
 
 
 def problem(call: ConvCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """What planning needs to know of a call: sizes B, T, D of x [B, T, D], W of weight [D, W], of packed sequences N, of
-    heads that are normalised H and K.
+    """What planning needs to know of a call: sizes B, T, D of x [B, T, D], W of weight [D, W], of packed sequences N.
 
-    And x's dtype and traits. cu_seqlens: int32 or int64 [N + 1], or None. grad: whether a backward pass may follow.
-    Reads no values and raises nothing for a call that was checked.
+    Of heads that are normalised H and K. And x's dtype and traits. cu_seqlens: int32 or int64 [N + 1], or None. grad:
+    whether a backward pass may follow. Reads no values and raises nothing for a call that was checked.
     """
     sizes = dict(zip("BTD", call.x.shape, strict=True)) | {"W": call.weight.shape[1]}
     if cu_seqlens is not None:

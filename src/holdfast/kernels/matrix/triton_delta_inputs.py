@@ -164,9 +164,7 @@ def backward(
             tl.store(parts_ptr + parts * H + at, tl.sum(bias_sums, 0), mask=heads < H)
 
 
-def _shape(
-    q: Tensor, gates: Tensor | None, wants_rows: bool, rest: int = 0
-) -> tuple[int, int, int, dict[str, int]]:
+def _shape(q: Tensor, gates: Tensor | None, wants_rows: bool, rest: int = 0) -> tuple[int, int, int, dict[str, int]]:
     """Programs of rows, tiles of tokens, heads of the gates, and constants. rest: columns behind the heads."""
     batch, length, query_heads, width = q.shape
     heads = 1 if gates is None else gates.shape[2]
@@ -220,9 +218,7 @@ def run_backward(
     dy, dz = (_dense(x) if norm else None for x in grads[:2])
     ddecay, dstrength = (None if x is None else grad.contiguous() for x, grad in ((g, grads[2]), (beta, grads[3])))
     dq, dk = (torch.empty(q.shape, dtype=q.dtype, device=q.device) if norm else None for _ in range(2))
-    dg, dbeta = into or (
-        None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (g, beta)
-    )
+    dg, dbeta = into or (None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (g, beta))
     sums = min(PARTS, blocks)
     parts = None if g is None else torch.empty(2, sums, heads, dtype=torch.float32, device=q.device)
     if q.shape[0] * q.shape[1]:

@@ -95,9 +95,7 @@ def norm_backward(
             if weight_ptr is not None:
                 dgate *= weight[None, :]
             at = places(rows, head, T, H, dgate_batch, dgate_step, dgate_head, HEADS)
-            tl.store(
-                dgate_ptr + at[:, None] + columns[None, :], dgate.to(dgate_ptr.dtype.element_ty), mask=inside
-            )
+            tl.store(dgate_ptr + at[:, None] + columns[None, :], dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
             dy *= value
         if weight_ptr is not None:
             sums += dy * normal

@@ -31,7 +31,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     """All that fit, in no order."""
-    B, T, D, W = (problem[name] for name in "BTDW")
+    B, T, W = (problem[name] for name in "BTW")
     size = ELEMENT[problem.dtype]
     # 16 bytes a thread and token; fewer where the taps of so many channels do not fit registers
     channels = max(1, 16 // size // (1 if W <= 4 else 2 if W <= 8 else 4))

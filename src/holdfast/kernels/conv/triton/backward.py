@@ -65,8 +65,8 @@ def initial_gradient(
 
 @triton.jit
 def conv_backward(
-    x, weight, bias, initial, dy, dk, dv, dfinal, dx, dinitial, parts, bounds, length, sequences, search, channels, heads,
-    x_row, x_step, dy_row, dy_step, dx_row, dx_step,
+    x, weight, bias, initial, dy, dk, dv, dfinal, dx, dinitial, parts, bounds,
+    length, sequences, search, channels, heads, x_row, x_step, dy_row, dy_step, dx_row, dx_step,
     SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
     STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip

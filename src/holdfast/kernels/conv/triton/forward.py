@@ -26,8 +26,8 @@ def conv_forward(
 ):  # fmt: skip
     """y [B, T, D], and the last inputs of each sequence in final [N, W - 1, D], or None.
 
-    initial: [N, W - 1, D] float32, or None. CHUNKS times, a thread reads STEPS tokens ahead of its arithmetic. The first
-    `heads` heads of K channels are normalised; K 0 for none.
+    initial: [N, W - 1, D] float32, or None. CHUNKS times, a thread reads STEPS tokens ahead of its arithmetic.
+    The first `heads` heads of K channels are normalised; K 0 for none.
     """
     LENGTH: tl.constexpr = STEPS * CHUNKS
     across = blocks_of(channels, heads, K, BLOCK)
