@@ -15,9 +15,9 @@ def before_activation(z, dy, is_head, SILU: tl.constexpr, K: tl.constexpr):
         open_ = 1.0 / (1.0 + tl.exp(-z))
         y = z * open_
     if K > 0:
-        inverse = inverse_length(y, is_head)
-        y *= inverse
-        dz = inverse * (dz - tl.where(is_head, tl.sum(dz * y, 1), 0.0)[:, None] * y)
+        # two sums that do not wait for each other
+        inverse, along = inverse_length(y, is_head), tl.where(is_head, tl.sum(dz * y, 1), 0.0)[:, None]
+        dz = inverse * (dz - inverse * inverse * along * y)
     if SILU:
         dz *= open_ * (1.0 + z * (1.0 - open_))
     return dz
