@@ -88,7 +88,7 @@ def test_under_autocast_what_it_casts_is_recorded_and_replayed(above_autograd):
 
 
 def test_a_replay_under_autocast_turns_it_off_where_the_call_did():
-    """Operations that autocast would cast, recorded where it was off: in a product of float32, and a sum of bfloat16."""
+    """Operations that autocast would cast, recorded where it was off: a product of float32, a softmax of bfloat16."""
 
     def run(x):
         with torch.autocast("cpu", enabled=False):

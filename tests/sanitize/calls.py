@@ -15,6 +15,7 @@ from torch import Tensor
 import holdfast
 from holdfast.kernels.common import planning
 from holdfast.ops import step
+from holdfast.ops.delta_layer import delta_layer
 from holdfast.ops.gated_rms_norm import gated_rms_norm
 from holdfast.ops.inter_chunk_scan import inter_chunk_scan
 from holdfast.ops.intra_chunk import intra_chunk
@@ -293,6 +294,12 @@ def _halves() -> Iterator[Call]:
 
         yield Call(f"causal_conv1d {dtype} D{D} W{W}{f' packed {packed}' if packed else ''}", run)
     yield Call("causal_conv1d_update", _decoded)
+    for dtype, gated, packed in ((BF16, True, None), (FP32, False, (0, 0, 1, 40, 200))):
+
+        def run(device, dtype=dtype, gated=gated, packed=packed):
+            _delta_layer(device, dtype, gated, packed)
+
+        yield Call(f"delta_layer {dtype}{' gated' if gated else ''}{f' packed {packed}' if packed else ''}", run)
 
 
 def _inside(device: torch.device, dtype: torch.dtype, chunk: int, backend: str, K: int, V: int, whole: bool) -> None:
@@ -339,6 +346,23 @@ def _convolved(device: torch.device, dtype: torch.dtype, D: int, W: int, packed:
     given = {} if packed is None else {"cu_seqlens": torch.tensor(packed, device=device)}
     options = {"activation": "silu", "output_final_state": True, "backend": "triton"}
     _run(lambda a: holdfast.causal_conv1d(**a, **given, **options), arguments | {"bias": draw.normal(D)}, True)
+
+
+def _delta_layer(device: torch.device, dtype: torch.dtype, gated: bool, packed: tuple[int, ...] | None) -> None:
+    """Heads of 24 channels of q and k, 2, and of 16 of v, 4."""
+    draw, B, N = Draw(0, dtype, device), 1 if packed else 2, len(packed) - 1 if packed else 2
+    arguments = {"packed": draw.normal(B, 200, 240 if gated else 176), "conv_weight": draw.normal(160, 4)}
+    arguments |= {"norm_weight": draw.normal(16), "A_log": draw.normal(4), "dt_bias": draw.normal(4)}
+    arguments |= {"initial_state": draw.state(N, 4, 24, 16), "tail": draw.state(N, 3, 160)}
+    absent = {} if gated else {"A_log": None, "dt_bias": None}
+    offsets = None if packed is None else torch.tensor(packed, device=device)
+    given = {name: x for name, x in arguments.items() if name not in absent}
+
+    def run(a):
+        order = (a.get(name) for name in arguments)
+        return delta_layer(*order, 2, 24, False, 1e-5, offsets, None)
+
+    _run(run, given, True)
 
 
 def _decoded(device: torch.device) -> None:

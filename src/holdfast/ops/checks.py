@@ -15,6 +15,7 @@ from holdfast.recurrences.simple_gla import SIMPLE_GLA
 
 from .causal_conv1d import BACKENDS as CONV_BACKENDS
 from .causal_conv1d import causal_conv1d, causal_conv1d_update
+from .delta_layer import delta_layer
 from .families import backends_of, op_of
 from .gated_rms_norm import BACKENDS as GATED_NORM_BACKENDS
 from .gated_rms_norm import gated_rms_norm
@@ -190,6 +191,9 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
     ):
         attempt = of_draw(partial(draw_chunks, **chunks), partial(inside, backend="chunked"), seed, device, dtype)
         yield from _checks("intra_chunk", INTRA_CHUNK_BACKENDS, backend, attempt, partial(inside, backend=backend))
+    for dtype in (torch.float32, half):
+        attempt = of_draw(draw_delta_layer, delta_layer_of, seed, device, dtype)
+        yield from _checks("causal_conv1d", CONV_BACKENDS, "triton", attempt, delta_layer_of)
     attempt = replace(of_draw(draw_conv, partial(decode, backend="pytorch"), seed, device), grads=False)
     yield from _checks("causal_conv1d", CONV_BACKENDS, "triton", attempt, partial(decode, backend="triton"))
 
@@ -256,6 +260,27 @@ def draw_conv(draw: Draw, W: int = 4) -> dict[str, Tensor]:
 
 def convolve(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor | None]:
     return causal_conv1d(**a, activation="silu", output_final_state=True, backend=backend)
+
+
+def draw_delta_layer(draw: Draw) -> dict[str, Tensor]:
+    """Arguments of `delta_layer_of`: heads of 16 channels, 2 of q and k and 4 of v; 12 columns that nothing reads."""
+    B, T, H, K = SIZES.B, SIZES.T, SIZES.H, SIZES.K
+    keys, values = 2 * K, H * K
+    channels = 2 * keys + values
+    return {
+        "packed": draw.normal(B, T, channels + values + 2 * H + 12),
+        "conv_weight": draw.normal(channels, 4, scale=0.5),
+        "norm_weight": draw.normal(K),
+        "A_log": draw.normal(H),
+        "dt_bias": draw.normal(H),
+        "initial_state": draw.state(B, H, K, K),
+        "tail": draw.state(B, 3, channels),
+    }
+
+
+def delta_layer_of(a: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """What stands between the projections of `nn.GatedDeltaNet`, by the backends of its parts that a call takes."""
+    return delta_layer(*a.values(), 2, SIZES.K, False, 1e-5, None, None)
 
 
 def decode(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor]:
