@@ -120,8 +120,8 @@ def _call(
 
 
 def _forward_fake(
-    projected, conv_weight, conv_bias, A_log, D, dt_bias, norm_weight, initial_state, tail, eps, cu_seqlens, final, grad,
-    backend,
+    projected, conv_weight, conv_bias, A_log, D, dt_bias, norm_weight, initial_state, tail, eps, cu_seqlens, final,
+    grad, backend,
 ):  # fmt: skip
     layout = _Layout(conv_weight, norm_weight, A_log)
     batch, length, _ = projected.shape
@@ -196,9 +196,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Non
     ctx.rest = inputs[9], inputs[13]
 
 
-def _backward(
-    ctx: Any, dy: Tensor | None, dstate: Tensor | None, dlast: Tensor | None, *_: None
-) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, dstate: Tensor | None, dlast: Tensor | None, *_: None) -> tuple[Any, ...]:
     # once: activation checkpointing refuses to unpack them again
     saved = ctx.saved_tensors
     tensors, cu_seqlens, kept = saved[:_TENSORS], saved[_TENSORS], saved[_TENSORS + 1 :]

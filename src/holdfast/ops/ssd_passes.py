@@ -45,7 +45,10 @@ class Kept(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where gradients of x, z and dt are written, rows of a token dense; None for memory of their own."""
+    """Where gradients of x, z and dt are written, a token's channels side by side; None for memory of their own.
+
+    That of x is of a call with D.
+    """
 
     x: Tensor | None = None
     z: Tensor | None = None
@@ -65,21 +68,19 @@ class Gradients(NamedTuple):
     initial_state: Tensor | None
 
 
-def run_forward(
-    call: SSDCall, cu_seqlens: Tensor | None, grad: bool, backend: str
-) -> tuple[Tensor, Tensor, Kept]:
+def run_forward(call: SSDCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> tuple[Tensor, Tensor, Kept]:
     """y [B, T, H, P] in x's dtype, the final state [sequences, H, N, P] in float32 or wider, and what is kept.
 
     grad: whether a backward pass may follow. backend: of the scan, by name, or "".
     """
-    step, g = _steps_of(call.steps).forward(call.steps)
-    o, final, _ = matrix_forward(*_scanned(call, step, g), cu_seqlens, "ssd", grad, backend)
-    output = call.output(o)
-    y = o if output.is_o else _output_of(output).forward(output)
-    nothing = call.x.new_empty(0)
+    with torch.autocast(call.x.device.type, enabled=False):
+        step, g = _steps_of(call.steps).forward(call.steps)
+        o, final, _ = matrix_forward(*_scanned(call, step, g), cu_seqlens, "ssd", grad, backend)
+        output = call.output(o)
+        y = o if output.is_o else _output_of(output).forward(output)
     if not grad:
-        return y, final, Kept(nothing, nothing.to(step.dtype), nothing.to(step.dtype))
-    return y, final, Kept(nothing if output.is_o else o, step, g)
+        step, g = step.new_empty(0), g.new_empty(0)
+    return y, final, Kept(o if grad and not output.is_o else o.new_empty(0), step, g)
 
 
 def run_backward(
@@ -92,24 +93,20 @@ def run_backward(
     room: Room = Room(),  # noqa: B008
 ) -> Gradients:
     """Gradients of a call's tensors, None where it has none; dy, dfinal: of what run_forward returned, None for 0."""
-    output = call.output(kept.o)
-    do, dD, dz, dweight = dy, None, None, None
-    if not output.is_o:
-        if dy is None:
-            dy = torch.zeros_like(kept.o)
-        do, dD, dz, dweight = _output_of(output).backward(output, dy, room.z)
-    dC, dB, dx, dg, dstep, _, dstate = matrix_backward(
-        do, dfinal, *_scanned(call, kept.step, kept.g), cu_seqlens, "ssd", backend
-    )
-    if call.D is not None:
-        into = dx if room.x is None else room.x
-        _output_of(output).add_skip(dx, do, call.D, into)
-        dx = into
-    elif room.x is not None:
-        dx = room.x.copy_(dx)
-    ddt, dA, dbias = _steps_of(call.steps).backward(call.steps, dstep, dg, room.dt)
-    state = None if call.initial_state is None else dstate
-    return Gradients(dx, ddt, dA, dB, dC, dD, dz, dbias, dweight, state)
+    with torch.autocast(call.x.device.type, enabled=False):
+        output = call.output(kept.o)
+        do, dD, dz, dweight = dy, None, None, None
+        if not output.is_o:
+            dy = torch.zeros_like(kept.o) if dy is None else dy
+            do, dD, dz, dweight = _output_of(output).backward(output, dy, room.z)
+        scanned = _scanned(call, kept.step, kept.g)
+        dC, dB, dx, dg, dstep, _, dstate = matrix_backward(do, dfinal, *scanned, cu_seqlens, "ssd", backend)
+        if call.D is not None:
+            into = dx if room.x is None else room.x
+            _output_of(output).add_skip(dx, do, call.D, into)
+            dx = into
+        ddt, dA, dbias = _steps_of(call.steps).backward(call.steps, dstep, dg, room.dt)
+    return Gradients(dx, ddt, dA, dB, dC, dD, dz, dbias, dweight, None if call.initial_state is None else dstate)
 
 
 def _scanned(call: SSDCall, step: Tensor, g: Tensor) -> tuple[object, ...]:

@@ -70,7 +70,7 @@ def ssd_output_sums(
     parts, dD, dweight, count, channels, P: tl.constexpr, PER_CHANNEL: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dD [H] or [H, P] and dweight [channels], or None, from parts [count, 1 or 2, channels]; a program takes a head."""
+    """dD [H] or [H, P] and dweight [channels], or None, of parts [count, 1 or 2, channels]; a program takes a head."""
     SUMS: tl.constexpr = (dD is not None) + (dweight is not None)
     head, which = tl.program_id(0), tl.program_id(1)
     p = tl.arange(0, BLOCK)

@@ -25,7 +25,9 @@ def ssd_output_forward(
     to = rows.to(tl.int64)[:, None] * channels
     value = load_rows(o, to, d, inside)
     if D is not None:
-        value += skip_of(D, d, here, P, PER_CHANNEL) * load_rows(x, rows_at(rows, length, x_batch, x_step, UNIT), d, inside)
+        value += skip_of(D, d, here, P, PER_CHANNEL) * load_rows(
+            x, rows_at(rows, length, x_batch, x_step, UNIT), d, inside
+        )
     if z is not None:
         gate = load_rows(z, rows_at(rows, length, z_batch, z_step, UNIT), d, inside)
         value *= gate / (1.0 + tl.exp(-gate))

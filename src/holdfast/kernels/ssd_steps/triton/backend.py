@@ -11,6 +11,8 @@ from ..call import StepsCall
 TILE, WARPS = 512, 4
 # blocks that sum the gradients of A and dt_bias
 PARTS = 128
+# elements of a tile of the sums
+SUMMED = 2048
 
 
 class TritonSteps:
@@ -38,21 +40,24 @@ class TritonSteps:
         """Gradients of dt, A and dt_bias, in their dtypes, of those of the results. ddt: where the first is written."""
         from holdfast.kernels.common.triton_launch import launch, on_device_of
 
-        from .backward import ssd_steps_backward
+        from .backward import ssd_steps_backward, ssd_steps_sums
 
-        dt = call.dt
+        dt, (A, dt_bias) = call.dt, _heads(call)
         if ddt is None:
             ddt = torch.empty(dt.shape, dtype=dt.dtype, device=dt.device)
+        dA, dbias = (None if x is None else torch.empty(x.shape, dtype=x.dtype, device=dt.device) for x in (A, dt_bias))
         tiles, constants = _shape(call)
-        parts = torch.empty(2, min(PARTS, tiles), dt.shape[2], dtype=torch.float32, device=dt.device)
-        if dt.numel():
-            tensors = (dt, *_heads(call), dstep.contiguous(), dg.contiguous(), ddt, parts)
-            numbers = (dt.shape[0] * dt.shape[1], *dt.shape[1:], *dt.stride(), *ddt.stride())
-            with on_device_of(dt):
-                launch(ssd_steps_backward, (parts.shape[1],), tensors, numbers, constants, WARPS)
-        # of no parts 0
-        dA, dbias = parts.sum(1)
-        return ddt, dA.to(call.A.dtype), None if call.dt_bias is None else dbias.to(call.dt_bias.dtype)
+        programs, heads, block = min(PARTS, tiles), dt.shape[2], constants["BLOCK_H"]
+        parts = torch.empty(2, programs, heads, dtype=torch.float32, device=dt.device)
+        with on_device_of(dt):
+            if dt.numel():
+                tensors = (dt, A, dt_bias, dstep.contiguous(), dg.contiguous(), ddt, parts)
+                numbers = (dt.shape[0] * dt.shape[1], *dt.shape[1:], *dt.stride(), *ddt.stride())
+                launch(ssd_steps_backward, (programs,), tensors, numbers, constants, WARPS)
+            # of no parts 0
+            constants = {"BLOCK_H": block, "ROWS": max(1, SUMMED // block)}
+            launch(ssd_steps_sums, (2,), (parts, dA, dbias), (programs, heads), constants, WARPS)
+        return ddt, dA, dbias
 
 
 def _heads(call: StepsCall) -> tuple[Tensor | None, ...]:

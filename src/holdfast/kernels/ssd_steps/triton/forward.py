@@ -42,9 +42,7 @@ def ssd_steps_forward(
 ):  # fmt: skip
     """step and g [B, T, H], contiguous float32. count: of tokens."""
     h = tl.arange(0, BLOCK_H)
-    at, to, inside = tokens_at(
-        tl.program_id(0), count, length, heads, dt_batch, dt_step, dt_head, TOKENS, BLOCK_H
-    )
+    at, to, inside = tokens_at(tl.program_id(0), count, length, heads, dt_batch, dt_step, dt_head, TOKENS, BLOCK_H)
     size = before_softplus(dt, bias, at, inside, h, heads)
     if SOFTPLUS:
         size = -log_sigmoid(-size)
