@@ -66,7 +66,7 @@ OPS = [
 ]
 
 
-@pytest.mark.parametrize("name", [*OPS, "matrix_step", "conv_update", "delta_inputs", "mlstm_gates"])
+@pytest.mark.parametrize("name", [*OPS, "matrix_step", "conv_update", "delta_inputs", "mlstm_gates", "log_gate"])
 def test_every_custom_op_tells_compiled_graphs_that_they_may_hold_it(name):
     tags = getattr(torch.ops.holdfast, name).default.tags
     assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order} <= set(tags)

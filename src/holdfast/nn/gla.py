@@ -1,9 +1,9 @@
 """The mixer of gated linear attention."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.ops import gla
+from holdfast.ops.log_gate import log_gate
 
 from .check import check_input, check_positive, check_state, head_width, wide
 from .norm import GatedRMSNorm
@@ -65,18 +65,24 @@ class GLA(nn.Module):
         self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
         self.out_proj = nn.Linear(values, d_model, bias=False)
 
-    def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+    def forward(
+        self,
+        x: Tensor,
+        state: State | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_final_state: bool = True,
+    ) -> tuple[Tensor, State | None]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
 
-        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
-        TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
+        cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Without output_final_state
+        None is returned in the state's place. Raises ValueError or TypeError for x, a state or cu_seqlens of the wrong
+        shape or dtype.
         """
         sequences = check_input(x, self.d_model, cu_seqlens)
         shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
         (S,) = check_state(state, [("S", shape, wide(x.dtype))])
         parts = self.in_proj(x).split(self.widths, -1)
         q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        decay = self.decay_up(self.decay_down(x)).unflatten(-1, (self.num_heads, -1))
-        g = F.logsigmoid(decay.to(wide(x.dtype))) / self.gate_normalizer
-        o, S = self.op(q, k, v, g, None, S, True, cu_seqlens, self.backend)
-        return self.out_proj(self.norm(o, gate).flatten(-2)), (S,)
+        g = log_gate(self.decay_up(self.decay_down(x)), self.gate_normalizer).unflatten(-1, (self.num_heads, -1))
+        o, S = self.op(q, k, v, g, None, S, output_final_state, cu_seqlens, self.backend)
+        return self.out_proj(self.norm(o, gate).flatten(-2)), (S,) if output_final_state else None
