@@ -42,7 +42,7 @@ def results(mixer, x, state, offsets, used=(0, 1, 2)):
 
 def by_parts(mixer):
     """The mixer without its one op."""
-    mixer._mix = mixer._mix_over_ranks
+    mixer._mix = mixer._mix_in_parts
     return mixer
 
 
@@ -130,13 +130,15 @@ def opchecked(device, final=True, **case):
     parameters = (mixer.conv.weight, mixer.conv.bias, mixer.A_log, mixer.D, mixer.dt_bias, mixer.norm.weight)
     tensors = [s.detach().requires_grad_() for s in (mixer.in_proj(x), *parameters)]
     tensors += (None, None) if state is None else [s.requires_grad_() for s in state]
-    op = torch.ops.holdfast.mamba2_forward.default
+    op = torch.ops.holdfast.mamba2_layer_forward.default
     torch.library.opcheck(op, (*tensors, 1e-3, offsets, final, True, ""))
     tensors = [None if s is None else s.detach() for s in tensors]
     torch.library.opcheck(op, (*tensors, 1e-3, offsets, final, False, ""))
     y, S, tail, *kept = op(*tensors, 1e-3, offsets, final, True, "")
     grads = torch.randn_like(y), torch.randn_like(S), torch.randn_like(tail) if final else None
-    torch.library.opcheck(torch.ops.holdfast.mamba2_backward.default, (*grads, *kept, *tensors, 1e-3, offsets, ""))
+    torch.library.opcheck(
+        torch.ops.holdfast.mamba2_layer_backward.default, (*grads, *kept, *tensors, 1e-3, offsets, "")
+    )
 
 
 @pytest.mark.parametrize("case", [{}, {"begins": True, "final": False}, {"packed": True}], ids=str)
@@ -168,8 +170,8 @@ def test_few_operations_are_run():
     mixer, x, *_ = make(torch.float32, begins=True)
     names = launches(mixer, x)
     assert [name for name in names if name.startswith("holdfast")] == [
-        "holdfast.mamba2_forward.default",
-        "holdfast.mamba2_backward.default",
+        "holdfast.mamba2_layer_forward.default",
+        "holdfast.mamba2_layer_backward.default",
     ]
     assert not [name for name in names if "cat" in name or "split" in name or "slice" in name]
     assert len(names) <= 40 < len(launches(by_parts(mixer), x))

@@ -42,8 +42,8 @@ def causal_convolution(rows, weight, bias=0.0):
 
 
 def gla(m, x):
-    q, k, v, gate = (x @ m.in_proj.weight.T).split(m.widths, -1)
-    alpha = torch.sigmoid(x @ m.decay_down.weight.T @ m.decay_up.weight.T + m.decay_up.bias) ** (1 / 16)
+    q, k, v, gate, down = (x @ m.in_proj.weight[: sum(m.widths)].T).split(m.widths, -1)
+    alpha = torch.sigmoid(down @ m.decay_up.weight.T + m.decay_up.bias) ** (1 / 16)
     outputs = []
     for head in range(m.num_heads):
         key, value = (slice(head * n, (head + 1) * n) for n in (m.key_dim, m.value_dim))

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from holdfast.ops import ssd
 from holdfast.ops.check import name_of
-from holdfast.ops.mamba2 import mamba2
+from holdfast.ops.mamba2_layer import mamba2_layer
 
 from .check import check_divides, check_input, check_positive, check_state, head_width, wide
 from .decay_init import initial_A_log, initial_dt_bias
@@ -42,7 +42,7 @@ class Mamba2(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place; without, all is one op
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(ssd)
 
     def __init__(
@@ -100,7 +100,7 @@ class Mamba2(nn.Module):
         shape = (sequences, self.num_heads, self.d_state, self.head_dim)
         tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
         S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
-        mix = self._mix if self.op is ssd else self._mix_over_ranks
+        mix = self._mix if self.op is Mamba2.op else self._mix_in_parts
         y, S, tail = mix(self.in_proj(x), S, tail, cu_seqlens, output_final_state)
         return self.out_proj(y), (S, tail) if output_final_state else None
 
@@ -110,12 +110,12 @@ class Mamba2(nn.Module):
         """y [B, T, expand * d_model] before the last projection, and the state."""
         parameters = (self.conv.weight, self.conv.bias, self.A_log, self.D, self.dt_bias, self.norm.weight)
         eps, backend = self.norm.eps, name_of(self.backend)
-        return mamba2(projected, *parameters, S, tail, eps, cu_seqlens, final, backend)
+        return mamba2_layer(projected, *parameters, S, tail, eps, cu_seqlens, final, backend)
 
-    def _mix_over_ranks(
+    def _mix_in_parts(
         self, projected: Tensor, S: Tensor | None, tail: Tensor | None, cu_seqlens: Tensor | None, final: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """`_mix`, part by part, of which convolution and op exchange states."""
+        """`_mix` around an op that is not the layer's own."""
         z, mixed, dt = projected.split(self.widths, -1)
         mixed, tail = self.conv(mixed, tail, cu_seqlens)
         u, B, C = mixed.split(self.conv_widths, -1)

@@ -108,6 +108,7 @@ def _backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, *_: None) -> t
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 4
 
 
+# replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
 _ssd_backward = replayed(define("ssd_backward", replayed(_gradients, False), _gradients_fake), False)
 _ssd = define("ssd_forward", replayed(_forward, False), _forward_fake)
 ssd_forward = differentiable(_ssd, lambda *_: None, _backward, 9, _save, replayed(_ssd, False), used=1)

@@ -11,14 +11,16 @@ def check(*shape, dtype=torch.float32, device="cpu"):
     """At most twice the error of the PyTorch form, whose one rounding of a float32 result is the same."""
     draw = torch.Generator().manual_seed(0)
     x = (8 * torch.randn(*shape, 2, generator=draw)).to(device, dtype)[..., 0]
-    dg = torch.randn(shape, generator=draw).to(device)
+    bias, dg = (torch.randn(size, generator=draw).to(device) for size in (shape[-1:], shape))
 
-    def run(backend, x, dg):
-        return backend.forward(x, 16.0), backend.backward(x, 16.0, dg)
+    def run(backend, x, bias, dg):
+        return backend.forward(x, bias, 16.0), *backend.backward(x, bias, 16.0, dg)
 
-    right = run(PyTorchLogGate(), x.double(), dg.double())
-    for got, plain, exact in zip(run(TritonLogGate(), x, dg), run(PyTorchLogGate(), x, dg), right, strict=True):
-        assert (got.dtype, got.shape, got.is_contiguous()) == (plain.dtype, x.shape, True)
+    right = run(PyTorchLogGate(), x.double(), bias.double(), dg.double())
+    for got, plain, exact in zip(
+        run(TritonLogGate(), x, bias, dg), run(PyTorchLogGate(), x, bias, dg), right, strict=True
+    ):
+        assert (got.dtype, got.shape, got.is_contiguous()) == (plain.dtype, exact.shape, True)
         assert relative_error(got.double(), exact) <= max(2 * relative_error(plain.double(), exact), 1e-6)
 
 

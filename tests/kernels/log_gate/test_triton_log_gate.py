@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from holdfast.kernels.log_gate.triton.backend import BLOCK, WARPS
+from holdfast.kernels.log_gate.triton.backend import _shape
 from holdfast.kernels.log_gate.triton.rows import log_gate_backward, log_gate_forward
 from interpreted import interpret
 from kernels.log_gate.log_gate_parity import check
@@ -18,9 +18,10 @@ def test_interpreted():
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("kernel", [log_gate_forward, log_gate_backward], ids=["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(kernel, capability):
-    given = {"x": torch.bfloat16, "dx": torch.bfloat16, "g": torch.float32, "dg": torch.float32}
-    arguments = given | {"count": 4096, "share": 0.0625, "BLOCK": BLOCK}
-    made = compile_for(kernel, capability, {name: arguments[name] for name in kernel.arg_names}, num_warps=WARPS)
+    _, _, constants, warps = _shape(torch.empty(8, 2048, 384))
+    given = {"x": torch.bfloat16, "dx": torch.bfloat16} | dict.fromkeys(("bias", "g", "dg", "parts"), torch.float32)
+    arguments = given | {"count": 4096, "share": 0.0625} | constants
+    made = compile_for(kernel, capability, {name: arguments[name] for name in kernel.arg_names}, num_warps=warps)
     assert made.stack == 0
     # 16 bytes a load
     assert "ld.global.v4.b32" in made.ptx

@@ -4,18 +4,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast.kernels.common.pullback import pull_back
+
 
 class PyTorchLogGate:
     """Every call."""
 
-    def forward(self, x: Tensor, normalizer: float) -> Tensor:
-        """logsigmoid(x) / normalizer in float32 (float64 for float64), contiguous."""
-        return (F.logsigmoid(_wide(x)) / normalizer).contiguous()
+    def forward(self, x: Tensor, bias: Tensor, normalizer: float) -> Tensor:
+        """logsigmoid(x + bias) / normalizer of x [B, T, D] and bias [D], in float32 (float64 for float64)."""
+        return _run(x, bias, normalizer)
 
-    def backward(self, x: Tensor, normalizer: float, dg: Tensor) -> Tensor:
-        """The gradient of x, contiguous, in its dtype."""
-        return (dg * torch.sigmoid(-_wide(x)) / normalizer).to(x.dtype).contiguous()
+    def backward(self, x: Tensor, bias: Tensor, normalizer: float, dg: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of x and bias, contiguous, in their dtypes."""
+        dx, dbias = pull_back(lambda *leaves: (_run(*leaves, normalizer),), (x, bias), (dg,))
+        return dx.contiguous(), dbias
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _run(x: Tensor, bias: Tensor, normalizer: float) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.logsigmoid(x.to(wide) + bias.to(wide)) / normalizer

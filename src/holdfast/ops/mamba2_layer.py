@@ -19,7 +19,7 @@ from .ssd_passes import Kept, Room, SSDCall, run_backward, run_forward
 _TENSORS = 9
 
 
-def mamba2(
+def mamba2_layer(
     projected: Tensor,
     conv_weight: Tensor,
     conv_bias: Tensor,
@@ -51,7 +51,7 @@ def mamba2(
         Shapes and dtypes are not checked: nn.Mamba2 has done so.
     """
     tensors = (projected, conv_weight, conv_bias, A_log, D, dt_bias, norm_weight, initial_state, tail)
-    y, state, last, *_ = _mamba2(*tensors, eps, cu_seqlens, output_final_state, needs_grad(*tensors), backend)
+    y, state, last, *_ = _layer(*tensors, eps, cu_seqlens, output_final_state, needs_grad(*tensors), backend)
     return (y, state, last) if output_final_state else (y, None, None)
 
 
@@ -93,7 +93,7 @@ def _forward(
     grad: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of `mamba2` -> (y, state, tail, and for the backward pass the convolution's output and `Kept`)."""
+    """y, state and tail; and for the backward pass the convolution's output and `Kept`."""
     layout = _Layout(conv_weight, norm_weight, A_log)
     mixed = layout.of_projection(projected)[1]
     mixed, last = conv_forward(mixed, conv_weight, conv_bias, tail, "silu", cu_seqlens, final, grad, "")
@@ -203,10 +203,11 @@ def _backward(ctx: Any, dy: Tensor | None, dstate: Tensor | None, dlast: Tensor 
     eps, backend = ctx.rest
     # what was not asked for is no state, and has no gradient but zeros
     dlast = None if dlast is None or dlast.dim() == 1 else dlast
-    grads = _mamba2_backward(dy, dstate, dlast, *kept, *tensors, eps, cu_seqlens, backend)
+    grads = _layer_backward(dy, dstate, dlast, *kept, *tensors, eps, cu_seqlens, backend)
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
-_mamba2_backward = replayed(define("mamba2_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("mamba2_forward", replayed(_forward, False), _forward_fake)
-_mamba2 = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed(_op, False), used=1)
+# replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
+_layer_backward = replayed(define("mamba2_layer_backward", replayed(_gradients, False), _gradients_fake), False)
+_op = define("mamba2_layer_forward", replayed(_forward, False), _forward_fake)
+_layer = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed(_op, False), used=1)
