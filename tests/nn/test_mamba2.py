@@ -125,6 +125,16 @@ def test_compiles_as_one_graph(packed, final):
     assert_close(torch.autograd.grad(compiled(x), parameters), exact, 1e-12)
 
 
+def test_a_state_dict_without_rows_that_nothing_reads_is_loaded():
+    mixer, x, *_ = make(begins=True)
+    state = dict(mixer.state_dict())
+    assert mixer.in_proj.used < state["in_proj.weight"].shape[0]
+    other = Mamba2(24, 4, d_state=8, n_groups=2, norm_eps=1e-3).double()
+    for given in (state | {"in_proj.weight": state["in_proj.weight"][: mixer.in_proj.used]}, state):
+        other.load_state_dict(given)
+        assert torch.equal(other(x)[0], mixer(x)[0])
+
+
 def opchecked(device, final=True, **case):
     mixer, x, state, offsets = make(torch.float32, device=device, **case)
     parameters = (mixer.conv.weight, mixer.conv.bias, mixer.A_log, mixer.D, mixer.dt_bias, mixer.norm.weight)

@@ -77,7 +77,8 @@ def retnet(m, x):
 
 def mamba2(m, x):
     inner, written = m.num_heads * m.head_dim, m.n_groups * m.d_state
-    z, xBC, dt = (x @ m.in_proj.weight.T).split([inner, inner + 2 * written, m.num_heads], -1)
+    widths = [inner, inner + 2 * written, m.num_heads]
+    z, xBC, dt = (x @ m.in_proj.weight[: sum(widths)].T).split(widths, -1)
     xBC = causal_convolution(xBC, m.conv.weight, m.conv.bias)
     u, B, C = xBC.split([inner, written, written], -1)
     dt, A = softplus(dt + m.dt_bias), -torch.exp(m.A_log)

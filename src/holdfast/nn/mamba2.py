@@ -1,5 +1,7 @@
 """The mixer of Mamba-2."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from holdfast.ops.mamba2_layer import mamba2_layer
 
 from .check import check_divides, check_input, check_positive, check_state, head_width, wide
 from .decay_init import initial_A_log, initial_dt_bias
+from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
 
@@ -74,13 +77,20 @@ class Mamba2(nn.Module):
         written = n_groups * d_state
         self.widths = [inner, inner + 2 * written, num_heads]
         self.conv_widths = [inner, written, written]
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = InProjection(d_model, self.widths)
         self.conv = ShortConvolution(sum(self.conv_widths), check_positive("conv_width", conv_width), bias=True)
         self.A_log = nn.Parameter(initial_A_log(num_heads))
         self.D = nn.Parameter(torch.ones(num_heads))
         self.dt_bias = nn.Parameter(initial_dt_bias(num_heads))
         self.norm = GatedRMSNorm(n_groups, inner // n_groups, eps=norm_eps)
         self.out_proj = nn.Linear(inner, d_model, bias=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        weight = state_dict.get(f"{prefix}in_proj.weight")
+        # without the rows that nothing reads
+        if weight is not None and weight.shape[:1] == (self.in_proj.used,):
+            join_projections(self, state_dict, prefix, ("in_proj",))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(
         self,
@@ -116,7 +126,7 @@ class Mamba2(nn.Module):
         self, projected: Tensor, S: Tensor | None, tail: Tensor | None, cu_seqlens: Tensor | None, final: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`_mix` around an op that is not the layer's own."""
-        z, mixed, dt = projected.split(self.widths, -1)
+        z, mixed, dt, _ = projected.split([*self.widths, projected.shape[2] - sum(self.widths)], -1)
         mixed, tail = self.conv(mixed, tail, cu_seqlens)
         u, B, C = mixed.split(self.conv_widths, -1)
         u, z = (part.unflatten(-1, (self.num_heads, -1)) for part in (u, z))

@@ -37,7 +37,8 @@ def mamba2_layer(
     """rmsnorm(ssd(x, softplus(dt + dt_bias), -exp(A_log), B, C, D) silu(z)) of z, conv(x, B, C) and dt in one tensor.
 
     Args:
-        projected: [B, T, I + I + 2 G N + H], z, the convolution's channels (x, B, C) and dt; I = H P.
+        projected: [B, T, *], channels side by side: z [I], the convolution's x [I], B and C [G N each], dt [H], and any
+            number that nothing reads; I = H P.
         conv_weight, conv_bias: [I + 2 G N, W] and [I + 2 G N].
         A_log, D, dt_bias: [H].
         norm_weight: [G, I / G]; its rows are the groups of B, of C and of the norm.
@@ -63,10 +64,11 @@ class _Layout:
         self.inner = norm_weight.shape[0] * norm_weight.shape[1]
         self.written = (self.channels - self.inner) // 2
 
-    def of_projection(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [B, T, H, P], the convolution's input [B, T, channels] and dt [B, T, H]."""
-        z, mixed, dt = x.split((self.inner, self.channels, self.heads), -1)
-        return self.by_head(z), mixed, dt
+    def of_projection(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """z [B, T, H, P], the convolution's input [B, T, channels], dt [B, T, H], and what nothing reads."""
+        widths = (self.inner, self.channels, self.heads)
+        z, mixed, dt, rest = x.split((*widths, x.shape[2] - sum(widths)), -1)
+        return self.by_head(z), mixed, dt, rest
 
     def of_convolution(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, H, P], B and C [B, T, G, N]."""
@@ -113,7 +115,7 @@ def _call(
     initial_state: Tensor | None,
     eps: float,
 ) -> SSDCall:
-    z, _, dt = layout.of_projection(projected)
+    z, _, dt, _ = layout.of_projection(projected)
     x, B, C = layout.of_convolution(mixed)
     steps = StepsCall.beside(x, dt, A_log, dt_bias, True, True)
     return SSDCall(x, B, C, steps, D, z, norm_weight, eps, initial_state)
@@ -132,7 +134,7 @@ def _forward_fake(
     state = y.new_empty(sequences, *sizes, dtype=wide)
     last = (sequences, conv_weight.shape[1] - 1, layout.channels) if final else (0,)
     mixed = y.new_empty((batch, length, layout.channels) if grad else (0,))
-    call = _call(layout, projected, mixed if grad else projected[..., layout.inner : -layout.heads], A_log, D, dt_bias,
+    call = _call(layout, projected, mixed if grad else layout.of_projection(projected)[1], A_log, D, dt_bias,
                  norm_weight, initial_state, eps)  # fmt: skip
     gates = [y.new_empty((batch, length, layout.heads) if grad else (0,), dtype=call.steps.dtype) for _ in range(2)]
     o = y.new_empty((batch, length, layout.heads, sizes[2]) if grad else (0,))
@@ -164,7 +166,7 @@ def _gradients(
     layout = _Layout(conv_weight, norm_weight, A_log)
     call = _call(layout, projected, mixed, A_log, D, dt_bias, norm_weight, initial_state, eps)
     dprojected = torch.empty(projected.shape, dtype=projected.dtype, device=projected.device)
-    dz, dentering, ddt = layout.of_projection(dprojected)
+    dz, dentering, ddt, unused = layout.of_projection(dprojected)
     dmixed = torch.empty(mixed.shape, dtype=mixed.dtype, device=mixed.device)
     dx, dB, dC = layout.of_convolution(dmixed)
     dy = None if dy is None else layout.by_head(dy)
@@ -176,6 +178,7 @@ def _gradients(
         dmixed, dlast, entering, conv_weight, conv_bias, tail, "silu", cu_seqlens, ""
     )
     dentering.copy_(into)
+    unused.zero_()
     state = None if initial_state is None else found.initial_state
     grads = dprojected, dweight, dbias, found.A, found.D, found.dt_bias, found.weight, state, dtail
     return tuple(projected.new_empty(0) if grad is None else grad for grad in grads)
