@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.backend import describe
+
 from ..call import OutputCall
 from ..torch.backend import Gradients
 
@@ -15,8 +17,8 @@ WIDEST = 8192
 NARROW = 1024
 # elements a thread, of each tensor
 HELD = {"forward": 16, "backward": 8}
-# programs of the backward pass, which sum the gradients of D and weight
-PARTS = 528
+# threads of the backward pass that an SM has registers for, with a norm and without; on a device without SMs, programs
+THREADS, PLAIN_THREADS, ELSEWHERE = 512, 896, 8
 # elements of a tile of the sums
 SUMMED, WARPS = 4096, 4
 
@@ -63,7 +65,7 @@ class TritonOutput:
             return do, dD, dz, dweight
         run = _Run(call, "backward", None if call.D is None else call.x, call.z, dy, dz)
         x, z, gradient, to = run.tensors
-        programs = max(1, min(run.tiles, PARTS // run.blocks))
+        programs = run.programs(describe(o.device).sms)
         sums = sum(x is not None for x in given)
         parts = torch.empty(programs, sums, run.sizes[2], dtype=torch.float32, device=o.device) if sums else None
         tensors = (o, x, run.D, z, run.weight, gradient, do, to, parts)
@@ -122,6 +124,12 @@ class _Run:
             "ROWS": rows,
             "UNIT": unit,
         }
+
+    def programs(self, sms: int | None) -> int:
+        """Of a block of channels, backward: as many as a device holds at a time, at most one a tile."""
+        threads = PLAIN_THREADS if self.weight is None else THREADS
+        together = threads // (32 * self.warps) * sms if sms else ELSEWHERE
+        return max(1, min(self.tiles, together // self.blocks))
 
     def of_sums(self) -> dict[str, Any]:
         """Constants of the kernel that adds up what programs have summed."""

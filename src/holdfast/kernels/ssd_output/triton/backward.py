@@ -25,10 +25,8 @@ def ssd_output_backward(
     d = tl.program_id(0) % blocks * WIDTH + column
     here = (column < WIDTH) & (d < channels)
     if D is not None:
-        skip = skip_of(D, d, here, P, PER_CHANNEL)
         skip_sums = tl.zeros([ROWS, BLOCK], tl.float32)
     if weight is not None:
-        scale = tl.load(weight + d, mask=here, other=0.0).to(tl.float32)[None, :]
         scale_sums = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in tl.range(part, tl.cdiv(count, ROWS), programs):
         rows = tile * ROWS + tl.arange(0, ROWS)
@@ -36,25 +34,25 @@ def ssd_output_backward(
         to = rows.to(tl.int64)[:, None] * channels
         gradient = load_rows(dy, rows_at(rows, length, dy_batch, dy_step, UNIT), d, inside)
         value = load_rows(o, to, d, inside)
+        # weights come from a cache each time: registers are for what waits for sums over rows
         if D is not None:
             entry = load_rows(x, rows_at(rows, length, x_batch, x_step, UNIT), d, inside)
-            value += skip * entry
+            value += skip_of(D, d, here, P, PER_CHANNEL) * entry
         if z is not None:
             gate = load_rows(z, rows_at(rows, length, z_batch, z_step, UNIT), d, inside)
             share = 1.0 / (1.0 + tl.exp(-gate))
-            opened = gate * share
         if weight is not None:
-            product = value * opened if z is not None else value
-            inverse = tl.rsqrt(tl.sum(product * product, 1) / WIDTH + eps)[:, None]
-            normal = product * inverse
+            normal = value * (gate * share) if z is not None else value
+            inverse = tl.rsqrt(tl.sum(normal * normal, 1) / WIDTH + eps)[:, None]
+            normal *= inverse
             scale_sums += gradient * normal
-            gradient *= scale
+            gradient *= tl.load(weight + d, mask=here, other=0.0).to(tl.float32)[None, :]
             gradient = inverse * (gradient - normal * (tl.sum(gradient * normal, 1) / WIDTH)[:, None])
         if z is not None:
             slope = share * (1.0 + gate * (1.0 - share))
             at = rows_at(rows, length, dz_batch, dz_step, UNIT) + d[None, :]
             tl.store(dz + at, (gradient * value * slope).to(dz.dtype.element_ty), mask=inside)
-            gradient *= opened
+            gradient *= gate * share
         if D is not None:
             skip_sums += gradient * entry
         tl.store(do + to + d[None, :], gradient.to(do.dtype.element_ty), mask=inside)
