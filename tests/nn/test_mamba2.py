@@ -202,7 +202,7 @@ def test_on_a_gpu(case, dtype):
     theirs = results(by_parts(mixer), *given)
     for got, plain, right in zip(first, theirs, exact, strict=True):
         errors = [relative_error(s.cpu().double(), right) for s in (got, plain)]
-        assert errors[0] <= 2 * errors[1] + 1e-6, errors
+        assert errors[0] <= 2 * errors[1] + 5e-6, errors
 
 
 @pytest.mark.gpu

@@ -155,4 +155,4 @@ def test_on_a_gpu(changes, softplus, dtype):
     first, _, third = (values_and_grads(lambda a: holdfast.ssd(**a, **options), given) for _ in range(3))
     assert all(torch.equal(x, y) for x, y in zip(first, third, strict=True))
     for got, plain, right in zip(first, theirs, exact, strict=True):
-        assert relative_error(got.cpu(), right) <= 2 * relative_error(plain.cpu(), right) + 1e-6
+        assert relative_error(got.cpu(), right) <= 2 * relative_error(plain.cpu(), right) + 5e-6

@@ -61,7 +61,9 @@ def check(call):
         # into a part of a wider tensor, of which nothing else changes
         room = torch.zeros(B, T, H * P + 8, dtype=call.o.dtype, device=call.o.device)
         TritonOutput().backward(call, dy, room[..., 8:].unflatten(-1, (H, P)))
-        assert torch.equal(room[..., 8:].unflatten(-1, (H, P)), got["dz"])
+        # compiled for other strides, which may sum a row in another order
+        limit = 1e-6 if room.dtype == torch.float32 else 1e-3
+        assert relative_error(room[..., 8:].unflatten(-1, (H, P)), got["dz"]) <= limit
         assert not room[..., :8].any()
     if call.D is not None:
         # in place
