@@ -181,7 +181,7 @@ def _gradients(
     unused.zero_()
     state = None if initial_state is None else found.initial_state
     grads = dprojected, dweight, dbias, found.A, found.D, found.dt_bias, found.weight, state, dtail
-    return tuple(projected.new_empty(0) if grad is None else grad for grad in grads)
+    return tuple(projected.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
 
 def _gradients_fake(
