@@ -30,6 +30,7 @@ SIZES = {
 
 OPS = {f"{op}_{way}" for op in ("matrix", "diagonal", "dense", "intra_chunk", "inter_chunk", "gated_norm", "conv")
        for way in ("forward", "backward")}  # fmt: skip
+OPS |= {"ssd_forward", "ssd_backward"}
 OPS |= {"delta_inputs", "delta_inputs_backward", "mlstm_gates", "mlstm_gates_backward"}
 
 

@@ -42,8 +42,8 @@ def causal_convolution(rows, weight, bias=0.0):
 
 
 def gla(m, x):
-    q, k, v, gate = (x @ m.in_proj.weight.T).split(m.widths, -1)
-    alpha = torch.sigmoid(x @ m.decay_down.weight.T @ m.decay_up.weight.T + m.decay_up.bias) ** (1 / 16)
+    q, k, v, gate, down = (x @ m.in_proj.weight[: sum(m.widths)].T).split(m.widths, -1)
+    alpha = torch.sigmoid(down @ m.decay_up.weight.T + m.decay_up.bias) ** (1 / 16)
     outputs = []
     for head in range(m.num_heads):
         key, value = (slice(head * n, (head + 1) * n) for n in (m.key_dim, m.value_dim))
@@ -77,7 +77,8 @@ def retnet(m, x):
 
 def mamba2(m, x):
     inner, written = m.num_heads * m.head_dim, m.n_groups * m.d_state
-    z, xBC, dt = (x @ m.in_proj.weight.T).split([inner, inner + 2 * written, m.num_heads], -1)
+    widths = [inner, inner + 2 * written, m.num_heads]
+    z, xBC, dt = (x @ m.in_proj.weight[: sum(widths)].T).split(widths, -1)
     xBC = causal_convolution(xBC, m.conv.weight, m.conv.bias)
     u, B, C = xBC.split([inner, written, written], -1)
     dt, A = softplus(dt + m.dt_bias), -torch.exp(m.A_log)

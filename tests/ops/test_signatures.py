@@ -61,7 +61,18 @@ def test_none_has_gone():
 
 OPS = [
     f"{name}_{way}"
-    for name in ("matrix", "dense", "diagonal", "inter_chunk", "intra_chunk", "gated_norm", "conv")
+    for name in (
+        "matrix",
+        "dense",
+        "diagonal",
+        "inter_chunk",
+        "intra_chunk",
+        "gated_norm",
+        "conv",
+        "ssd",
+        "mamba2_layer",
+        "gla_layer",
+    )
     for way in ("forward", "backward")
 ]
 

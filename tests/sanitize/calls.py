@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import holdfast
+from holdfast import nn
 from holdfast.kernels.common import planning
 from holdfast.ops import step
 from holdfast.ops.delta_layer import delta_layer
@@ -371,6 +372,19 @@ def _decoded(device: torch.device) -> None:
     holdfast.causal_conv1d_update(x, state, weight, None, "silu", "triton")
 
 
+def _layers() -> Iterator[Call]:
+    """What stands around the recurrence in a layer, its parts in one projection."""
+    for dtype in (BF16, FP32):
+        yield Call(f"nn.Mamba2 {dtype}", lambda device, dtype=dtype: _mixed(nn.Mamba2(128, d_state=64), device, dtype))
+        yield Call(f"nn.GLA {dtype}", lambda device, dtype=dtype: _mixed(nn.GLA(128, 2), device, dtype))
+
+
+def _mixed(mixer: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 130, 128).to(device, dtype)
+    y, _ = mixer.to(device, dtype)(x)
+    y.sum().backward()
+
+
 def _diagonal() -> Iterator[Call]:
     for backend, dtype, D in (("hopper", BF16, 128), ("hopper", FP16, 64), ("triton", BF16, 40), ("triton", FP32, 24)):
         for name, gates in (("rglru", ("a",)), ("hgrn", ("g",)), ("rotlru", ("a", "theta"))):
@@ -401,5 +415,6 @@ def _dense() -> Iterator[Call]:
 
 
 CALLS = (
-    *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_halves(), *_diagonal(), *_dense(),
+    *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_halves(), *_layers(), *_diagonal(),
+    *_dense(),
 )  # fmt: skip
