@@ -11,10 +11,11 @@ from torch import Tensor
 from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.log_gate.torch.backend import PyTorchLogGate
 from holdfast.kernels.log_gate.triton.backend import WIDEST, TritonLogGate
+from holdfast.kernels.matrix.gated_norm import GatedNormCall
 from holdfast.recurrences.definition import MatrixCall
 
 from .check import name_of, needs_grad
-from .gated_rms_norm import gated_norm_backward, gated_norm_forward
+from .gated_rms_norm import gated_norm_forward, select
 from .matrix import matrix_backward, matrix_forward
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -94,7 +95,7 @@ def _forward(
         g = _gate_of(decay).forward(decay, decay_bias, normalizer)
         call = _call(q, k, v, g.unflatten(-1, (heads, -1)), initial_state)
         o, final, kept = matrix_forward(*call, cu_seqlens, "gla", grad, backend)
-        y = gated_norm_forward(o, gate, norm_weight[None], eps, "silu", grad, "")
+        y = gated_norm_forward(o, gate, norm_weight, eps, "silu", grad, "")
     if not grad:
         decay, g, o = (x.new_empty(0) for x in (decay, g, o))
     return y.flatten(-2), final, decay, g, o, kept
@@ -136,19 +137,21 @@ def _gradients(
     """Of the five tensors from packed on; an empty tensor for one that was not given."""
     dpacked = torch.empty(packed.shape, dtype=packed.dtype, device=packed.device)
     q, k, v, gate, down, _ = _parts(packed, decay_weight, norm_weight, heads)
-    *into, ddown, unused = _parts(dpacked, decay_weight, norm_weight, heads)
+    *into, dgate, ddown, unused = _parts(dpacked, decay_weight, norm_weight, heads)
     with torch.autocast(packed.device.type, enabled=False):
         dy = torch.zeros_like(o) if dy is None else dy.unflatten(-1, o.shape[2:])
-        do, dgate, dnorm = gated_norm_backward(dy, o, gate, norm_weight[None], eps, "silu", "")
+        norm = GatedNormCall(o, gate, norm_weight, eps)
+        chosen, plan = select(norm, True, "backward", "")
+        do, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         call = _call(q, k, v, g.unflatten(-1, (heads, -1)), initial_state)
         *dqkv, dg, _, _, dstate = matrix_backward(do, dfinal, *call, cu_seqlens, "gla", backend, o, kept)
         ddecay, dbias = _gate_of(decay).backward(decay, decay_bias, normalizer, dg.flatten(-2))
-        for part, grad in zip(into, (*dqkv, dgate), strict=True):
+        for part, grad in zip(into, dqkv, strict=True):
             part.copy_(grad)
         ddown.copy_(torch.matmul(ddecay, decay_weight.to(packed.dtype)))
         unused.zero_()
         dweight = torch.matmul(ddecay.flatten(0, 1).mT, down.flatten(0, 1)).to(decay_weight.dtype)
-    return dpacked, dweight, dbias, dnorm[0], packed.new_empty(0) if initial_state is None else dstate
+    return dpacked, dweight, dbias, dnorm, packed.new_empty(0) if initial_state is None else dstate
 
 
 def _gradients_fake(

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.conv.call import ConvCall
 from holdfast.kernels.ssd_steps.call import StepsCall
 
-from .causal_conv1d import conv_backward, conv_forward
+from .causal_conv1d import conv_forward, select
 from .check import needs_grad
 from .registration import define, differentiable
 from .ssd_passes import Kept, Room, SSDCall, run_backward, run_forward
@@ -173,11 +174,10 @@ def _gradients(
     found = run_backward(call, Kept(o, step, g), dy, dstate, cu_seqlens, backend, Room(dx, dz, ddt))
     dB.copy_(found.B)
     dC.copy_(found.C)
-    entering = layout.of_projection(projected)[1]
-    into, dweight, dbias, dtail = conv_backward(
-        dmixed, dlast, entering, conv_weight, conv_bias, tail, "silu", cu_seqlens, ""
-    )
-    dentering.copy_(into)
+    conv = ConvCall(layout.of_projection(projected)[1], conv_weight, conv_bias, tail, "silu")
+    chosen, plan = select(conv, cu_seqlens, True, "backward", "")
+    with torch.autocast(projected.device.type, enabled=False):
+        _, dweight, dbias, dtail = chosen.backward(plan, conv, cu_seqlens, dmixed, dlast, dentering)
     unused.zero_()
     state = None if initial_state is None else found.initial_state
     grads = dprojected, dweight, dbias, found.A, found.D, found.dt_bias, found.weight, state, dtail
