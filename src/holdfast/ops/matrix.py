@@ -21,6 +21,7 @@ from holdfast.kernels.matrix.triton_decode import TritonDecode
 from holdfast.kernels.matrix.triton_delta import TritonDelta
 from holdfast.kernels.matrix.triton_gla import TritonGLA
 from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
+from holdfast.kernels.matrix.wide import Wide
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
@@ -29,11 +30,11 @@ from holdfast.recurrences.scalars import flag
 from .check import name_of, needs_grad
 from .registration import define, differentiable
 
-HOPPER = OneName(Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())
+HOPPER = OneName(*map(Wide, (Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())))
 BACKENDS = (
     HOPPER,
     TritonDecode(),
-    OneName(TritonSinglePass(), TritonDelta(), TritonGLA()),
+    OneName(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))),
     Chunked(),
     Reference(),
 )
