@@ -25,8 +25,8 @@ from .one_name import Member, reads_output
 class Wide:
     """A member that also serves states in slices of those that it serves.
 
-    One that has forward_rows and backward_rows serves slices of K too. They are its forward and backward of a call a
-    slice; backward's gradients are a list of the slices'.
+    One that has forward_rows serves slices of K too: it is its forward pass of a call a slice, whose outputs add up and
+    whose final states are a list. What it keeps for the backward pass is first what all slices share, then each one's.
     """
 
     def __init__(self, member: Member) -> None:
@@ -69,7 +69,7 @@ class Wide:
             return self.member.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut)
         if cut.key_slices == 1:
-            o, final, *kept = self.member.forward(plan, parts.columns(), cu_seqlens)
+            o, final, *kept = self.member.forward(plan, *parts.rows(), cu_seqlens)
         else:
             o, finals, *kept = self.member.forward_rows(plan, parts.rows(), cu_seqlens)
             final = torch.cat(finals, 2)
@@ -91,16 +91,18 @@ class Wide:
         if cut == WHOLE:
             given = (o, kept) if self.reads_output else ()
             return self.member.backward(plan, call, cu_seqlens, grad_o, grad_final, *given)
+        if self.reads_output and call.stabilizer is not None and kept is None:
+            o, _, kept = self.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut)
-        given = ()
-        if self.reads_output and call.stabilizer is not None:
-            given = (parts.values(o), None if kept is None else kept.repeat_interleave(cut.value_slices, 2))
-        grad_o, grad_final = parts.values(grad_o), parts.grad_states(grad_final)
-        if cut.key_slices == 1:
-            grads, grad_state = self.member.backward(plan, parts.columns(), cu_seqlens, grad_o, grad_final, *given)
-        else:
-            found = self.member.backward_rows(plan, parts.rows(), cu_seqlens, grad_o, grad_final, *given)
-            grads, grad_state = parts.added(found)
+        grad_o, o = parts.values(grad_o), parts.values(o)
+        found = []
+        for i, (part, grad) in enumerate(zip(parts.rows(), parts.grad_states(grad_final), strict=True)):
+            given = ()
+            if kept is not None:
+                own = torch.stack([kept[0], kept[1 + i]])
+                given = (o, own.repeat_interleave(cut.value_slices, 2))
+            found.append(self.member.backward(plan, part, cu_seqlens, grad_o, grad, *given))
+        grads, grad_state = parts.added(found)
         return parts.gradients(grads), parts.grad_state(grad_state)
 
 
@@ -121,15 +123,12 @@ class Slices:
             x.unflatten(3, (self.n, self.part)).flatten(2, 3)
         )
 
-    def columns(self) -> MatrixCall:
-        """V's slices as heads."""
+    def rows(self) -> list[MatrixCall]:
+        """V's slices as heads, in a call for each slice of K."""
         call = self.call
         gates = (None if x is None else x.repeat_interleave(self.n, 2) for x in (call.g, call.beta, call.stabilizer))
-        return MatrixCall(call.q, call.k, self.values(call.v), *gates, self._states(call.initial_state), *call[7:])
-
-    def rows(self) -> list[MatrixCall]:
-        """That, a call for each slice of K."""
-        whole = self.columns()
+        states = self._states(call.initial_state)
+        whole = MatrixCall(call.q, call.k, self.values(call.v), *gates, states, *call[7:])
         return [
             whole._replace(
                 q=whole.q[..., rows],
@@ -151,9 +150,11 @@ class Slices:
             normalizer[:, :, 1:] = 0
         return torch.cat([values, normalizer], -1).flatten(1, 2)
 
-    def grad_states(self, grad: Tensor | None) -> Tensor | None:
-        """Of the final states, of whose normalisers the first slice's is handed on."""
-        return self._states(grad, shared=False)
+    def grad_states(self, grad: Tensor | None) -> list[Tensor | None]:
+        """Of the final states of each slice of K; of V's, the first one's normaliser is handed on."""
+        rows = self.cut.rows(self.call.k.shape[3])
+        whole = self._states(grad, shared=False)
+        return [None if whole is None else whole[:, :, part] for part in rows]
 
     def output(self, o: Tensor) -> Tensor:
         return o.flatten(2, 3).unflatten(2, (self.heads, -1))[..., : self.width]
@@ -181,7 +182,9 @@ class Slices:
         return [dq, dk, self.output(dv), *summed]
 
     def added(self, found: Sequence[tuple[Sequence[Tensor | None], Tensor | None]]) -> tuple[list[Any], Tensor | None]:
-        """The gradients of K's slices as of one call."""
+        """The gradients of K's slices as of one call. Each one's of the stabilizer is that of the whole."""
+        if len(found) == 1:
+            return found[0]
         dq, dk, dv, dg, dbeta, dm = zip(*(grads for grads, _ in found), strict=True)
         states = [state for _, state in found]
         by_row = self.call.g is not None and self.call.g.dim() == 4
@@ -191,7 +194,7 @@ class Slices:
             _sum(dv),
             torch.cat(dg, -1) if by_row else _sum(dg),
             _sum(dbeta),
-            _sum(dm),
+            dm[0],
         ], None if states[0] is None else torch.cat(states, 2)
 
 
