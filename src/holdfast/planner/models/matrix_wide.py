@@ -11,9 +11,8 @@ from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from ..floors import ELEMENT_BYTES
 from . import ranked
+from .matrix_hopper import WIDEST, tile
 
-# no kernel is faster with more columns
-WIDEST = 128
 # of V's slices; the widest that a kernel takes, and those of the tiles
 WIDTHS = (256, 128, 64)
 # rows of 16 bytes, which TMA copies
@@ -60,11 +59,18 @@ def _aligned(width: int) -> int:
 def cuts(problem: Problem, rows: bool) -> Iterator[Cut]:
     """The ways to cut a call, where K or V is wider than the tiles. rows: whether K may be."""
     K, V = problem["K"], problem["V"]
-    key_slices = (1, -(-K // WIDEST)) if rows and K > WIDEST else (1,)
-    for keys in key_slices:
+    for keys in dict.fromkeys((1, key_slices(K))) if rows else (1,):
         for values in dict.fromkeys([1, *(_even(V, -(-V // width)) for width in WIDTHS if V > width)]):
             if (keys, values) != (1, 1):
                 yield Cut(keys, values)
+
+
+def key_slices(K: int) -> int:
+    """Of rows that all take the same tile."""
+    slices = -(-K // WIDEST)
+    while len({tile(rows.stop - rows.start) for rows in Cut(slices).rows(K)}) > 1:
+        slices += 1
+    return max(1, slices)
 
 
 def _even(V: int, slices: int) -> int:
