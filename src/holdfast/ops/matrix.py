@@ -155,7 +155,7 @@ def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str)
         one = replace(problem("gla", call, cu_seqlens, grad), sizes=tuple(sizes.items()))
         is_whole = max(one["K"], one["V"]) <= WIDEST
         if is_whole and HOPPER.reject(one, describe(call.v.device)) is None:
-            return call.v.new_empty(kept_shape(call.g, call.v.shape[3], cu_seqlens))
+            return call.v.new_empty(kept_shape(call.v.shape, call.k.shape[3], cu_seqlens))
     return call.v.new_empty(0)
 
 

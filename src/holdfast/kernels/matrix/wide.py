@@ -31,7 +31,7 @@ class Wide:
 
     def __init__(self, member: Member) -> None:
         self.member, self.name, self.reads_output = member, member.name, reads_output(member)
-        self._rows = hasattr(member, "forward_rows")
+        self._rows, self._groups_decays = hasattr(member, "forward_rows"), getattr(member, "groups_decays", False)
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         reason = self.member.reject(problem, device)
@@ -67,7 +67,7 @@ class Wide:
         cut = Cut.of(plan)
         if cut == WHOLE:
             return self.member.forward(plan, call, cu_seqlens)
-        parts = Slices(call, cut)
+        parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)
         if cut.key_slices == 1:
             o, final, *kept = self.member.forward(plan, *parts.rows(), cu_seqlens)
         else:
@@ -93,7 +93,7 @@ class Wide:
             return self.member.backward(plan, call, cu_seqlens, grad_o, grad_final, *given)
         if self.reads_output and call.stabilizer is not None and kept is None:
             o, _, kept = self.forward(plan, call, cu_seqlens)
-        parts = Slices(call, cut)
+        parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)
         grad_o, o = parts.values(grad_o), parts.values(o)
         found = []
         for i, (part, grad) in enumerate(zip(parts.rows(), parts.grad_states(grad_final), strict=True)):
@@ -109,8 +109,8 @@ class Wide:
 class Slices:
     """A call in slices, and what came of them as of the whole. H is the call's number of heads, n that of V's slices."""
 
-    def __init__(self, call: MatrixCall, cut: Cut) -> None:
-        self.call, self.cut, self.n = call, cut, cut.value_slices
+    def __init__(self, call: MatrixCall, cut: Cut, groups_decays: bool) -> None:
+        self.call, self.cut, self.n, self.groups_decays = call, cut, cut.value_slices, groups_decays
         self.heads, self.width = call.v.shape[2:]
         self.part = cut.columns(self.width)
         self.spare = self.n * self.part - self.width
@@ -126,9 +126,10 @@ class Slices:
     def rows(self) -> list[MatrixCall]:
         """V's slices as heads, in a call for each slice of K."""
         call = self.call
-        gates = (None if x is None else x.repeat_interleave(self.n, 2) for x in (call.g, call.beta, call.stabilizer))
+        gates = [None if x is None else x.repeat_interleave(self.n, 2) for x in (call.beta, call.stabilizer)]
+        g = call.g if call.g is None or self.groups_decays else call.g.repeat_interleave(self.n, 2)
         states = self._states(call.initial_state)
-        whole = MatrixCall(call.q, call.k, self.values(call.v), *gates, states, *call[7:])
+        whole = MatrixCall(call.q, call.k, self.values(call.v), g, *gates, states, *call[7:])
         return [
             whole._replace(
                 q=whole.q[..., rows],

@@ -81,11 +81,14 @@ def _even(V: int, slices: int) -> int:
 
 
 def sliced(problem: Problem, cut: Cut) -> Problem:
-    """The problem of the first slice of K, with V's slices as heads. Trait key_slices: its output is one of several's."""
+    """The problem of the first slice of K, with V's slices as heads.
+
+    Traits: "slices", and "key_slices" where its output is a part of a sum.
+    """
     K, V = problem["K"], problem["V"]
     first, *_ = cut.rows(K)
     sizes = dict(problem.sizes) | {"H": problem["H"] * cut.value_slices, "K": first.stop, "V": cut.columns(V)}
-    traits = problem.traits | ({"key_slices"} if cut.key_slices > 1 else set())
+    traits = problem.traits | {"slices"} | ({"key_slices"} if cut.key_slices > 1 else set())
     return replace(problem, sizes=tuple(sizes.items()), traits=traits)
 
 
