@@ -53,8 +53,8 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
         # 64 rows of float32 leave no registers
         if found or (chunk > 16 and chunk >= 2 * problem["T"]) or ((size == 4 or narrow) and chunk == 64):
             continue
-        gradients = cache(lambda windows, chunk=chunk: _gradients(problem, device, chunk, size, windows))
-        prepared = _prepare(problem, device, chunk)
+        gradients = cache(lambda windows, chunk=chunk: gradients_of(problem, device, chunk, size, windows))
+        prepared = prepare(problem, device, chunk)
         for columns in (block for block in (128, 64, 32, 16) if block < 2 * V):
             warps = 8 if columns > 64 else 4
             if K * columns > STATE_REGISTERS * 32 * warps or (narrow and columns > 32):
@@ -70,7 +70,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                     found = True
                     yield _walk(problem, device, plan, "forward", shared, stages).after(prepared)
                     continue
-                windows = _windows(problem, chunk, size)
+                windows = windows_of(problem, chunk, size)
                 last = gradients(windows)
                 if last is None:
                     continue
@@ -101,7 +101,7 @@ def _is_narrow(problem: Problem, device: Device) -> bool:
     return (device.capability or (0, 0)) < (9, 0) and max(problem["K"], problem["V"]) > 64
 
 
-def _windows(problem: Problem, chunk: int, size: int) -> int:
+def windows_of(problem: Problem, chunk: int, size: int) -> int:
     """Parts of each sequence, so that their states' gradients stay within KEPT_BYTES, or within one chunk each."""
     if problem.varlen:
         return 1
@@ -116,7 +116,7 @@ def _walk_shared(chunk: int, K: int, columns: int, stages: int, size: int) -> in
     return stages * tiles + size * chunk * (columns + 3 * chunk)
 
 
-def _prepare(problem: Problem, device: Device, chunk: int) -> Candidate:
+def prepare(problem: Problem, device: Device, chunk: int) -> Candidate:
     size = 4 if problem.dtype == "float32" else 2
     pairs, K = problem["B"] * problem["H"], padded(problem["K"])
     grid = Grid(pairs * max(1, -(-problem["T"] // chunk)), 128, 192, size * chunk * (K + 2 * chunk))
@@ -146,7 +146,7 @@ def _walk(problem: Problem, device: Device, plan: Plan, name: str, shared: int, 
     return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)
 
 
-def _gradients(problem: Problem, device: Device, chunk: int, size: int, windows: int) -> Candidate | None:
+def gradients_of(problem: Problem, device: Device, chunk: int, size: int, windows: int) -> Candidate | None:
     """The launches for the gradients; None where no block fits."""
     K, V, pairs = padded(problem["K"]), padded(problem["V"]), problem["B"] * problem["H"]
     narrow = _is_narrow(problem, device)
