@@ -30,15 +30,11 @@ from holdfast.recurrences.scalars import flag
 
 from .check import name_of, needs_grad
 from .registration import define, differentiable
+from .unserved import warn_of_unserved
 
 HOPPER = OneName(*map(Wide, (Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())))
-BACKENDS = (
-    HOPPER,
-    TritonDecode(),
-    OneName(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))),
-    Chunked(),
-    Reference(),
-)
+_KERNELS = (HOPPER, TritonDecode(), OneName(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))))
+BACKENDS = (*_KERNELS, Chunked(), Reference())
 
 
 def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
@@ -102,6 +98,8 @@ def _select(
             _SELECTED.clear()
         what, device = problem(op, call, cu_seqlens, grad), describe(v.device)
         found = _SELECTED[key] = resolve(BACKENDS, what, device, backend, direction)
+        if not backend:
+            warn_of_unserved(_KERNELS, what, device)
     return found
 
 

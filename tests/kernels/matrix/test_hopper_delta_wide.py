@@ -161,3 +161,29 @@ def test_gradients_of_states_are_right_on_the_emulator(on_cpu, of, packed):
             assert relative_error(before[n].double(), gradient(n, first, end)) <= STEP
 
     by_chunk(call, packed, compare)
+
+
+@pytest.mark.slow
+@pytest.mark.sizes("K", "V")
+@pytest.mark.parametrize(("K", "V", "packed"), [(256, 512, None), (192, 384, None), (256, 128, (0, 70, 130))])
+def test_walks_compile_and_fit(monkeypatch, K, V, packed):
+    from gluon_compile import compile_launch, recorded
+    from holdfast.kernels.matrix import hopper_delta_wide_passes
+    from holdfast.kernels.matrix.triton_delta_passes import Slots
+
+    launches = recorded(monkeypatch, hopper_delta_wide_passes)
+    call = example(T=130, H=2, Hq=1, K=K, V=V, dtype=torch.bfloat16, packed=packed)
+    run = passes(call, packed)
+    a, out = call.k.new_empty(1, 130, 2, 64), torch.empty_like(call.v)
+    slots = Slots.of(call.k, run.places, run.heads, K, V, 64)
+    run.forward(a, out, call.initial_state, None)
+    run.forward(a, None, None, slots)
+    run.reverse(out, a, call.initial_state, call.initial_state, slots, (0, 3))
+    for launch, name in zip(launches, ("forward", "states", "reverse"), strict=True):
+        made = compile_launch(launch)
+        assert made.shared <= model._walk(problem({"K": K, "V": V}), H200, name).shared
+        assert "wgmma.mma_async" in made.ptx
+        assert "(C75" not in made.notes, "a product waits for the one before it"
+        # a first state on its way into the kernel; in the loop next to nothing
+        assert made.spilled <= 1600
+        assert len(made.reloaded) <= 2

@@ -59,6 +59,7 @@ def interpreted():
     check("delta", delta, of(T=21, K=48, V=80), plan, 5)
     check("delta, grouped and packed", delta, of(T=17, H=4, K=20, V=32, packed=ends), plan, 2, packed=ends)
     check("delta, filled up", delta, of(T=5, V=19), plan, 2)
+    check("delta, gradients in two parts", delta, of(T=21, H=1, Hq=1, K=136, V=24), delta_parity.plan(columns=32), 1)
     of, plan = gla_parity.example, gla_parity.plan(columns=16)
     check("gla", gla, of(T=70, K=48, V=80), plan, 5)
     check("gla, grouped and packed", gla, of(T=17, H=4, Hq=2, K=20, V=32, packed=ends), plan, 2, packed=ends)

@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.kernels.common import varlen
 from holdfast.kernels.common.triton_launch import launch
 from holdfast.planner import Plan
-from holdfast.planner.models.matrix_triton_delta import padded, states_fit_gradients
+from holdfast.planner.models.matrix_triton_delta import gradient_parts, padded, states_fit_gradients
 from holdfast.recurrences.definition import MatrixCall
 
 from .triton_delta_gradients import delta_gradients
@@ -190,18 +190,19 @@ class DeltaPasses:
         grads: tuple[Tensor | None, ...],
         window: tuple[int, int],
     ) -> None:
-        """One launch of delta_gradients. grads: dq, dk, dv, dg, dbeta."""
+        """One launch of delta_gradients. grads: dq, dk, dv, dg of each part of K's columns, dbeta."""
         tensors = (
             self.q, self.k, self.v, do, a, self.g, self.beta, *states[:2], *after[:2], *grads, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
             self.v.shape[1], self.heads, self.sequences, self.scale, *window,
             *(number for x in (self.q, self.k, self.v, do) for number in x.stride()[:3]),
-            *states.strides, *after.strides,
+            *states.strides, *after.strides, self.v.shape[:3].numel(),
         )  # fmt: skip
+        parts = gradient_parts(self.k.shape[3])
         places = self.places if self.cu_seqlens is not None else self.sequences * window[1]
-        constants = self.constants(self.plan["grad_columns"]) | self.precision()
-        launch(delta_gradients, (places * self.heads,), tensors, numbers, constants, self.plan["grad_warps"])
+        constants = self.constants(self.plan["grad_columns"]) | {"PARTS": parts} | self.precision()
+        launch(delta_gradients, (places * self.heads * parts,), tensors, numbers, constants, self.plan["grad_warps"])
 
 
 def forward(
@@ -248,6 +249,9 @@ def backward(
         None if x is None else x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
         for x in (grads.get("g"), grads.get("beta"))
     )
+    parts = gradient_parts(width)
+    if dg is not None and parts > 1:
+        dg = dg.new_empty(parts, *dg.shape)
 
     a = run.prepare()
     if run.shares_memory and cu_seqlens is None and states_fit_gradients(length, columns, chunk):
@@ -270,6 +274,8 @@ def backward(
         run.reverse(do, a, first, carry, after, part)
         run.gradients(do, a, states, after, (dq, dk, grads["v"], dg, dbeta), part)
         first = carry
+    if dg is not None and parts > 1:
+        dg = dg.sum(0)
     for name, found in (("g", dg), ("beta", dbeta)):
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)

@@ -17,8 +17,8 @@ SCRATCH = 4096
 # with twice the keys; and of a block before its first and after its last chunk
 WALK_SECONDS = {"forward": 2.4e-6, "states": 1.8e-6, "reverse": 2.7e-6}
 FILL_SECONDS = 1.0e-5
-# of a program of the gradients beside one of 128 keys and values, of which Triton's model was fitted, by their products
-GRADIENT_SECONDS = 2.4e-5
+# of a program of the gradients, and of each of its blocks of v's columns beside the first
+GRADIENT_SECONDS, BLOCK_SECONDS = 2.4e-5, 3.0e-6
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -40,9 +40,9 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 
 def _more(problem: Problem, device: Device, last: Candidate) -> Candidate:
-    """The gradients with the serial time of more products than Triton's model counts."""
+    """The gradients with the time of more blocks than Triton's model counts."""
     grid = Grid(last.blocks, 32 * last.plan["grad_warps"], last.registers, last.shared)
-    serial = GRADIENT_SECONDS * max(1.0, problem["K"] * problem["V"] / 128**2)
+    serial = GRADIENT_SECONDS + BLOCK_SECONDS * (-(-problem["V"] // last.plan["grad_columns"]) - 1)
     return Candidate.of(last.plan, device, grid, last.moved, last.operations, serial=serial)
 
 

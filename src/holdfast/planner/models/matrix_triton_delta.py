@@ -34,6 +34,11 @@ def states_fit_gradients(length: int, columns: int, chunk: int) -> bool:
     return length % chunk == 0 and columns <= 2 * chunk
 
 
+def gradient_parts(width: int) -> int:
+    """In how many programs a chunk's gradients of q and k are found: registers hold those of 128 columns."""
+    return 1 if width <= 128 else 2
+
+
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans, the fastest first.
 
@@ -150,13 +155,18 @@ def gradients_of(problem: Problem, device: Device, chunk: int, size: int, window
     """The launches for the gradients; None where no block fits."""
     K, V, pairs = padded(problem["K"]), padded(problem["V"]), problem["B"] * problem["H"]
     narrow = _is_narrow(problem, device)
-    for columns in (block for block in (128, 64, 32, 16) if block < 2 * V and not (narrow and block > 64)):
+    parts = gradient_parts(problem["K"])
+    widest = 32 if parts > 1 else 64 if narrow else 128
+    for columns in (block for block in (128, 64, 32, 16) if block < 2 * V and block <= widest):
         shared = size * (2 * columns * K + 2 * chunk * K + 3 * chunk * columns + 2 * chunk * chunk)
+        if parts > 1:
+            # own rows of both states beside the whole
+            shared += size * columns * K
         if chunk < 64 and not narrow:
             # a gradient changes hands between warps, in float32, beside all of that
             shared += size * chunk * columns + 4 * chunk * max(K, V) + 512
         warps = 8 if max(K, columns) > 64 and not narrow else 4
-        grid = Grid(pairs * max(1, -(-problem["T"] // chunk)), 32 * warps, 255, shared)
+        grid = Grid(parts * pairs * max(1, -(-problem["T"] // chunk)), 32 * warps, 255, shared)
         if not grid.fits(device):
             continue
         plan = Plan("triton", (("grad_columns", columns), ("grad_warps", warps)))
@@ -164,8 +174,8 @@ def gradients_of(problem: Problem, device: Device, chunk: int, size: int, window
         widths = 2 * problem["K"] * (1 + share) + 3 * problem["V"] + chunk
         states = 2 * problem["K"] * problem["V"] * size
         moved = int(pairs * problem["T"] * (size * widths + 16)) + grid.blocks * states
-        operations = 2 * grid.blocks * chunk * (5 * K * V + chunk * (6 * K + 5 * V))
-        whole = Candidate.of(plan, device, grid, moved, operations, serial=GRADIENT_SECONDS)
+        operations = 2 * grid.blocks * chunk * ((2 + 3 / parts) * K * V + chunk * (6 * K + 5 * V))
+        whole = Candidate.of(plan, device, grid, moved, int(operations), serial=GRADIENT_SECONDS)
         # each window is two launches more
         for _ in range(2 * (windows - 1)):
             whole = whole.after(Candidate.of(plan, device, Grid(1, 32), 0, 0))
