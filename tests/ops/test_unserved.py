@@ -76,4 +76,4 @@ def test_a_gpu_without_kernels_is_told_why():
 
     given = Problem.of("gla", "matrix", "bfloat16", {"B": 1, "T": 8, "H": 1, "Hq": 1, "K": 8, "V": 8}, {})
     with pytest.warns(UserWarning, match="it needs compute capability 8.0"):
-        warn_of_unserved(matrix._KERNELS, given, Device("v100", "cuda", capability=(7, 0)))
+        warn_of_unserved(matrix._KERNELS, given, Device("cuda", "v100", (7, 0)))

@@ -1,7 +1,7 @@
 """A warning where a GPU has no kernel for a call's sizes: plain PyTorch runs it, in silence otherwise."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.kernels.common.backend import Backend
@@ -17,8 +17,8 @@ def warn_of_unserved(kernels: Sequence[Backend], problem: Problem, device: Devic
         return
     # Python shows a text once
     warnings.warn(
-        f"{problem.op}: no kernel serves K = {problem['K']} and V = {problem['V']} in {problem.dtype} on {device.name}, "
-        f"and PyTorch's operations are many times slower; {_served(kernels, problem, device)}",
+        f"{problem.op}: no kernel serves K = {problem['K']} and V = {problem['V']} in {problem.dtype} on "
+        f"{device.name}, and PyTorch's operations are many times slower; {_served(kernels, problem, device)}",
         stacklevel=2,
     )
 
@@ -30,11 +30,11 @@ def _serves(kernels: Sequence[Backend], problem: Problem, device: Device, **size
 
 def _served(kernels: Sequence[Backend], problem: Problem, device: Device) -> str:
     """The nearest sizes that have a kernel, or why none has."""
-    found: Mapping[str, int | None] = {
-        name: next((size for size in range(problem[name], 0, -1) if _serves(kernels, problem, device, **{name: size})), None)
-        for name in "KV"
-    }
-    told = [f"a {name} of {size} has one" for name, size in found.items() if size is not None]
+    told = []
+    for name in "KV":
+        sizes = range(problem[name], 0, -1)
+        if size := next((size for size in sizes if _serves(kernels, problem, device, **{name: size})), None):
+            told.append(f"a {name} of {size} has one")
     if told:
         return ", and ".join(told)
     reasons = {kernel.name: kernel.reject(problem, device) for kernel in kernels}

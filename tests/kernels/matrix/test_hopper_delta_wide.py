@@ -1,5 +1,7 @@
 """Walks of the delta rule on Hopper with wide keys: they compile and fit with no GPU, and are right on the emulator."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -51,7 +53,7 @@ def inverses(call, packed=None):
     batch, length, heads, _ = call.v.shape
     k = call.k.double().repeat_interleave(heads // call.k.shape[2], 2)
     found = torch.full((batch, length, heads, 64), torch.nan, dtype=call.k.dtype)
-    for first, end in zip(packed[:-1], packed[1:], strict=True) if packed else [(0, length)]:
+    for first, end in pairwise(packed) if packed else [(0, length)]:
         for start in range(first, end, 64):
             part = slice(start, min(start + 64, end))
             total = 0 if call.g is None else call.g[:, part].double().cumsum(1).movedim(1, 2)
@@ -105,10 +107,16 @@ def test_outputs_are_right_on_the_emulator(on_cpu, of, packed):
     assert relative_error(last.double(), state) <= STEP
 
 
+def tokens_of(call, part):
+    """Some of its tokens."""
+    given = {name: getattr(call, name) for name in ("q", "k", "v", "g", "beta")}
+    return call._replace(**{name: x[:, part] for name, x in given.items() if x is not None})
+
+
 def by_chunk(call, packed, of_part):
     """of_part of each chunk's tokens in each sequence: (slot, sequence, first token of the sequence, chunk's start)."""
     chunks = -(-call.v.shape[1] // 64)
-    for n, (first, end) in enumerate(zip(packed[:-1], packed[1:], strict=True) if packed else [(0, call.v.shape[1])]):
+    for n, (first, end) in enumerate(pairwise(packed) if packed else [(0, call.v.shape[1])]):
         for i, start in enumerate(range(first, end, 64)):
             of_part((first // 64 + n if packed else n * chunks) + i, n, first, start, end)
 
@@ -123,7 +131,7 @@ def test_states_are_right_on_the_emulator(on_cpu, of, packed):
     run.forward(inverses(call, packed), None, None, slots)
 
     def compare(slot, n, first, start, end):
-        part = wide._replace(**{name: x[:, first:start] for name in ("q", "k", "v", "g", "beta") if (x := getattr(wide, name)) is not None})
+        part = tokens_of(wide, slice(first, start))
         if wide.initial_state is not None:
             part = part._replace(initial_state=wide.initial_state[n : n + 1])
         _, state = Chunked().forward(CHUNKED, part, None)
@@ -148,7 +156,7 @@ def test_gradients_of_states_are_right_on_the_emulator(on_cpu, of, packed):
 
     def gradient(n, start, end):
         """Of the state that enters the tokens from start on."""
-        part = wide._replace(**{name: x[:, start:end] for name in ("q", "k", "v", "g", "beta") if (x := getattr(wide, name)) is not None})
+        part = tokens_of(wide, slice(start, end))
         state = after[n : n + 1].double()
         part = part._replace(initial_state=torch.zeros_like(state))
         return Chunked().backward(CHUNKED, part, None, do[:, start:end].double(), state)[1][0]

@@ -5,6 +5,7 @@ import torch
 from holdfast.kernels.matrix.reference import Reference
 from holdfast.kernels.matrix.triton_delta import TritonDelta
 from holdfast.kernels.matrix.triton_gla import TritonGLA
+from holdfast.kernels.matrix.triton_inner import inner
 from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.planner import Plan
@@ -39,6 +40,23 @@ def check(label, member, call, which, slices, packed=None, **options):
     limit = LIMITS[call.v.dtype]
     assert all(error <= limit for error in found.values()), (label, found)
     print(label, {name: f"{error:.0e}" for name, error in found.items()})
+
+
+def in_short():
+    """Of each kind one call, the smallest that says something."""
+    of, plan = single_pass_parity.example, single_pass_parity.plan(keys=64, columns=16)
+    ends = (0, 0, 5, 17)
+    call = of(T=17, H=2, Hq=1, K=16, V=29, norm=True, packed=ends)
+    check("normalised, grouped, packed, filled up", TritonSinglePass(), call, plan, 2, packed=ends)
+    print("in short")
+
+
+def products():
+    """triton_inner.py's, of views."""
+    u, o = torch.randn(2, 21, 3, 80).bfloat16()[..., 8:48], torch.randn(2, 3, 21, 40).bfloat16().transpose(1, 2)
+    found = inner(u, o)
+    assert relative_error(found, (u.double() * o.double()).sum(-1).transpose(1, 2)) <= 1e-6
+    print("products", found.shape)
 
 
 def interpreted():

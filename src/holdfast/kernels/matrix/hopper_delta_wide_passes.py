@@ -48,7 +48,10 @@ class WidePasses(DeltaPasses):
     ) -> None:
         """One launch of `delta_walk`."""
         keys, values, columns = self.k.shape[3], v.shape[3], COLUMNS.value
-        strides = (0, 0, 0) if self.g is None else self.g.stride(), (0, 0, 0) if self.beta is None else self.beta.stride()
+        strides = (
+            (0, 0, 0) if self.g is None else self.g.stride(),
+            (0, 0, 0) if self.beta is None else self.beta.stride(),
+        )
         arguments = (
             tiles(self.k, [1, TOKENS, 1, WIDEST], LAYOUT),
             None if q is None else tiles(q, [1, TOKENS, 1, WIDEST], LAYOUT),

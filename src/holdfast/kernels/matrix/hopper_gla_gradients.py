@@ -97,8 +97,8 @@ def gla_gradients(
     """Grid (ceil(KEYS / 64) * H, chunks, B), or (ceil(KEYS / 64) * H * chunks,) of packed sequences.
 
     q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H / g_group, KEYS], by descriptors of blocks [1, 64, 1, 64];
-    v, u: [B, T, H / v_group, V] and [B, T, H, V] of blocks [1, 64, 1, columns]. states, ends: the state that enters each
-    chunk and the gradient of the one that leaves it, as hopper_gla_sweep.py keeps them, of blocks [1, 64, 1, 64].
+    v, u: [B, T, H / v_group, V] and [B, T, H, V] of blocks [1, 64, 1, columns]. states, ends: the state that enters
+    each chunk and the gradient of the one that leaves it, as hopper_gla_sweep.py keeps them, of blocks [1, 64, 1, 64].
     dq, dk, dg: [B, T, H, KEYS], dg in float32. ends may be in the memory of dg, or of dq if V is 64: a program reads
     its part where it then writes. beta: float32 [B, T, H], and dbeta: float32 [ceil(KEYS / 64), B, T, H], what each 64
     columns have of its gradient; or both None. cu: [N + 1], where packed sequences begin and end, or None; chunks are

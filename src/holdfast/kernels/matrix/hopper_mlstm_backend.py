@@ -55,9 +55,9 @@ class HopperMLSTM:
     def forward_rows(
         self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """o, the final state of each slice of K, and norm [1 + slices, B, H, T]: whole, and of each the earlier chunks'.
+        """o, the final state of each slice of K, and norm [1 + slices, B, H, T].
 
-        calls: a slice each, beside the same v.
+        calls: a slice each, beside the same v. norm: the whole, and of each slice what earlier chunks have of it.
         """
         from holdfast.kernels.common.gluon_launch import aligned
 

@@ -55,7 +55,16 @@ from .hopper_slices import in_sums, place_of_sums, size_of_sums
         "m_t",
         "m_h",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "m_ptr", "norm_ptr", "earlier_ptr", "before_ptr", "start_ptr", "end_ptr"],
+    do_not_specialize_on_alignment=[
+        "g_ptr",
+        "beta_ptr",
+        "m_ptr",
+        "norm_ptr",
+        "earlier_ptr",
+        "before_ptr",
+        "start_ptr",
+        "end_ptr",
+    ],
 )
 def normalized_sweep(
     q_desc,
@@ -96,9 +105,9 @@ def normalized_sweep(
 
     q, k: [B, T, H / qk_group, KEYS]; v, o: [B, T, H / v_group or H, VALUES], by descriptors of blocks
     [1, 64, 1, columns]. norm, earlier: [B, H, T], norm and its part of earlier chunks.
-    sums, ADDS, LEAVES: of a state in slices of K, as in hopper_sweep.py; before, with ADDS: the norm of the slices before
-    this one, [B, H, T]. norm then is of all so far, earlier of this slice alone. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1];
-    start may be None.
+    sums, ADDS, LEAVES: of a state in slices of K, as in hopper_sweep.py; before, with ADDS: the norm of the slices
+    before this one, [B, H, T]; norm is then of all so far, earlier of this slice alone.
+    start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1]; start may be None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]

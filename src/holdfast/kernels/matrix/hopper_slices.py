@@ -1,6 +1,6 @@
 """Outputs of a state in slices of K: a launch a slice, and in float32 between them what the outputs add up to.
 
-[chunks, H, slices of V, V, 64]: transposed like the products that write it, so that a thread's numbers lie side by side.
+[chunks, H, slices of V, V, 64]: transposed like the products that write it: a thread's numbers lie side by side.
 Sequence n's chunks are from n ceil(T / 64) on; of packed sequences from first // 64 + n on, as none shares a chunk.
 """
 

@@ -101,10 +101,11 @@ def delta_gradients(
     GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head, and one of PARTS of K's columns in dq and dk. low, high: S; after_low, after_high: dS'; both as delta_forward keeps them.
+    """One chunk of one head, and one of PARTS of K's columns in dq and dk.
 
-    dq, dk [B, T, H, WIDTH], whose memory may hold S, dv [B, T, H, COLUMNS]; dg, dbeta [B, T, H], float32 or None;
-    dg [PARTS, B, T, H], what each part has of it, part_size numbers apart.
+    low, high: S; after_low, after_high: dS'; both as delta_forward keeps them. dq, dk [B, T, H, WIDTH], whose memory
+    may hold S, dv [B, T, H, COLUMNS]; dbeta [B, T, H], float32 or None; dg likewise, [PARTS, B, T, H], what each part
+    has of it, part_size numbers apart.
     """
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
     OWN: tl.constexpr = BLOCK_K // PARTS
@@ -164,8 +165,8 @@ def delta_gradients(
         s, ds, do, u, y, dp, z, strength, through = _block(
             k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
             v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
-            block, steps, rows, own_rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
-            WIDTH, COLUMNS, BLOCK_V, CHUNK, PARTS, PRECISION,
+            block, steps, rows, own_rows, live, there, token, at, slot, slot_row, after_slot, after_row,
+            v_step, do_step, WIDTH, COLUMNS, BLOCK_V, CHUNK, PARTS, PRECISION,
         )  # fmt: skip
         # before the last block's products, so that fewer tiles are in registers at a time
         if block + BLOCK_V >= COLUMNS:
@@ -176,8 +177,8 @@ def delta_gradients(
         s, ds, do, u, y, dp, z, strength, through = _block(
             k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
             v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
-            block, steps, rows, own_rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
-            WIDTH, COLUMNS, BLOCK_V, CHUNK, PARTS, PRECISION,
+            block, steps, rows, own_rows, live, there, token, at, slot, slot_row, after_slot, after_row,
+            v_step, do_step, WIDTH, COLUMNS, BLOCK_V, CHUNK, PARTS, PRECISION,
         )  # fmt: skip
         dq, dk_read, dk_write = _products(s, ds, do, u, y, dq, dk_read, dk_write, PRECISION)
     if not FEW:

@@ -1,8 +1,8 @@
 """Calls whose state is wider than a kernel's, in slices that it serves.
 
 Columns of V are independent of one another in every matrix recurrence, so that V's slices are heads of their own that
-share q and k, as the heads of a group do: v [B, T, H, V] is [B, T, H * slices, V / slices] of the same memory. Rows of K
-are independent in the additive recurrences: a slice of K is a call, whose output adds to that of the one before.
+share q and k, as the heads of a group do: v [B, T, H, V] is [B, T, H * slices, V / slices] of the same memory. Rows of
+K are independent in the additive recurrences: a slice of K is a call, whose output adds to that of the one before.
 """
 
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ class Wide:
 
 
 class Slices:
-    """A call in slices, and what came of them as of the whole. H is the call's number of heads, n that of V's slices."""
+    """A call in slices, and what came of them as of the whole. H: the call's heads; n: V's slices."""
 
     def __init__(self, call: MatrixCall, cut: Cut, groups_decays: bool) -> None:
         self.call, self.cut, self.n, self.groups_decays = call, cut, cut.value_slices, groups_decays
@@ -119,8 +119,10 @@ class Slices:
         """[B, T, H, V] as [B, T, H * n, V / n], of the same memory where that is possible."""
         if x is None:
             return None
-        return F.pad(x, (0, self.spare)).unflatten(3, (self.n, self.part)).flatten(2, 3) if self.spare else (
-            x.unflatten(3, (self.n, self.part)).flatten(2, 3)
+        return (
+            F.pad(x, (0, self.spare)).unflatten(3, (self.n, self.part)).flatten(2, 3)
+            if self.spare
+            else (x.unflatten(3, (self.n, self.part)).flatten(2, 3))
         )
 
     def rows(self) -> list[MatrixCall]:

@@ -47,9 +47,7 @@ def _more(problem: Problem, device: Device, last: Candidate) -> Candidate:
 
 
 def _with_plan(found: Candidate, plan: Plan) -> Candidate:
-    return Candidate(
-        plan, found.prediction, found.moved, found.operations, found.blocks, found.shared, found.registers
-    )
+    return Candidate(plan, found.prediction, found.moved, found.operations, found.blocks, found.shared, found.registers)
 
 
 def _walk(problem: Problem, device: Device, name: str) -> Candidate | None:

@@ -33,9 +33,7 @@ class Cut:
 
     def planned(self, plan: Plan) -> Plan:
         """A slice's plan, with the slices in it."""
-        return Plan(
-            plan.backend, (*plan.values, ("key_slices", self.key_slices), ("value_slices", self.value_slices))
-        )
+        return Plan(plan.backend, (*plan.values, ("key_slices", self.key_slices), ("value_slices", self.value_slices)))
 
     def rows(self, keys: int) -> list[slice]:
         """K's slices; the last may be narrower."""
@@ -44,8 +42,10 @@ class Cut:
 
     def columns(self, values: int) -> int:
         """Of one of V's slices. All are as wide: if the number does not divide V, the last is filled up."""
-        return values // self.value_slices if values % self.value_slices == 0 else _aligned(
-            -(-values // self.value_slices)
+        return (
+            values // self.value_slices
+            if values % self.value_slices == 0
+            else _aligned(-(-values // self.value_slices))
         )
 
 
@@ -60,7 +60,7 @@ def cuts(problem: Problem, rows: bool) -> Iterator[Cut]:
     """The ways to cut a call, where K or V is wider than the tiles. rows: whether K may be."""
     K, V = problem["K"], problem["V"]
     for keys in dict.fromkeys((1, key_slices(K))) if rows else (1,):
-        for values in dict.fromkeys([1, *(_even(V, -(-V // width)) for width in WIDTHS if V > width)]):
+        for values in dict.fromkeys([1, *(_even(V, -(-V // width)) for width in WIDTHS if width < V)]):
             if (keys, values) != (1, 1):
                 yield Cut(keys, values)
 
