@@ -43,6 +43,9 @@ class Wide:
         return self.member.takes(call)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        cuts = self._serving(problem, device)
+        if not cuts:
+            return self.member.candidates(problem, device, direction)
         # what a pass keeps of slices it would keep in slices
         asked = replace(problem, traits=problem.traits - {"needs_grad"}) if direction == "forward" else problem
         found: list[Candidate] = []
@@ -50,7 +53,7 @@ class Wide:
             found += self.member.candidates(problem, device, direction)
         elif self.member.reject(asked, device) is None:
             found += self.member.candidates(asked, device, direction)
-        for cut in self._serving(problem, device):
+        for cut in cuts:
             found += model.candidates(asked, device, direction, cut, self.member.candidates)
         return ranked(found)
 
@@ -100,7 +103,7 @@ class Wide:
             given = ()
             if kept is not None:
                 own = torch.stack([kept[0], kept[1 + i]])
-                given = (o, own.repeat_interleave(cut.value_slices, 2))
+                given = (o, _repeated(own, cut.value_slices))
             found.append(self.member.backward(plan, part, cu_seqlens, grad_o, grad, *given))
         grads, grad_state = parts.added(found)
         return parts.gradients(grads), parts.grad_state(grad_state)
@@ -119,17 +122,14 @@ class Slices:
         """[B, T, H, V] as [B, T, H * n, V / n], of the same memory where that is possible."""
         if x is None:
             return None
-        return (
-            F.pad(x, (0, self.spare)).unflatten(3, (self.n, self.part)).flatten(2, 3)
-            if self.spare
-            else (x.unflatten(3, (self.n, self.part)).flatten(2, 3))
-        )
+        whole = F.pad(x, (0, self.spare)) if self.spare else x
+        return whole.unflatten(3, (self.n, self.part)).flatten(2, 3)
 
     def rows(self) -> list[MatrixCall]:
         """V's slices as heads, in a call for each slice of K."""
         call = self.call
-        gates = [None if x is None else x.repeat_interleave(self.n, 2) for x in (call.beta, call.stabilizer)]
-        g = call.g if call.g is None or self.groups_decays else call.g.repeat_interleave(self.n, 2)
+        gates = [_repeated(x, self.n) for x in (call.beta, call.stabilizer)]
+        g = call.g if self.groups_decays else _repeated(call.g, self.n)
         states = self._states(call.initial_state)
         whole = MatrixCall(call.q, call.k, self.values(call.v), g, *gates, states, *call[7:])
         return [
@@ -199,6 +199,13 @@ class Slices:
             _sum(dbeta),
             dm[0],
         ], None if states[0] is None else torch.cat(states, 2)
+
+
+def _repeated(x: Tensor | None, times: int) -> Tensor | None:
+    """[B, T, H, ...] with each head so many times in a row."""
+    if x is None or times == 1:
+        return x
+    return x[:, :, :, None].expand(*x.shape[:3], times, *x.shape[3:]).flatten(2, 3)
 
 
 def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
