@@ -202,7 +202,7 @@ class Slices:
 
 
 def _repeated(x: Tensor | None, times: int) -> Tensor | None:
-    """[B, T, H, ...] with each head so many times in a row; dense, of one head too, of which views have a stride of 0."""
+    """[B, T, H, ...] with each head so many times in a row; dense, where views of one head have a stride of 0."""
     if x is None or times == 1:
         return x
     return x[:, :, :, None].expand(*x.shape[:3], times, *x.shape[3:]).flatten(2, 3).contiguous()
