@@ -52,10 +52,10 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """A mixer over time, then a SwiGLU over channels, each behind a norm and added to what came in."""
 
-    def __init__(self, mixer: str, width: int, heads: int) -> None:
+    def __init__(self, mixer: nn.Module, width: int) -> None:
         super().__init__()
         self.mixer_norm = nn.RMSNorm(width, eps=1e-6)
-        self.mixer = make_mixer(mixer, width, heads)
+        self.mixer = mixer
         self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
         self.mlp = SwiGLU(width)
 
@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
     def __init__(self, mixer: str, layers: int, width: int, heads: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(BYTES, width)
-        self.blocks = nn.ModuleList(Block(mixer, width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(make_mixer(mixer, width, heads), width) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
 

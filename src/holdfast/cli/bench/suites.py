@@ -236,4 +236,4 @@ def suite_named(name: str) -> Suite:
     try:
         return SUITES[name]
     except KeyError:
-        raise ValueError(f"--suite: expected one of {', '.join(SUITES)}; got {name!r}") from None
+        raise ValueError(f"--suite: expected one of models, {', '.join(SUITES)}; got {name!r}") from None

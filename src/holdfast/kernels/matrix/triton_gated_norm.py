@@ -38,7 +38,7 @@ class TritonGatedNorm:
             tensors = (run.o, run.gate, run.weight, y)
             numbers = (run.count, *call.o.shape[1:3], call.eps, *run.strides(run.o), *run.strides(run.gate))
             with on_device_of(y):
-                launch(rows.forward, (run.tiles * run.heads,), tensors, numbers, run.constants(), plan["warps"])
+                launch(rows.norm_forward, (run.tiles * run.heads,), tensors, numbers, run.constants(), plan["warps"])
         return y
 
     def backward(self, plan: Plan, call: GatedNormCall, grad_y: Tensor) -> list[Tensor | None]:
@@ -58,7 +58,9 @@ class TritonGatedNorm:
             strides = (*run.strides(run.o), *run.strides(run.gate), *run.strides(dy))
             numbers = (run.count, run.tiles, *call.o.shape[1:3], call.eps, *strides)
             with on_device_of(do):
-                launch(rows.backward, (plan["parts"] * run.heads,), tensors, numbers, run.constants(), plan["warps"])
+                launch(
+                    rows.norm_backward, (plan["parts"] * run.heads,), tensors, numbers, run.constants(), plan["warps"]
+                )
         elif parts is not None:
             parts.zero_()
         return [do, dgate, None if parts is None else parts.sum(0).to(call.weight.dtype)]

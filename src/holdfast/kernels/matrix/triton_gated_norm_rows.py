@@ -33,7 +33,7 @@ def results(rows, head, H, D: tl.constexpr, HEADS: tl.constexpr):
 
 
 @triton.jit
-def forward(
+def norm_forward(
     o_ptr, gate_ptr, weight_ptr, y_ptr, count, T, H, eps,
     o_batch, o_step, o_head, gate_batch, gate_step, gate_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,
@@ -60,7 +60,7 @@ def forward(
 
 
 @triton.jit
-def backward(
+def norm_backward(
     o_ptr, gate_ptr, weight_ptr, dy_ptr, do_ptr, dgate_ptr, parts_ptr, count, tiles, T, H, eps,
     o_batch, o_step, o_head, gate_batch, gate_step, gate_head, dy_batch, dy_step, dy_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.kernels.common.triton_launch import launch
+from holdfast.kernels.common.varlen import placed
 
 from .triton_mlstm_stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
 from .triton_mlstm_stabilizer_gradient import mlstm_stabilizer_gradient, mlstm_stabilizer_gradient_maps
@@ -77,7 +78,7 @@ def mlstm_sigmoid_gates_gradient(
 
 def _on_device(cu_seqlens: Tensor | None, device: torch.device) -> Tensor | None:
     """The offsets as the kernels read them."""
-    return None if cu_seqlens is None else cu_seqlens.to(device).contiguous()
+    return None if cu_seqlens is None else placed(cu_seqlens, device)
 
 
 @lru_cache
