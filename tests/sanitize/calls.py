@@ -151,6 +151,9 @@ def _matrix() -> Iterator[Call]:
     yield _of("simple_gla", of, B=1, T=330, H=2, Hq=1, K=128, V=128, plan={"span": 3})
     yield _of("simple_gla", of, B=1, T=330, H=1, K=128, V=64, plan={"span": 2}, without=("initial_state",))
     yield _of("simple_gla", of, B=1, T=2048, H=1, K=64, V=64, plan={"span": 16})
+    # in slices
+    yield _of("simple_gla", of, B=1, T=130, H=2, Hq=1, K=192, V=192)
+    yield _of("simple_gla", of, B=1, T=200, H=1, K=144, V=64, packed=(0, 70, 200))
     yield _of("linear_attention", of, B=1, T=330, H=1, K=64, V=128, plan={"span": 2})
     yield _of("ssd", of, B=1, T=200, H=2, Hq=1, K=64, V=64)
     yield _of("ssd", of, B=1, T=330, H=2, K=128, V=64, plan={"span": 2})
@@ -167,6 +170,7 @@ def _vector() -> Iterator[Call]:
     yield _of("gla", of, B=1, T=130, H=1, K=128, V=64, grads=False)
     yield _of("gla", of, B=1, T=200, H=2, K=64, V=64, packed=(0, 0, 1, 65, 200))
     yield _of("gla", of, B=1, T=200, H=1, K=128, V=128, packed=(0, 70, 200))
+    yield _of("gla", of, B=1, T=130, H=1, K=192, V=192)
     yield _of("ssd", of, B=1, T=130, H=2, K=64, V=64, changed={"A": lambda A: A[:, None] * A.new_ones(64)})
 
 
@@ -183,6 +187,8 @@ def _delta() -> Iterator[Call]:
     yield _of("gated_delta_rule", of, B=1, T=700, H=1, K=64, V=64, packed=(0, 5, 400, 700), plan={"span": 2})
     yield _of("gated_delta_rule", of, B=1, T=700, H=2, Hq=1, K=128, V=128, packed=(0, 300, 700), plan={"span": 3})
     yield _of("gated_delta_rule", of, B=1, T=130, H=1, K=128, V=256)
+    yield _of("gated_delta_rule", of, B=1, T=130, H=2, Hq=1, K=192, V=72)
+    yield _of("gated_delta_rule", of, B=1, T=200, H=1, K=256, V=64, packed=(0, 70, 200))
     own = {"qk_l2norm": True, "beta_sigmoid": True}
     yield _of("gated_delta_rule", of, B=1, T=130, H=2, Hq=1, K=64, V=64, options=own)
     for dtype in (BF16, FP32):
@@ -203,6 +209,7 @@ def _normalised() -> Iterator[Call]:
         yield _of("mlstm", "hopper", B=1, T=200, H=2, Hq=1 if K > V else 2, K=K, V=V)
     yield _of("mlstm", "hopper", B=2, T=70, H=1, K=72, V=40, options={"gating": "sigmoid"})
     yield _of("mlstm", "hopper", B=1, T=1100, H=1, K=64, V=64, without=("initial_state",))
+    yield _of("mlstm", "hopper", B=1, T=130, H=2, Hq=1, K=192, V=192)
     yield _of("mlstm", "triton", FP32, B=1, T=130, H=2, K=32, V=24)
     yield _of("mlstm", "triton", B=1, T=130, H=2, Hq=1, K=64, V=64, packed=(0, 0, 3, 130))
     yield _of("mlstm", "triton", FP32, B=1, T=200, H=1, K=32, V=32, plan={"segments": 2})

@@ -173,6 +173,8 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
         ("simple_gla", "hopper", replace(few, T=2100, H=1), half, {}),
         ("simple_gla", "triton", few, torch.float32, {}),
         ("gated_delta_rule", "hopper", replace(few, T=700), half, both),
+        ("gated_delta_rule", "hopper", replace(few, K=192), half, {}),
+        ("mlstm", "hopper", replace(few, K=192), half, {}),
         ("mlstm", "triton", few, torch.float32, {"gating": "sigmoid"}),
         ("lstm", "fused", Sizes(B=2, T=35, H=1, D=512), half, {}),
     ):
