@@ -138,10 +138,16 @@ def test_a_second_derivative_is_refused():
         grad.sum().backward()
 
 
-@pytest.mark.parametrize("which", ["interpreted", pytest.param("further", marks=pytest.mark.slow)])
-def test_its_kernels_interpreted(which):
+def test_its_kernels_interpreted():
     pytest.importorskip("triton")
-    assert "all checked" in interpret("ops.delta_layer_kernels", which, seconds=300)
+    assert "all checked" in interpret("ops.delta_layer_kernels", "interpreted", seconds=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["half", "not gated", "packed"])
+def test_other_sizes_of_its_kernels_interpreted(which):
+    pytest.importorskip("triton")
+    assert "all checked" in interpret("ops.delta_layer_kernels", "further", which, seconds=300)
 
 
 @pytest.mark.gpu
