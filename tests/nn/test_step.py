@@ -171,6 +171,30 @@ def test_the_kernels_are_those_of_the_modules():
     assert "all checked" in interpret("kernels.layer_step.layer_step_parity", "modules", seconds=300)
 
 
+@pytest.mark.gpu
+@every_mixer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_captured_step_is_the_step(name, dtype):
+    mixer, x = make(name, dtype).cuda(), torch.randn(2, 20, 24, device="cuda", dtype=dtype)
+    y, state = mixer(x[:, :8])
+    first, held = tuple(s.clone() for s in state), tuple(s.clone() for s in state)
+    tokens = x[:, 8:].split(1, 1)
+    outputs = [mixer.step(token, state).clone() for token in tokens]
+    exact, _ = copy.deepcopy(mixer).double()(x.double())
+    theirs = relative_error(mixer(x)[0].double(), exact)
+    assert relative_error(torch.cat([y, *outputs], 1).double(), exact) <= max(2 * theirs, 1e-5)
+    captured = CapturedStep(mixer, tokens[0], state=held)
+    assert all(map(torch.equal, held, first))
+    for _ in range(2):
+        assert all(torch.equal(captured(token), output) for token, output in zip(tokens, outputs, strict=True))
+        assert all(map(torch.equal, held, state))
+        captured.load(first)
+    with pytest.raises(ValueError, match=r"inputs\[0\]: expected \[2, 1, 24\], .* for which it was captured; got"):
+        captured(tokens[0][:1])
+    with pytest.raises(ValueError, match="state: expected tensors"):
+        captured.load(tuple(s[:1] for s in first))
+
+
 @pytest.mark.parametrize("mixer", ["gated-deltanet", "lstm", "gru"])
 def test_generate_steps_as_forward_would(mixer):
     torch.manual_seed(0)

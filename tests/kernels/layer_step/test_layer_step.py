@@ -12,11 +12,19 @@ from holdfast.kernels.layer_step.triton import finish, token
 from holdfast.ops.layer_step_checks import DRAWN
 from holdfast.recurrences import Draw, Sizes
 from interpreted import interpret
+from kernels.layer_step.layer_step_parity import every
 from triton_compile import TARGETS, compile_for
 
 
 def test_interpreted():
     assert "all checked" in interpret("kernels.layer_step.layer_step_parity", "interpreted", seconds=300)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [16, 32])
+def test_on_a_gpu(columns):
+    """Its exponential has a few more units in the last place than the interpreter's."""
+    every("cuda", columns=columns, limit=5e-6)
 
 
 WIDE = ("tail", "state", "weight", "bias", "A_log", "dt_bias", "D", "o", "C", "n", "m", "h", "rate")
