@@ -20,6 +20,8 @@ from holdfast.ops.delta_layer import delta_layer
 from holdfast.ops.gated_rms_norm import gated_rms_norm
 from holdfast.ops.inter_chunk_scan import inter_chunk_scan
 from holdfast.ops.intra_chunk import intra_chunk
+from holdfast.ops.layer_step import LayerStep
+from holdfast.ops.layer_step_checks import DRAWN, stepped
 from holdfast.ops.parity import values_and_grads
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
@@ -308,6 +310,8 @@ def _halves() -> Iterator[Call]:
             _delta_layer(device, dtype, gated, packed)
 
         yield Call(f"delta_layer {dtype}{' gated' if gated else ''}{f' packed {packed}' if packed else ''}", run)
+    for name, draw in DRAWN.items():
+        yield Call(f"layer_step {name}", lambda device, draw=draw: _stepped(device, draw))
 
 
 def _inside(device: torch.device, dtype: torch.dtype, chunk: int, backend: str, K: int, V: int, whole: bool) -> None:
@@ -390,6 +394,11 @@ def _mixed(mixer: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> 
     x = torch.randn(2, 130, 128).to(device, dtype)
     y, _ = mixer.to(device, dtype)(x)
     y.sum().backward()
+
+
+def _stepped(device: torch.device, draw: Callable[..., LayerStep]) -> None:
+    call = draw(Draw(0, BF16, device), Sizes(B=2, H=4, Hq=2, K=48, V=40))
+    stepped(type(call), call._asdict(), "triton")
 
 
 def _diagonal() -> Iterator[Call]:

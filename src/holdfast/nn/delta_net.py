@@ -7,15 +7,17 @@ from torch import Tensor, nn
 from holdfast.ops import delta_rule
 from holdfast.ops.delta_layer import delta_layer
 
+from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
+from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 
 
-class DeltaNet(nn.Module):
+class DeltaNet(Mixer):
     """DeltaNet: short convolutions on q, k and v, keys of length 1, and a write strength a head.
 
         q, k, v = conv(W x);  beta = sigmoid(W_b x);  o = delta_rule(q / |q|, k / |k|, v, beta);  y = W_o rmsnorm(o)
@@ -125,3 +127,6 @@ class DeltaNet(nn.Module):
             allow_neg_eigval=self.allow_neg_eigval,
         )
         return self.out_proj(self.norm(o).flatten(-2)), (S, tail)
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.gated_delta_net(self, x, state)

@@ -7,16 +7,18 @@ from torch import Tensor, nn
 from holdfast.ops import gated_delta_rule
 from holdfast.ops.delta_layer import delta_layer
 
+from . import step
 from .check import check_divides, check_input, check_positive, check_state, head_width, wide
 from .decay_init import initial_A_log, initial_dt_bias
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
+from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(Mixer):
     """Gated DeltaNet: DeltaNet with Mamba-2's decay and a swish output gate.
 
         q, k, v = conv(W x);  beta = sigmoid(W_b x);  g = -exp(A_log) softplus(W_a x + dt_bias)
@@ -141,3 +143,6 @@ class GatedDeltaNet(nn.Module):
             allow_neg_eigval=self.allow_neg_eigval,
         )
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, tail)
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.gated_delta_net(self, x, state)

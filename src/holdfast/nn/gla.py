@@ -8,14 +8,16 @@ from torch import Tensor, nn
 from holdfast.ops import gla
 from holdfast.ops.gla_layer import gla_layer
 
+from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
+from .step import Mixer
 
 State = tuple[Tensor]
 
 
-class GLA(nn.Module):
+class GLA(Mixer):
     """Gated linear attention: keys at half width, a low-rank decay of each key channel, swish output gate.
 
         q, k, v = W x;  g = logsigmoid(W_up W_down x + b) / gate_normalizer;  o = gla(q, k, v, g)
@@ -107,3 +109,6 @@ class GLA(nn.Module):
         g = F.logsigmoid(decay.to(wide(packed.dtype))) / self.gate_normalizer
         o, S = self.op(q, k, v, g, None, S, True, cu_seqlens, self.backend)
         return self.norm(o, gate).flatten(-2), S
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.gla(self, x, state)

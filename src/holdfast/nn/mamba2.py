@@ -9,17 +9,19 @@ from holdfast.ops import ssd
 from holdfast.ops.check import name_of
 from holdfast.ops.mamba2_layer import mamba2_layer
 
+from . import step
 from .check import check_divides, check_input, check_positive, check_state, head_width, wide
 from .decay_init import initial_A_log, initial_dt_bias
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
+from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 HEAD_DIM = 64
 
 
-class Mamba2(nn.Module):
+class Mamba2(Mixer):
     """Mamba-2's block: one projection in, a short convolution, the state space scan, a gated norm, one projection out.
 
         z, (x, B, C), dt = W u;  x, B, C = conv(x, B, C)
@@ -135,3 +137,6 @@ class Mamba2(nn.Module):
         y, S = self.op(u, dt, A, B, C, self.D, z, self.dt_bias, True, S, final, cu_seqlens, self.backend)
         y = self.norm(y.flatten(-2).unflatten(-1, (self.n_groups, -1)))
         return y.flatten(-2), S, tail
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.mamba2(self, x, state)

@@ -23,6 +23,9 @@ from .inter_chunk_scan import BACKENDS as INTER_CHUNK_BACKENDS
 from .inter_chunk_scan import inter_chunk_scan
 from .intra_chunk import BACKENDS as INTRA_CHUNK_BACKENDS
 from .intra_chunk import intra_chunk
+from .layer_step import BACKENDS as LAYER_STEP_BACKENDS
+from .layer_step import LayerStep
+from .layer_step_checks import DRAWN, draw_delta, stepped
 from .parity import cast, largest_error, leaves, relative_error, values_and_grads
 
 # relative to the float64 oracle; outputs and gradients in float32
@@ -160,6 +163,8 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
     attempt = of_draw(draw_conv, partial(convolve, backend="pytorch"), seed, device)
     for backend in CONV_BACKENDS:
         yield Check("causal_conv1d", backend, ((attempt, partial(convolve, backend=backend.name)),))
+    for backend in LAYER_STEP_BACKENDS:
+        yield Check("layer_step", backend, (_layer_step(draw_delta, backend.name, seed, device),))
 
 
 def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
@@ -198,6 +203,9 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
         yield from _checks("causal_conv1d", CONV_BACKENDS, "triton", attempt, delta_layer_of)
     attempt = replace(of_draw(draw_conv, partial(decode, backend="pytorch"), seed, device), grads=False)
     yield from _checks("causal_conv1d", CONV_BACKENDS, "triton", attempt, partial(decode, backend="triton"))
+    for draw in DRAWN.values():
+        attempt, run = _layer_step(draw, "triton", seed, device)
+        yield from _checks("layer_step", LAYER_STEP_BACKENDS, "triton", attempt, run)
 
 
 def _checks(
@@ -205,6 +213,13 @@ def _checks(
 ) -> Iterator[Check]:
     """One check, of the backend of that name."""
     return (Check(op, backend, ((attempt, run),)) for backend in backends if backend.name == name)
+
+
+def _layer_step(draw: Callable[..., LayerStep], backend: str, seed: int, device: torch.device) -> Try:
+    """A mixer's token, which has no gradients."""
+    kind = type(draw(Draw(seed), SIZES))
+    attempt = of_draw(lambda d: draw(d, SIZES)._asdict(), partial(stepped, kind, backend="pytorch"), seed, device)
+    return replace(attempt, grads=False), partial(stepped, kind, backend=backend)
 
 
 def _compose(a: dict[str, Tensor], inter: str | None = None, intra: str | None = None) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast import nn as hnn
 from holdfast.ops.parity import leaves
 
 from ..clock import time_runs
@@ -42,12 +43,15 @@ def _states(layers: list[nn.Module], x: Tensor) -> list[Any]:
 
 def decode_step(layers: list[nn.Module], x: Tensor, states: list[Any]) -> Callable[[], Tensor]:
     """A function that takes x [B, 1, d] through all layers, each beside its residual, and leaves the new states in the
-    memory of the given ones, as a graph that is replayed needs them."""
+    memory of the given ones, as a graph that is replayed needs them: by a layer's own step, or by a copy."""
 
     @torch.no_grad()
     def run() -> Tensor:
         y = x
         for layer, state in zip(layers, states, strict=True):
+            if isinstance(layer, hnn.step.Mixer):
+                y = y + layer.step(y, state)
+                continue
             out, new = layer(y, state)
             for old, now in zip(_tensors(state), _tensors(new), strict=True):
                 if now.data_ptr() != old.data_ptr():
