@@ -120,7 +120,9 @@ CALLS |= {
         holdfast.intra_chunk, _chunk, {"chunk_size": 2, "gate_activation": "sigmoid"}, has_state=False
     ),
     "gated_rms_norm": Call(holdfast.gated_rms_norm, _norm, has_state=False),
-    "gated_rms_norm, sigmoid": Call(holdfast.gated_rms_norm, _norm, {"activation": "sigmoid"}, has_state=False),
+    "gated_rms_norm, sigmoid": Call(
+        holdfast.gated_rms_norm, _norm, {"activation": "sigmoid", "center": True}, has_state=False
+    ),
     "causal_conv1d": Call(holdfast.causal_conv1d, _conv),
     "causal_conv1d, silu": Call(holdfast.causal_conv1d, _conv, {"activation": "silu"}),
 }

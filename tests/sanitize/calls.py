@@ -338,7 +338,11 @@ def _norm(
         arguments["gate"] = draw.normal(2, 33, 3, D)
     if weight is not None:
         arguments["weight"] = draw.normal(*weight)
-    _run(lambda a: gated_rms_norm(**a, activation=activation, backend="triton"), arguments, True)
+    _run(
+        lambda a: gated_rms_norm(**a, activation=activation, center=activation == "sigmoid", backend="triton"),
+        arguments,
+        True,
+    )
 
 
 def _convolved(device: torch.device, dtype: torch.dtype, D: int, W: int, packed: tuple[int, ...] | None) -> None:

@@ -109,5 +109,4 @@ class MLSTM(nn.Module):
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        y = torch.sigmoid(gate.to(dtype)) * self.norm(h)
-        return self.out_proj(y.to(h.dtype).flatten(-2)), final
+        return self.out_proj(self.norm(h, gate).flatten(-2)), final
