@@ -7,6 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.diagonal.chunked import Chunked
 from holdfast.kernels.diagonal.hopper_scan import HopperScan
 from holdfast.kernels.diagonal.reference import Reference
@@ -142,7 +143,8 @@ def _gradients_fake(grad_o, grad_final, states, entries, a, x, theta, initial_st
     return tuple(empty)
 
 
-diagonal_backward = define("diagonal_backward", _gradients, _gradients_fake)
+# replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
+diagonal_backward = replayed(define("diagonal_backward", replayed(_gradients, False), _gradients_fake), False)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -162,5 +164,5 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: Non
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
-_op = define("diagonal_forward", _forward, _forward_fake)
-diagonal_forward = differentiable(_op, lambda *_: None, _backward, 4, _save, used=1)
+_op = define("diagonal_forward", replayed(_forward, False), _forward_fake)
+diagonal_forward = differentiable(_op, lambda *_: None, _backward, 4, _save, replayed(_op, False), used=1)
