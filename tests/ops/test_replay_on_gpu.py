@@ -1,4 +1,4 @@
-"""Matrix and diagonal recurrences on a GPU from the third call on, when what was recorded is replayed, bit for bit the same."""
+"""Linear recurrences on a GPU from the third call on, when what was recorded is replayed, bit for bit the same."""
 
 import threading
 from contextlib import contextmanager

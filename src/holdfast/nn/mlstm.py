@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.ops import mlstm
+from holdfast.ops.soft_cap import soft_cap
 from holdfast.recurrences.mlstm import Gating
 
-from .check import check_input, check_positive, check_state, head_width, wide
+from .check import autocast, check_input, check_positive, check_state, head_width, wide
 from .norm import HeadLayerNorm
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -89,12 +90,14 @@ class MLSTM(nn.Module):
         shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
         expected = [("C", shape, dtype), ("n", shape[:3], dtype), ("m", shape[:2], dtype)]
         C, n, m = check_state(state, expected)
+        # once for both projections
+        x = autocast(x)
         parts = self.in_proj(x).split(self.widths, -1)
         q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        pre = self.gate_proj(x).to(dtype)
+        gates = self.gate_proj(x)
         if self.gate_soft_cap is not None:
-            pre = self.gate_soft_cap * torch.tanh(pre / self.gate_soft_cap)
-        i, f = pre.chunk(2, -1)
+            gates = soft_cap(gates, self.gate_soft_cap)
+        i, f = gates.chunk(2, -1)
         given = None if C is None else (C, n, m)
         h, final = self.op(
             q,

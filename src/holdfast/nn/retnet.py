@@ -4,21 +4,28 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.ops import retnet
+from holdfast.ops.rotary import rotary
 from holdfast.recurrences.packing import packed_beside
 
 from .check import check_input, check_positive, check_state, head_width, wide
 from .norm import GatedRMSNorm
-from .rotary import rotate
 
 State = tuple[Tensor, Tensor]
 
 
-def _positions(x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens of x [B, T, ...], [B, T] or [1, T], and the number seen after them, [N]."""
+def _positions(
+    x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """Positions of the tokens of x [B, T, ...], [B, T] or [1, T], and the number seen after them, [N].
+
+    None for positions that are the tokens' places in T.
+    """
+    if seen is None and cu_seqlens is None:
+        return None, torch.full((sequences,), x.shape[1], dtype=torch.int64, device=x.device)
     steps = torch.arange(x.shape[1], device=x.device)[None]
     start = seen if seen is not None else torch.zeros(sequences, dtype=torch.int64, device=x.device)
     if cu_seqlens is None:
-        return steps if seen is None else steps + start[:, None], start + x.shape[1]
+        return steps + start[:, None], start + x.shape[1]
     cu_seqlens, sequence = packed_beside(x, cu_seqlens)
     return steps - cu_seqlens[sequence] + start[sequence], start + cu_seqlens.diff()
 
@@ -92,6 +99,6 @@ class RetNet(nn.Module):
         parts = self.in_proj(x).split(self.widths, -1)
         q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
         position, after = self.positions(x, sequences, seen, cu_seqlens)
-        q, k = rotate(q, position, self.rotary_base), rotate(k, position, self.rotary_base)
+        q, k = rotary(q, k, position, self.rotary_base)
         o, S = self.op(q, k, v, None, S, True, cu_seqlens, self.backend)
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, after)

@@ -1,12 +1,13 @@
 """The mixer of Griffin: a real-gated linear recurrent unit beside a GeLU branch."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.ops import rglru
+from holdfast.ops.gated_gelu import gated_gelu
+from holdfast.ops.lru_gates import lru_gates
 
 from .check import check_input, check_positive, check_state, head_width, wide
-from .lru_gates import HeadLinear, initial_rate, input_scale, log_magnitude
+from .lru_gates import HeadLinear, initial_rate
 
 State = tuple[Tensor]
 
@@ -67,8 +68,6 @@ class RGLRU(nn.Module):
         sequences = check_input(x, self.d_model, cu_seqlens)
         (h,) = check_state(state, [("h", (sequences, self.width), wide(x.dtype))])
         u, z = self.in_proj(x).chunk(2, -1)
-        r, i = (gate.flatten(-2).to(wide(x.dtype)) for gate in self.gates(u).chunk(2, -1))
-        log_a = log_magnitude(r, self.rate, self.decay_strength)
-        write = (input_scale(log_a) * i.sigmoid() * u).to(u.dtype)
-        o, h = self.op(log_a.exp(), write, h, True, cu_seqlens, self.backend)
-        return self.out_proj(o * F.gelu(z)), (h,)
+        a, write, _ = lru_gates(u, self.gates(u), self.gates.bias, self.rate, self.decay_strength)
+        o, h = self.op(a, write, h, True, cu_seqlens, self.backend)
+        return self.out_proj(gated_gelu(o, z)), (h,)

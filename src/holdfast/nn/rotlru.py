@@ -3,13 +3,14 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.ops import rotlru
+from holdfast.ops.gated_gelu import gated_gelu
+from holdfast.ops.lru_gates import lru_gates
 
 from .check import check_input, check_positive, check_state, head_width, wide
-from .lru_gates import HeadLinear, initial_rate, input_scale, log_magnitude
+from .lru_gates import HeadLinear, initial_rate
 
 State = tuple[Tensor]
 
@@ -62,9 +63,8 @@ class RotLRU(nn.Module):
         self.decay_strength = decay_strength
         self.backend = backend
         self.width, pairs = num_heads * head, head // 2
-        self.splits = [pairs, head, pairs]
         self.in_proj = nn.Linear(d_model, 2 * self.width, bias=False)
-        self.gates = HeadLinear(num_heads, head, sum(self.splits))
+        self.gates = HeadLinear(num_heads, head, head + 2 * pairs)
         self.rate = nn.Parameter(initial_rate(num_heads * pairs, decay_strength))
         self.phase = nn.Parameter(torch.empty(num_heads * pairs).uniform_(0, max_phase))
         self.out_proj = nn.Linear(self.width, d_model, bias=False)
@@ -80,8 +80,6 @@ class RotLRU(nn.Module):
         sequences = check_input(x, self.d_model, cu_seqlens)
         (h,) = check_state(state, [("h", (sequences, self.width), wide(x.dtype))])
         u, z = self.in_proj(x).chunk(2, -1)
-        r, i, turn = (gate.flatten(-2).to(wide(x.dtype)) for gate in self.gates(u).split(self.splits, -1))
-        log_a = log_magnitude(r, self.rate, self.decay_strength)
-        write = (input_scale(log_a).repeat_interleave(2, -1) * i.sigmoid() * u).to(u.dtype)
-        o, h = self.op(log_a.exp(), self.phase + turn, write, h, True, cu_seqlens, self.backend)
-        return self.out_proj(o * F.gelu(z)), (h,)
+        a, write, theta = lru_gates(u, self.gates(u), self.gates.bias, self.rate, self.decay_strength, self.phase)
+        o, h = self.op(a, theta, write, h, True, cu_seqlens, self.backend)
+        return self.out_proj(gated_gelu(o, z)), (h,)
