@@ -67,9 +67,10 @@ def _gates_gradients(i: Tensor, f: Tensor, m: Any, cu_seqlens: Any, exponential:
     return _differentiate(lambda *x: gates(*x, cu_seqlens, exponential, torch.float32), (i, f, m), grads)
 
 
-def _rotated(q: Tensor, k: Tensor, position: Tensor | None, base: float, inverse: bool) -> tuple[Tensor, ...]:
+def _rotated(q: Tensor, k: Tensor, position: Any, base: float, inverse: bool, into: Any = None) -> tuple[Tensor, ...]:
     position = torch.arange(q.shape[1])[None] if position is None else position
-    return tuple(rotate(x, -position if inverse else position, base).contiguous() for x in (q, k))
+    made = tuple(rotate(x, -position if inverse else position, base).contiguous() for x in (q, k))
+    return made if into is None else tuple(place.copy_(x) for place, x in zip(into, made, strict=True))
 
 
 def _lru(given: Gates) -> tuple[Any, ...]:
@@ -77,18 +78,22 @@ def _lru(given: Gates) -> tuple[Any, ...]:
 
 
 def _lru_gradients(given: Gates, *grads: Any) -> list[Any]:
+    *grads, into = (*grads, None)[:4]
+
     def run(*leaves: Any) -> Any:
         return [x for x in lru_gates(Gates(*leaves, given.strength)) if x is not None]
 
-    return _differentiate(run, given[:5], [x for x in grads if x is not None])
+    du, *found = _differentiate(run, given[:5], [x for x in grads if x is not None])
+    return [du if into is None else into.copy_(du), *found]
 
 
 def _branch(h: Tensor, z: Tensor) -> Tensor:
     return (h * F.gelu(z)).contiguous()
 
 
-def _branch_gradients(h: Tensor, z: Tensor, dy: Tensor) -> list[Any]:
-    return _differentiate(lambda *x: [_branch(*x)], (h, z), [dy])
+def _branch_gradients(h: Tensor, z: Tensor, dy: Tensor, into: Tensor | None = None) -> list[Any]:
+    dh, dz = _differentiate(lambda *x: [_branch(*x)], (h, z), [dy])
+    return [dh, dz if into is None else into.copy_(dz)]
 
 
 def _capped(x: Tensor, cap: float) -> Tensor:

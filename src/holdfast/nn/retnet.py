@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.ops import retnet
+from holdfast.ops.retention_layer import retention_layer
 from holdfast.ops.rotary import rotary
 from holdfast.recurrences.packing import packed_beside
 
@@ -96,9 +97,28 @@ class RetNet(nn.Module):
         shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
         expected = [("S", shape, wide(x.dtype)), ("position", (sequences,), torch.int64)]
         S, seen = check_state(state, expected)
-        parts = self.in_proj(x).split(self.widths, -1)
-        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        packed = self.in_proj(x)
         position, after = self.positions(x, sequences, seen, cu_seqlens)
+        if self.op is not RetNet.op:
+            return self._in_parts(packed, S, position, cu_seqlens, after)
+        y, S = retention_layer(
+            packed,
+            self.norm.weight,
+            S,
+            position,
+            self.num_heads,
+            self.rotary_base,
+            self.norm.eps,
+            cu_seqlens,
+            self.backend,
+        )
+        return self.out_proj(y), (S, after)
+
+    def _in_parts(
+        self, packed: Tensor, S: Tensor | None, position: Tensor | None, cu_seqlens: Tensor | None, after: Tensor
+    ) -> tuple[Tensor, State]:
+        """`retention_layer` around an op that is not the layer's own."""
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in packed.split(self.widths, -1))
         q, k = rotary(q, k, position, self.rotary_base)
         o, S = self.op(q, k, v, None, S, True, cu_seqlens, self.backend)
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, after)

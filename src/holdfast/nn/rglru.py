@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from holdfast.ops import rglru
 from holdfast.ops.gated_gelu import gated_gelu
 from holdfast.ops.lru_gates import lru_gates
+from holdfast.ops.lru_layer import lru_layer
 
 from .check import check_input, check_positive, check_state, head_width, wide
 from .lru_gates import HeadLinear, initial_rate
@@ -34,7 +35,7 @@ class RGLRU(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(rglru)
 
     def __init__(
@@ -67,7 +68,18 @@ class RGLRU(nn.Module):
         """
         sequences = check_input(x, self.d_model, cu_seqlens)
         (h,) = check_state(state, [("h", (sequences, self.width), wide(x.dtype))])
-        u, z = self.in_proj(x).chunk(2, -1)
+        packed = self.in_proj(x)
+        if self.op is not RGLRU.op:
+            return self._in_parts(packed, h, cu_seqlens)
+        gates = self.gates
+        y, h = lru_layer(
+            packed, gates.weight, gates.bias, self.rate, None, h, self.decay_strength, cu_seqlens, self.backend
+        )
+        return self.out_proj(y), (h,)
+
+    def _in_parts(self, packed: Tensor, h: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
+        """`lru_layer` around an op that is not the layer's own."""
+        u, z = packed.chunk(2, -1)
         a, write, _ = lru_gates(u, self.gates(u), self.gates.bias, self.rate, self.decay_strength)
         o, h = self.op(a, write, h, True, cu_seqlens, self.backend)
         return self.out_proj(gated_gelu(o, z)), (h,)

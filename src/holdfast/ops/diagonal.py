@@ -88,13 +88,14 @@ def _forward(
     """
     call = DiagonalCall(a, x, theta, initial_state, log)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
-    entries = _entries(x, cu_seqlens, grad)
+    entries = entries_of(x, cu_seqlens, grad)
     with torch.autocast(x.device.type, enabled=False):
         o, final = chosen.forward(plan, call, cu_seqlens, entries if entries.numel() else None)
     return o.contiguous(), final.contiguous(), entries
 
 
-def _entries(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
+def entries_of(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
+    """Room for the states that a forward pass of x [B, T, D] may leave for its backward pass; [0, D] for none."""
     kept = grad and x.is_cuda and torch.finfo(x.dtype).bits < 32
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     rows = x.shape[0] * x.shape[1] // ENTRY_STEPS + sequences if kept else 0
@@ -104,7 +105,7 @@ def _entries(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
 def _forward_fake(a, x, theta, initial_state, log, cu_seqlens, op, grad, backend):
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = x.new_empty(sequences, x.shape[2], dtype=torch.promote_types(x.dtype, torch.float32))
-    return torch.empty_like(x, memory_format=torch.contiguous_format), state, _entries(x, cu_seqlens, grad)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), state, entries_of(x, cu_seqlens, grad)
 
 
 def _gradients(

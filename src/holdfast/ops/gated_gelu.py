@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast.kernels.common.pullback import pull_back
 from holdfast.kernels.common.replay import replayed
 
 from .mlstm_gates import can_fuse
@@ -19,9 +20,29 @@ def gated_gelu(h: Tensor, z: Tensor) -> Tensor:
     launch a pass, in float32 inside; else PyTorch's operations run. Source: Hendrycks and Gimpel 2016, Gaussian Error
     Linear Units (arXiv:1606.08415), without the approximation by tanh.
     """
-    if h.dtype == z.dtype and can_fuse(h, z, torch.promote_types(h.dtype, torch.float32)):
-        return fused_gated_gelu(h, z)
-    return h * F.gelu(z)
+    return fused_gated_gelu(h, z) if _fuses(h, z) else h * F.gelu(z)
+
+
+def _fuses(h: Tensor, z: Tensor) -> bool:
+    return h.dtype == z.dtype and can_fuse(h, z, torch.promote_types(h.dtype, torch.float32))
+
+
+def branch(h: Tensor, z: Tensor) -> Tensor:
+    """`gated_gelu` for an op's inside: without autograd, contiguous."""
+    return _forward(h, z) if _fuses(h, z) else (h * F.gelu(z)).contiguous()
+
+
+def branch_gradient(h: Tensor, z: Tensor, dy: Tensor, into: Tensor) -> Tensor:
+    """The gradient of h, for an op's inside. into: where that of z will be, part of a wider tensor."""
+    if not _fuses(h, z):
+        dh, dz = pull_back(lambda h, z: [h * F.gelu(z)], [h, z], [dy])
+        into.copy_(dz)
+        return dh
+    from holdfast.kernels.common.triton_launch import on_device_of
+    from holdfast.kernels.lru import triton_gated_gelu
+
+    with on_device_of(h):
+        return triton_gated_gelu.run_backward(h, z, dy, into)[0]
 
 
 def _forward(h: Tensor, z: Tensor) -> Tensor:

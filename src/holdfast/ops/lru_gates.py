@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.pullback import pull_back
 from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.lru import pytorch
 from holdfast.kernels.lru.pytorch import Gates
@@ -30,11 +31,45 @@ def lru_gates(
 
     Source: De et al. 2024, Griffin (arXiv:2402.19427), eq. 1 to 4 and appendix A.
     """
-    wide = torch.promote_types(u.dtype, torch.float32)
-    others = (bias, rate) if phase is None else (bias, rate, phase)
-    if can_fuse(u, gates, wide) and all(x.dtype != torch.float64 for x in others):
-        return fused_lru_gates(u, gates, bias, rate, strength, phase)
-    return pytorch.lru_gates(Gates(u, gates, bias, rate, phase, strength))
+    given = Gates(u, gates, bias, rate, phase, strength)
+    return fused_lru_gates(u, gates, bias, rate, strength, phase) if _fuses(given) else pytorch.lru_gates(given)
+
+
+def _fuses(given: Gates) -> bool:
+    others = (given.bias, given.rate) if given.phase is None else (given.bias, given.rate, given.phase)
+    wide = torch.promote_types(given.u.dtype, torch.float32)
+    return can_fuse(given.u, given.gates, wide) and all(x.dtype != torch.float64 for x in others)
+
+
+def opened(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`lru_gates` for an op's inside: without autograd, contiguous."""
+    if _fuses(given):
+        a, write, theta = _forward(*given)
+        return a, write, None if given.phase is None else theta
+    return tuple(None if x is None else x.contiguous() for x in pytorch.lru_gates(given))
+
+
+def gate_gradients(
+    given: Gates, da: Tensor, dwrite: Tensor, dtheta: Tensor | None, into: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of gates, bias, rate and phase, for an op's inside. into: where that of u will be, part of a wider
+    tensor."""
+    if not _fuses(given):
+        leaves = [x for x in given[:5] if x is not None]
+
+        def run(*tensors: Tensor) -> list[Tensor]:
+            made = pytorch.lru_gates(Gates(*tensors, *(None,) * (5 - len(tensors)), given.strength))
+            return [x for x in made if x is not None]
+
+        asked = [da, dwrite] if dtheta is None else [da, dwrite, dtheta]
+        du, *found = pull_back(run, leaves, asked)
+        into.copy_(du)
+        return *found, *(None,) * (4 - len(found))
+    from holdfast.kernels.common.triton_launch import on_device_of
+    from holdfast.kernels.lru import triton_gates
+
+    with on_device_of(da):
+        return triton_gates.run_backward(given, da, dwrite, dtheta, into)[1:]
 
 
 def fused_lru_gates(

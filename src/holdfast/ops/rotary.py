@@ -24,11 +24,37 @@ def rotary(q: Tensor, k: Tensor, position: Tensor | None = None, base: float = 1
 
     Source: Su et al. 2021, RoFormer (arXiv:2104.09864).
     """
-    if q.dtype == k.dtype and can_fuse(q, k, torch.promote_types(q.dtype, torch.float32)):
-        return fused_rotary(q, k, position, base)
+    return fused_rotary(q, k, position, base) if _fuses(q, k) else _rotated(q, k, position, base)
+
+
+def _fuses(q: Tensor, k: Tensor) -> bool:
+    return q.dtype == k.dtype and can_fuse(q, k, torch.promote_types(q.dtype, torch.float32))
+
+
+def _rotated(q: Tensor, k: Tensor, position: Tensor | None, base: float) -> tuple[Tensor, Tensor]:
     if position is None:
         position = torch.arange(q.shape[1], dtype=torch.int64, device=q.device)[None]
     return rotate(q, position, base), rotate(k, position, base)
+
+
+def turned(q: Tensor, k: Tensor, position: Tensor | None, base: float) -> tuple[Tensor, Tensor]:
+    """`rotary` for an op's inside: without autograd, contiguous."""
+    return _forward(q, k, position, base) if _fuses(q, k) else _rotated(q, k, position, base)
+
+
+def turn_back(dy: Tensor, dz: Tensor, position: Tensor | None, base: float, into: tuple[Tensor, Tensor]) -> None:
+    """Gradients of q and k, for an op's inside. into: where they will be, parts of a wider tensor."""
+    if _fuses(dy, dz):
+        from holdfast.kernels.common.triton_launch import on_device_of
+        from holdfast.kernels.rotary import triton_rotary
+
+        with on_device_of(dy):
+            triton_rotary.run(dy, dz, position, base, True, into)
+        return
+    if position is None:
+        position = torch.arange(dy.shape[1], dtype=torch.int64, device=dy.device)[None]
+    for x, place in zip((dy, dz), into, strict=True):
+        place.copy_(rotate(x, -position, base))
 
 
 def fused_rotary(q: Tensor, k: Tensor, position: Tensor | None, base: float) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,11 @@ def strided(grads):
     return [torch.stack([x, x], 1).flatten(0, 1)[::2] if x.numel() else x for x in grads]
 
 
+def within(x):
+    """Room for x [B, T, D] in a wider tensor."""
+    return x.new_full((*x.shape[:2], 2 * x.shape[2] + 8), torch.nan)[..., 8 : 8 + x.shape[2]]
+
+
 def check(given):
     def run(*leaves):
         return lru_gates(Gates(*leaves, given.strength))
@@ -65,6 +70,8 @@ def check(given):
     da, dwrite, *dtheta = strided(weights_of(made))
     grads = triton_gates.run_backward(given, da, dwrite, *(dtheta or [None]))
     compare([*made, *(x for x in grads if x is not None)], right, same)
+    again = triton_gates.run_backward(given, da, dwrite, *(dtheta or [None]), within(given.u))
+    assert all(x is y is None or torch.equal(x, y) for x, y in zip(again, grads, strict=True))
 
 
 def check_gelu(T=7, D=20, dtype=torch.float32, device="cpu"):
@@ -73,7 +80,11 @@ def check_gelu(T=7, D=20, dtype=torch.float32, device="cpu"):
     right = plain(lambda h, z: (h * F.gelu(z),), (h, z), torch.float64)
     same = plain(lambda h, z: ((h.float() * F.gelu(z.float())).to(dtype),), (h, z))
     y = triton_gated_gelu.run_forward(h, z)
-    compare([y, *triton_gated_gelu.run_backward(h, z, *strided(weights_of([y])))], right, same)
+    (dy,) = strided(weights_of([y]))
+    grads = triton_gated_gelu.run_backward(h, z, dy)
+    compare([y, *grads], right, same)
+    again = triton_gated_gelu.run_backward(h, z, dy, within(z))
+    assert all(torch.equal(x, y) for x, y in zip(again, grads, strict=True))
 
 
 def interpreted():

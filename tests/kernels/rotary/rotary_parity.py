@@ -1,5 +1,7 @@
 """The rotation's kernel, called as its op calls it, against its PyTorch form in float64."""
 
+import math
+
 import torch
 
 from holdfast.kernels.rotary import triton_rotary
@@ -39,6 +41,13 @@ def check(given, position=None, base=10000.0):
     turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in made]
     for x, exact in zip(triton_rotary.run(*turned, position, base, True), given, strict=True):
         assert not x.numel() or relative_error(x.double(), exact.double()) <= max(floor, 4 * torch.finfo(q.dtype).eps)
+    # as parts of a wider tensor
+    widths = [math.prod(x.shape[2:]) for x in given]
+    wide = q.new_full((*q.shape[:2], 8 + sum(widths)), torch.nan)
+    places = [x.unflatten(-1, of.shape[2:]) for x, of in zip(wide[..., 8:].split(widths, -1), given, strict=True)]
+    assert triton_rotary.run(q, k, position, base, False, tuple(places)) == tuple(places)
+    assert all(torch.equal(x, y) for x, y in zip(places, made, strict=True))
+    assert wide[..., :8].isnan().all()
 
 
 def interpreted():

@@ -46,28 +46,29 @@ def gated_gelu(
 
 @triton.jit
 def gated_gelu_gradient(
-    h_ptr, z_ptr, dy_ptr, dh_ptr, dz_ptr, count, T, width, h_b, h_t, z_b, z_t, dy_b, dy_t,
+    h_ptr, z_ptr, dy_ptr, dh_ptr, dz_ptr, count, T, width, h_b, h_t, z_b, z_t, dy_b, dy_t, dz_b, dz_t,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dh and dz [B, T, D], contiguous."""
+    """dh and dz [B, T, D], dh contiguous."""
     batch, step, row, d, inside = rows_of(count, T, width, BLOCK, ROWS)
     h, z = tile(h_ptr, batch, step, d, inside, h_b, h_t), tile(z_ptr, batch, step, d, inside, z_b, z_t)
     dy = tile(dy_ptr, batch, step, d, inside, dy_b, dy_t)
     to, share = row[:, None] * width + d[None, :], below(z)
     density = 0.3989422804014327 * tl.exp(-0.5 * z * z)
     tl.store(dh_ptr + to, (dy * z * share).to(dh_ptr.dtype.element_ty), mask=inside)
+    to = (batch * dz_b + step * dz_t)[:, None] + d[None, :]
     tl.store(dz_ptr + to, (dy * h * (share + z * density)).to(dz_ptr.dtype.element_ty), mask=inside)
 
 
-def _launch(kernel: object, read: tuple[Tensor, ...], made: tuple[Tensor, ...]) -> None:
-    """made: contiguous [B, T, D], from tensors of that shape."""
+def _launch(kernel: object, read: tuple[Tensor, ...], made: tuple[Tensor, ...], strides: tuple[int, ...] = ()) -> None:
+    """made: [B, T, D], from tensors of that shape; strides: of those that are not contiguous."""
     batch, length, width = made[0].shape
     if not made[0].numel():
         return
     block = min(triton.next_power_of_2(width), WIDEST)
     rows = max(1, TILE // block)
     read = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in read)
-    numbers = (batch * length, length, width, *(n for x in read for n in x.stride()[:2]))
+    numbers = (batch * length, length, width, *(n for x in read for n in x.stride()[:2]), *strides)
     grid = (-(-batch * length // rows) * -(-width // block),)
     launch(kernel, grid, (*read, *made), numbers, {"BLOCK": block, "ROWS": rows}, WARPS)
 
@@ -79,8 +80,9 @@ def run_forward(h: Tensor, z: Tensor) -> Tensor:
     return y
 
 
-def run_backward(h: Tensor, z: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of h and z, contiguous."""
-    dh, dz = (torch.empty(h.shape, dtype=h.dtype, device=h.device) for _ in range(2))
-    _launch(gated_gelu_gradient, (h, z, dy), (dh, dz))
+def run_backward(h: Tensor, z: Tensor, dy: Tensor, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Gradients of h and z, contiguous. into: where that of z will be, part of a wider tensor."""
+    dh = torch.empty(h.shape, dtype=h.dtype, device=h.device)
+    dz = torch.empty_like(dh) if into is None else into
+    _launch(gated_gelu_gradient, (h, z, dy), (dh, dz), dz.stride()[:2])
     return dh, dz

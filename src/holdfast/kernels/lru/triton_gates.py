@@ -106,10 +106,10 @@ def lru_gates(
 @triton.jit
 def lru_gates_gradient(
     u_ptr, gates_ptr, bias_ptr, rate_ptr, da_ptr, dwrite_ptr, dtheta_ptr, du_ptr, dgates_ptr, parts_ptr,
-    count, T, H, across, tiles, strength, u_b, u_t, g_b, g_t, g_h,
+    count, T, H, across, tiles, strength, u_b, u_t, g_b, g_t, g_h, du_b, du_t,
     P: tl.constexpr, S: tl.constexpr, PAIRED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """du [B, T, H C] and dgates [B, T, H, S], contiguous as da, dwrite and dtheta are, and sums over a program's tokens
+    """du [B, T, H C], dgates [B, T, H, S], contiguous as da, dwrite and dtheta are, and sums over a program's tokens
     for bias and rate: parts [p, H, S + P] float32.
 
     A program takes tiles of tokens p, p + parts and so on, for BLOCK numbers of a head.
@@ -135,7 +135,7 @@ def lru_gates_gradient(
         da, dwrite = tile(da_ptr, row * P, p, numbers), tile(dwrite_ptr, row * C, c, channels)
         a, scale, slope = magnitude(r, softplus, strength)
         dscaled = dwrite * of_channels(scale, PAIRED)
-        put(du_ptr, row * C, c, dscaled * i, channels)
+        put(du_ptr, batch * du_b + step * du_t + head * C, c, dscaled * i, channels)
         di = dscaled * u * i * (1.0 - i)
         put(dgates_ptr, row * S, P + c, di, channels)
         i_sums += di
@@ -214,10 +214,13 @@ def run_forward(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
     return a, write, theta
 
 
-def run_backward(given: Gates, da: Tensor, dwrite: Tensor, dtheta: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Gradients of u, gates, bias, rate and phase, in their dtypes."""
+def run_backward(
+    given: Gates, da: Tensor, dwrite: Tensor, dtheta: Tensor | None, into: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of u, gates, bias, rate and phase, in their dtypes. into: where that of u will be, part of a wider
+    tensor."""
     run = _Run(given)
-    du = torch.empty(run.u.shape, dtype=run.u.dtype, device=run.u.device)
+    du = torch.empty(run.u.shape, dtype=run.u.dtype, device=run.u.device) if into is None else into
     dgates = torch.empty(run.gates.shape, dtype=run.gates.dtype, device=run.u.device)
     dbias, drate = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (run.bias, run.rate))
     dphase = None if run.phase is None else torch.empty(run.phase.shape, dtype=run.phase.dtype, device=run.u.device)
@@ -227,7 +230,7 @@ def run_backward(given: Gates, da: Tensor, dwrite: Tensor, dtheta: Tensor | None
     if du.numel():
         read = (da.contiguous(), dwrite.contiguous(), None if dtheta is None else dtheta.contiguous())
         tensors = (run.u, run.gates, run.bias, run.rate, *read, du, dgates, parts)
-        numbers = (*run.sizes, run.tiles, given.strength, *run.strides)
+        numbers = (*run.sizes, run.tiles, given.strength, *run.strides, *du.stride()[:2])
         launch(lru_gates_gradient, (count * alike,), tensors, numbers, run.constants, WARPS)
     else:
         parts.zero_()

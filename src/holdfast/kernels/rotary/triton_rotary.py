@@ -58,11 +58,12 @@ def turn_heads(x_ptr, y_ptr, at, to, cosine, sine, inside, x_head, HEADS: tl.con
 
 @triton.jit
 def rotary(
-    q_ptr, k_ptr, y_ptr, z_ptr, position_ptr, count, T, ratio, q_b, q_t, q_h, k_b, k_t, k_h, p_b, p_t,
+    q_ptr, k_ptr, y_ptr, z_ptr, position_ptr, count, T, ratio,
+    q_b, q_t, q_h, k_b, k_t, k_h, y_b, y_t, z_b, z_t, p_b, p_t,
     HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     BITS: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """y, z [B, T, H, D], contiguous, of q and k, by even and odd programs. count: tokens of all sequences.
+    """y, z [B, T, H, D], heads side by side, of q and k, by even and odd programs. count: tokens of all sequences.
 
     position [B, T] by its strides, or None for each token's place in T. ratio: bits of base^(-1 / HALF).
     """
@@ -76,23 +77,30 @@ def rotary(
     if INVERSE:
         sine = -sine
     inside = (token < count)[:, None] & (j < HALF)[None, :]
-    row = token.to(tl.int64)
     if tl.program_id(0) % 2 == 0:
-        at, to = (batch * q_b + step * q_t)[:, None] + j[None, :], (row * (HQ * 2 * HALF))[:, None] + j[None, :]
+        at, to = (batch * q_b + step * q_t)[:, None] + j[None, :], (batch * y_b + step * y_t)[:, None] + j[None, :]
         turn_heads(q_ptr, y_ptr, at, to, cosine, sine, inside, q_h, HQ, HALF)
     else:
-        at, to = (batch * k_b + step * k_t)[:, None] + j[None, :], (row * (HK * 2 * HALF))[:, None] + j[None, :]
+        at, to = (batch * k_b + step * k_t)[:, None] + j[None, :], (batch * z_b + step * z_t)[:, None] + j[None, :]
         turn_heads(k_ptr, z_ptr, at, to, cosine, sine, inside, k_h, HK, HALF)
 
 
-def run(q: Tensor, k: Tensor, position: Tensor | None, base: float, inverse: bool) -> tuple[Tensor, Tensor]:
+def run(
+    q: Tensor,
+    k: Tensor,
+    position: Tensor | None,
+    base: float,
+    inverse: bool,
+    into: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """q and k [B, T, H, D] turned by position [B, T] or [1, T], or by each token's place in T; contiguous.
 
-    inverse: turned back. D is even; q and k have one dtype of at most 32 bits.
+    inverse: turned back. D is even; q and k have one dtype of at most 32 bits. into: where they will be instead, parts
+    of a wider tensor with heads side by side.
     """
     batch, length, heads, width = q.shape
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
-    y, z = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    y, z = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     half = width // 2
     block, count = triton.next_power_of_2(half), batch * length
     rows = max(1, TILE // block)
@@ -101,7 +109,7 @@ def run(q: Tensor, k: Tensor, position: Tensor | None, base: float, inverse: boo
         if position is not None:
             places = (0 if position.shape[0] == 1 else position.stride(0), position.stride(1))
         (ratio,) = struct.unpack("<q", struct.pack("<d", base ** (-1 / half)))
-        numbers = (count, length, ratio, *q.stride()[:3], *k.stride()[:3], *places)
+        numbers = (count, length, ratio, *q.stride()[:3], *k.stride()[:3], *y.stride()[:2], *z.stride()[:2], *places)
         constants = {
             "HQ": heads, "HK": k.shape[2], "HALF": half, "BLOCK": block, "ROWS": rows,
             "BITS": (half - 1).bit_length(), "INVERSE": inverse,
