@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import holdfast
+import holdfast.nn
 from holdfast import ops
 
 EVERY = {"initial_state": None, "output_final_state": False, "cu_seqlens": None, "backend": None}
@@ -61,25 +62,13 @@ def test_none_has_gone():
     assert set(DEFAULTS) <= set(ops.__all__)
 
 
-OPS = [
-    f"{name}_{way}"
-    for name in (
-        "matrix",
-        "dense",
-        "diagonal",
-        "inter_chunk",
-        "intra_chunk",
-        "gated_norm",
-        "conv",
-        "ssd",
-        "mamba2_layer",
-        "gla_layer",
-    )
-    for way in ("forward", "backward")
-]
+FAMILIES = ("matrix", "dense", "diagonal", "inter_chunk", "intra_chunk", "gated_norm", "conv", "ssd")
+LAYERS = ("mamba2_layer", "gla_layer", "lru_layer", "retention_layer")
+OPS = [f"{name}_{way}" for name in (*FAMILIES, *LAYERS) for way in ("forward", "backward")]
+PARTS = [f"{name}{way}" for name in ("rotary", "lru_gates", "gated_gelu", "soft_cap") for way in ("", "_backward")]
 
 
-@pytest.mark.parametrize("name", [*OPS, "matrix_step", "conv_update", "delta_inputs", "mlstm_gates"])
+@pytest.mark.parametrize("name", [*OPS, "matrix_step", "conv_update", "delta_inputs", "mlstm_gates", *PARTS])
 def test_every_custom_op_tells_compiled_graphs_that_they_may_hold_it(name):
     tags = getattr(torch.ops.holdfast, name).default.tags
     assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order} <= set(tags)
