@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fused_on_cpu import fused_on_cpu
-from holdfast.nn import RGLRU, RetNet, RotLRU
+from holdfast.nn import MLSTM, RGLRU, RetNet, RotLRU
 from holdfast.ops.lru_layer import lru_layer
 from holdfast.ops.retention_layer import retention_layer
 from parity import relative_error
@@ -18,6 +18,10 @@ MIXERS = {
     "RGLRU, heads": partial(RGLRU, 24, 3, expand=1.5),
     "RotLRU": partial(RotLRU, 24),
     "RotLRU, heads": partial(RotLRU, 24, 2),
+    "MLSTM": partial(MLSTM, 24, 3, gate_soft_cap=2.0, input_gate_bias=0.5),
+    "MLSTM, no cap": partial(MLSTM, 24, 2, expand_k=1.0, gate_soft_cap=None, input_gate_bias=0.5),
+    "MLSTM, sigmoid": partial(MLSTM, 24, 2, gating="sigmoid", input_gate_bias=0.5),
+    "MLSTM, unnormalised": partial(MLSTM, 24, 2, gating="sigmoid", normalize=False, input_gate_bias=0.5),
 }
 mixers = pytest.mark.parametrize("name", MIXERS)
 PACKED = (0, 0, 3, 4, 11)
@@ -35,7 +39,7 @@ def made(name, dtype=torch.float64):
 def apart(mixer):
     """The mixer, with another op in its own's place, as holdfast.parallel has it."""
     own = type(mixer).op
-    mixer.op = lambda *given: own(*given)
+    mixer.op = lambda *given, **named: own(*given, **named)
     return mixer
 
 

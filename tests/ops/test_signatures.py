@@ -63,7 +63,7 @@ def test_none_has_gone():
 
 
 FAMILIES = ("matrix", "dense", "diagonal", "inter_chunk", "intra_chunk", "gated_norm", "conv", "ssd")
-LAYERS = ("mamba2_layer", "gla_layer", "lru_layer", "retention_layer")
+LAYERS = ("mamba2_layer", "gla_layer", "lru_layer", "mlstm_layer", "retention_layer")
 OPS = [f"{name}_{way}" for name in (*FAMILIES, *LAYERS) for way in ("forward", "backward")]
 PARTS = [f"{name}{way}" for name in ("rotary", "lru_gates", "gated_gelu", "soft_cap") for way in ("", "_backward")]
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.ops import mlstm
+from holdfast.ops.mlstm_layer import mlstm_layer
 from holdfast.ops.soft_cap import soft_cap
 from holdfast.recurrences.mlstm import Gating
 
@@ -39,7 +40,7 @@ class MLSTM(nn.Module):
         ValueError: for sizes that are not positive or do not divide, or an unknown gating, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(mlstm)
 
     def __init__(
@@ -92,13 +93,32 @@ class MLSTM(nn.Module):
         C, n, m = check_state(state, expected)
         # once for both projections
         x = autocast(x)
-        parts = self.in_proj(x).split(self.widths, -1)
-        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        gates = self.gate_proj(x)
+        packed, gates = self.in_proj(x), self.gate_proj(x)
+        given = None if C is None else (C, n, m)
+        if self.op is not MLSTM.op:
+            return self._in_parts(packed, gates, given, cu_seqlens)
+        y, final = mlstm_layer(
+            packed,
+            gates,
+            self.norm.weight,
+            given,
+            self.gating,
+            self.normalize,
+            self.gate_soft_cap,
+            self.norm.eps,
+            cu_seqlens,
+            self.backend,
+        )
+        return self.out_proj(y), final
+
+    def _in_parts(
+        self, packed: Tensor, gates: Tensor, state: State | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`mlstm_layer` around an op that is not the layer's own."""
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in packed.split(self.widths, -1))
         if self.gate_soft_cap is not None:
             gates = soft_cap(gates, self.gate_soft_cap)
         i, f = gates.chunk(2, -1)
-        given = None if C is None else (C, n, m)
         h, final = self.op(
             q,
             k,
@@ -107,7 +127,7 @@ class MLSTM(nn.Module):
             f,
             self.gating,
             self.normalize,
-            initial_state=given,
+            initial_state=state,
             output_final_state=True,
             cu_seqlens=cu_seqlens,
             backend=self.backend,

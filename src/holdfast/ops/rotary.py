@@ -16,8 +16,8 @@ def rotary(q: Tensor, k: Tensor, position: Tensor | None = None, base: float = 1
     """Turns channel pair (j, j + D/2) of q [B, T, Hq, D] and k [B, T, H, D] by position * base^(-2 j / D) radians.
 
     D is even. position: int32 or int64 [B, T] or [1, T], or None for each token's place in T. base: positive. Returns
-    both in their dtype. Angles are exact to 1e-7 at any position below 2^31; a gradient is turned back, and position
-    has none.
+    both in their dtype. Cosines and sines are right to 1e-7 at positions below 2^28. A gradient is turned back;
+    position has none.
 
     On an NVIDIA GPU of compute capability 8.0 with Triton, q and k of one dtype of at most 32 bits are read where they
     lie, parts of a wider projection say, in one launch a pass; else PyTorch's operations run.

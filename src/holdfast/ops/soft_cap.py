@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.pullback import pull_back
 from holdfast.kernels.common.replay import replayed
 
 from .mlstm_gates import can_fuse
@@ -16,10 +17,25 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
     On an NVIDIA GPU of compute capability 8.0 with Triton one launch a pass; else PyTorch's operations run.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    if x.dim() and can_fuse(x, x, wide):
-        return fused_soft_cap(x, float(cap))
-    return cap * torch.tanh(x.to(wide) / cap)
+    return fused_soft_cap(x, float(cap)) if _fuses(x) else _capped(x, cap)
+
+
+def _fuses(x: Tensor) -> bool:
+    return x.dim() > 0 and can_fuse(x, x, torch.promote_types(x.dtype, torch.float32))
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x.to(torch.promote_types(x.dtype, torch.float32)) / cap)
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """`soft_cap` for an op's inside: without autograd."""
+    return _forward(x, cap) if _fuses(x) else _capped(x, cap)
+
+
+def cap_gradient(x: Tensor, dy: Tensor, cap: float) -> Tensor:
+    """The gradient of x, contiguous, for an op's inside."""
+    return _gradient(x, dy, cap) if _fuses(x) else pull_back(lambda x: [_capped(x, cap)], [x], [dy])[0].contiguous()
 
 
 def _forward(x: Tensor, cap: float) -> Tensor:
