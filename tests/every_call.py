@@ -7,6 +7,10 @@ from typing import Any
 import torch
 
 import holdfast
+from holdfast.ops.gated_gelu import gated_gelu
+from holdfast.ops.lru_gates import lru_gates
+from holdfast.ops.rotary import rotary
+from holdfast.ops.soft_cap import soft_cap
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 SIZES = Sizes(B=2, T=5, H=2, K=4, V=3, D=4)
@@ -70,6 +74,24 @@ def _norm(draw: Draw, s: Sizes) -> dict[str, Any]:
     return {"o": draw.normal(*shape), "gate": draw.normal(*shape), "weight": draw.normal(s.H, s.D)}
 
 
+def _rotated(draw: Draw, s: Sizes) -> dict[str, Any]:
+    return {"q": draw.normal(s.B, s.T, s.query_heads, 4), "k": draw.normal(s.B, s.T, s.H, 4)}
+
+
+def _branch(draw: Draw, s: Sizes) -> dict[str, Any]:
+    return {"h": draw.normal(s.B, s.T, s.D), "z": draw.normal(s.B, s.T, s.D)}
+
+
+def _lru(draw: Draw, s: Sizes) -> dict[str, Any]:
+    u, gates, bias = draw.normal(s.B, s.T, s.H * s.D), draw.normal(s.B, s.T, s.H, 2 * s.D), draw.normal(s.H, 2 * s.D)
+    return {"u": u, "gates": gates, "bias": bias, "rate": draw.normal(s.H * s.D)}
+
+
+def _lru_of_pairs(draw: Draw, s: Sizes) -> dict[str, Any]:
+    numbers = s.H * s.D // 2
+    return _lru(draw, s) | {"rate": draw.normal(numbers), "phase": draw.normal(numbers)}
+
+
 def _conv(draw: Draw, s: Sizes) -> dict[str, Any]:
     x, state = draw.normal(s.B, s.T, s.D), draw.state(s.B, 3, s.D)
     return {"x": x, "weight": draw.normal(s.D, 4), "bias": draw.normal(s.D), "initial_state": state}
@@ -120,9 +142,19 @@ CALLS |= {
         holdfast.intra_chunk, _chunk, {"chunk_size": 2, "gate_activation": "sigmoid"}, has_state=False
     ),
     "gated_rms_norm": Call(holdfast.gated_rms_norm, _norm, has_state=False),
-    "gated_rms_norm, sigmoid": Call(holdfast.gated_rms_norm, _norm, {"activation": "sigmoid"}, has_state=False),
+    "gated_rms_norm, sigmoid": Call(
+        holdfast.gated_rms_norm, _norm, {"activation": "sigmoid", "center": True}, has_state=False
+    ),
     "causal_conv1d": Call(holdfast.causal_conv1d, _conv),
     "causal_conv1d, silu": Call(holdfast.causal_conv1d, _conv, {"activation": "silu"}),
 }
+# what a mixer has done around its op, by a kernel on a GPU
+PARTS = {
+    "rotary": Call(rotary, _rotated, has_state=False),
+    "lru_gates": Call(lru_gates, _lru, {"strength": 8.0}, has_state=False),
+    "lru_gates of pairs": Call(lru_gates, _lru_of_pairs, {"strength": 8.0}, has_state=False),
+    "gated_gelu": Call(gated_gelu, _branch, has_state=False),
+    "soft_cap": Call(soft_cap, lambda draw, s: {"x": draw.normal(s.B, s.T, s.H)}, {"cap": 2.0}, has_state=False),
+}
 # those whose inputs a kernel prepares on a GPU
-FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta_rule", "mlstm"))]
+FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta_rule", "mlstm"))] + [*PARTS]

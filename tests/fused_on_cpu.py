@@ -1,4 +1,4 @@
-"""The ops of a recurrence's inputs (`delta_inputs`, `mlstm_gates`) on a CPU: their kernels' results by PyTorch."""
+"""The ops that stand around recurrences on a GPU (`delta_inputs`, `rotary`) on a CPU: their kernels by PyTorch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.kernels.common.pullback import pull_back
+from holdfast.kernels.lru.pytorch import Gates, lru_gates
+from holdfast.kernels.rotary.pytorch import rotate
 from holdfast.recurrences.delta_rule import prepared
 from holdfast.recurrences.mlstm import gates
 
@@ -64,15 +67,62 @@ def _gates_gradients(i: Tensor, f: Tensor, m: Any, cu_seqlens: Any, exponential:
     return _differentiate(lambda *x: gates(*x, cu_seqlens, exponential, torch.float32), (i, f, m), grads)
 
 
+def _rotated(q: Tensor, k: Tensor, position: Any, base: float, inverse: bool, into: Any = None) -> tuple[Tensor, ...]:
+    position = torch.arange(q.shape[1])[None] if position is None else position
+    made = tuple(rotate(x, -position if inverse else position, base).contiguous() for x in (q, k))
+    return made if into is None else tuple(place.copy_(x) for place, x in zip(into, made, strict=True))
+
+
+def _lru(given: Gates) -> tuple[Any, ...]:
+    return tuple(None if x is None else x.contiguous() for x in lru_gates(given))
+
+
+def _lru_gradients(given: Gates, *grads: Any) -> list[Any]:
+    *grads, into = (*grads, None)[:4]
+
+    def run(*leaves: Any) -> Any:
+        return [x for x in lru_gates(Gates(*leaves, given.strength)) if x is not None]
+
+    du, *found = _differentiate(run, given[:5], [x for x in grads if x is not None])
+    return [du if into is None else into.copy_(du), *found]
+
+
+def _branch(h: Tensor, z: Tensor) -> Tensor:
+    return (h * F.gelu(z)).contiguous()
+
+
+def _branch_gradients(h: Tensor, z: Tensor, dy: Tensor, into: Tensor | None = None) -> list[Any]:
+    dh, dz = _differentiate(lambda *x: [_branch(*x)], (h, z), [dy])
+    return [dh, dz if into is None else into.copy_(dz)]
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    return (cap * torch.tanh(x.float() / cap)).contiguous()
+
+
+def _capped_gradient(x: Tensor, dy: Tensor, cap: float) -> Tensor:
+    (found,) = _differentiate(lambda x: [_capped(x, cap)], (x,), [dy])
+    return found
+
+
 @contextmanager
 def fused_on_cpu() -> Iterator[None]:
     """What a GPU's calls go through, around kernels that are PyTorch's operations. Skips where Triton is not there."""
     pytest.importorskip("triton")
-    from holdfast.kernels.matrix import triton_delta_inputs, triton_mlstm_gates
+    from holdfast.kernels.lru import triton_gated_gelu, triton_gates
+    from holdfast.kernels.matrix import triton_delta_inputs, triton_mlstm_gates, triton_soft_cap
+    from holdfast.kernels.rotary import triton_rotary
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("delta_inputs", "mlstm_gates", "mlstm"):
+        for module in ("delta_inputs", "mlstm_gates", "mlstm", "rotary", "lru_gates", "gated_gelu", "soft_cap"):
             patch.setattr(import_module(f"holdfast.ops.{module}"), "can_fuse", _can_fuse)
+        patch.setattr(triton_rotary, "run", _rotated)
+        patch.setattr(triton_gates, "run_forward", _lru)
+        patch.setattr(triton_gates, "run_backward", _lru_gradients)
+        patch.setattr(triton_gated_gelu, "run_forward", _branch)
+        patch.setattr(triton_gated_gelu, "run_backward", _branch_gradients)
+        patch.setattr(triton_soft_cap, "run_forward", _capped)
+        patch.setattr(triton_soft_cap, "run_backward", _capped_gradient)
         patch.setattr(triton_delta_inputs, "run_forward", _delta)
         patch.setattr(triton_delta_inputs, "run_backward", _delta_gradients)
         patch.setattr(triton_mlstm_gates, "forward", _gates)

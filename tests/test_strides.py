@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from every_call import CALLS, FUSED
+from every_call import CALLS, FUSED, PARTS
 from fused_on_cpu import fused_on_cpu
 from holdfast.fuzz.layout import LAYOUTS, lay_out
 from holdfast.fuzz.source import Source
@@ -31,6 +31,7 @@ SIZES = {
 OPS = {f"{op}_{way}" for op in ("matrix", "diagonal", "dense", "intra_chunk", "inter_chunk", "gated_norm", "conv")
        for way in ("forward", "backward")}  # fmt: skip
 OPS |= {"ssd_forward", "ssd_backward"}
+OPS |= {f"{op}{way}" for op in ("rotary", "lru_gates", "gated_gelu", "soft_cap") for way in ("", "_backward")}
 OPS |= {"delta_inputs", "delta_inputs_backward", "mlstm_gates", "mlstm_gates_backward"}
 
 
@@ -89,7 +90,7 @@ FAST = [("reversed", "some", torch.bfloat16), ("transposed", "none", torch.bfloa
 )
 def test_fakes_say_what_comes(layout, sizes, dtype):
     seen, wrong = set(), []
-    for name, call in CALLS.items():
+    for name, call in (CALLS | PARTS).items():
         for around in (nullcontext, fused_on_cpu) if name in FUSED else (nullcontext,):
             with around():
                 found = both_passes(call, layout, SIZES[sizes], dtype)
@@ -105,7 +106,7 @@ def test_fakes_say_what_comes(layout, sizes, dtype):
 def test_fakes_say_what_comes_of_a_gpu(layout):
     """Of each op's default backend."""
     seen, wrong = set(), []
-    for name, call in CALLS.items():
+    for name, call in (CALLS | PARTS).items():
         found = both_passes(call, layout, Sizes(B=2, T=70, H=2, K=64, V=64, D=64), torch.bfloat16, "cuda")
         seen |= found.seen
         wrong += [f"{name}: {each}" for each in found.wrong]

@@ -33,7 +33,7 @@ OPTIONS = {
     "slstm": (("b", "reset"), ("b",)),
     "inter_chunk_scan": (("low",), ("vector",), ()),
     "intra_chunk": (("g", "states", "gate", "opened"), ()),
-    "gated_rms_norm": (("gate", "w2"), ("gate", "w1", "activation"), ()),
+    "gated_rms_norm": (("gate", "w2"), ("gate", "w1", "activation"), ("center", "w1"), ()),
     "causal_conv1d": (("b", "silu"), ("silu", "taps3"), ("taps1",)),
 }
 # what no recurrence defines is held against the op in plain PyTorch, in float64

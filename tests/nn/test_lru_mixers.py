@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from holdfast.kernels.lru.pytorch import input_scale, log_magnitude
 from holdfast.nn import RGLRU, RotLRU
-from holdfast.nn.lru_gates import initial_rate, input_scale, log_magnitude
+from holdfast.nn.lru_gates import initial_rate
 from parity import relative_error
 
 
@@ -38,7 +39,8 @@ def rglru(m, x):
 
 def rotlru(m, x):
     u, z = (x @ m.in_proj.weight.T).split(m.width, -1)
-    r, i, turn = (gate.flatten(1) for gate in gates(m, u).split(m.splits, -1))
+    pairs = m.phase.numel() // m.gates.heads
+    r, i, turn = (gate.flatten(1) for gate in gates(m, u).split([pairs, 2 * pairs, pairs], -1))
     a = torch.exp(-8 * softplus(m.rate) * torch.sigmoid(r))
     gate = torch.polar(a, m.phase + turn)
     write = torch.view_as_complex((torch.sigmoid(i) * u).unflatten(-1, (-1, 2)).contiguous())

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from holdfast.kernels.rotary.pytorch import rotate
 from holdfast.nn import GLA, MLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet
-from holdfast.nn.rotary import rotate
 from parity import relative_error
 
 LENGTH = 12

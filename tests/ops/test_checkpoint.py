@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from every_call import CALLS, FUSED
+from every_call import CALLS, FUSED, PARTS
 from fused_on_cpu import fused_on_cpu
 from parity import leaves
 
@@ -16,7 +16,7 @@ ways = pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors",
 
 def results(name, around, device):
     """Outputs and gradients of a call in float32, which `around` makes."""
-    call = CALLS[name]
+    call = (CALLS | PARTS)[name]
     flat, structure = tree_flatten(call.arguments(torch.float32, device=device))
     given = [x.requires_grad_() for x in flat if x.is_floating_point()]
     made = around(lambda *tensors: tuple(leaves(call(tree_unflatten(tensors, structure)))), *flat)
@@ -47,6 +47,6 @@ def test_with_inputs_prepared_by_a_kernel(name, reentrant):
 
 @pytest.mark.gpu
 @ways
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, *PARTS])
 def test_on_a_gpu(name, reentrant):
     check(name, reentrant, "cuda")

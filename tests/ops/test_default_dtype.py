@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 import holdfast
-from every_call import CALLS, FUSED
+from every_call import CALLS, FUSED, PARTS
 from fused_on_cpu import fused_on_cpu
 from holdfast.kernels.common import planning
 from holdfast.nn import LSTM
@@ -63,7 +63,8 @@ def test_every_call(name, default, dtype):
 @pytest.mark.parametrize("name", FUSED)
 def test_with_inputs_prepared_by_a_kernel(name, default):
     with fused_on_cpu():
-        check(CALLS[name], CALLS[name].arguments(torch.float32), default)
+        call = (CALLS | PARTS)[name]
+        check(call, call.arguments(torch.float32), default)
 
 
 @defaults

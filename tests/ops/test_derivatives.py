@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 import holdfast
-from every_call import CALLS, FUSED
+from every_call import CALLS, FUSED, PARTS
 from fused_on_cpu import fused_on_cpu
 from holdfast.kernels.common import planning, replay
 from holdfast.nn import GLA, LSTM, Mamba2, RotLRU
@@ -25,7 +25,7 @@ BESIDE |= {"mlstm, sigmoid": (5,), "mlstm, sigmoid, not normalised": (4, 5)}
 
 def flat_call(name, dtype=torch.float32, device="cpu"):
     """(a function of tensors, tensors)."""
-    call = CALLS[name]
+    call = (CALLS | PARTS)[name]
     arguments = call.arguments(dtype, device=device)
     reset = arguments.pop("reset", None)
     flat, structure = tree_flatten(arguments)

@@ -20,8 +20,9 @@ def arguments(dtype=torch.float64, weight=(3, 8), gate=True, device="cpu", T=5, 
     return given | {"gate": draw.normal(2, T, 6, D)[:, :, ::2] if gate else None}
 
 
-def equation(a, eps=1e-5, activation="silu"):
-    y = a["o"] * torch.rsqrt(a["o"].square().mean(-1, keepdim=True) + eps)
+def equation(a, eps=1e-5, activation="silu", center=False):
+    o = a["o"] - a["o"].mean(-1, keepdim=True) if center else a["o"]
+    y = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + eps)
     if a["weight"] is not None:
         y = y * a["weight"]
     if a["gate"] is not None:
@@ -32,10 +33,11 @@ def equation(a, eps=1e-5, activation="silu"):
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 @pytest.mark.parametrize("weight", [(3, 8), (8,), None])
 @pytest.mark.parametrize("gate", [True, False])
-def test_against_the_equation(weight, gate, activation):
-    given = arguments(weight=weight, gate=gate)
-    got = values_and_grads(lambda a: holdfast.gated_rms_norm(**a, activation=activation, eps=1e-3), given)
-    assert_close(got, values_and_grads(lambda a: equation(a, 1e-3, activation), given), 1e-12)
+@pytest.mark.parametrize("center", [True, False])
+def test_against_the_equation(center, weight, gate, activation):
+    given, options = arguments(weight=weight, gate=gate), {"activation": activation, "eps": 1e-3, "center": center}
+    got = values_and_grads(lambda a: holdfast.gated_rms_norm(**a, **options), given)
+    assert_close(got, values_and_grads(lambda a: equation(a, **options), given), 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -57,10 +59,10 @@ def test_no_steps():
 def test_opcheck():
     given = {name: x.float().requires_grad_() for name, x in arguments().items()}
     forward = torch.ops.holdfast.gated_norm_forward.default
-    torch.library.opcheck(forward, (given["o"], given["gate"], given["weight"], 1e-5, "silu", True, ""))
+    torch.library.opcheck(forward, (given["o"], given["gate"], given["weight"], 1e-5, "silu", False, True, ""))
     y = torch.randn(2, 5, 3, 8)
     tensors = (x.detach() for x in (given["o"], given["gate"], given["weight"]))
-    torch.library.opcheck(torch.ops.holdfast.gated_norm_backward.default, (y, *tensors, 1e-5, "silu", ""))
+    torch.library.opcheck(torch.ops.holdfast.gated_norm_backward.default, (y, *tensors, 1e-5, "silu", True, ""))
 
 
 def test_compiles_as_one_graph():
@@ -78,6 +80,7 @@ def test_compiles_as_one_graph():
         ({"weight": torch.ones(2, 8)}, ValueError, "weight: expected shape"),
         ({"gate": torch.ones(2, 5, 3, 8)}, TypeError, "gate: expected torch.float64"),
         ({"activation": "relu"}, ValueError, "activation: expected 'silu' or 'sigmoid'; got 'relu'"),
+        ({"center": 1}, TypeError, "center: expected"),
         ({"backend": "triton"}, ValueError, "it needs an NVIDIA GPU"),
         ({"backend": "hopper"}, ValueError, "expected one of 'triton', 'pytorch'"),
         ({"o": None}, TypeError, "o: expected a tensor"),
@@ -97,7 +100,7 @@ def test_on_a_gpu(weights, D, T, dtype):
     # one plan of both passes: the rows and warps of the backward pass serve the forward pass too
     plan = TritonGatedNorm().candidates(problem(call, True), device, "backward")[0].plan
     gated_norm_parity.check(call, plan)
-    gated_norm_parity.check(call._replace(gate=None, activation="sigmoid"), plan)
+    gated_norm_parity.check(call._replace(gate=None, activation="sigmoid", center=True), plan)
     planned = holdfast.gated_rms_norm(call.o, call.gate, None, backend="triton")
     assert relative_error(planned, holdfast.gated_rms_norm(call.o, call.gate, None, backend="pytorch")) <= 2.0**-8
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import holdfast
-from every_call import CALLS, FUSED, SIZES
+from every_call import CALLS, FUSED, PARTS, SIZES
 from fused_on_cpu import fused_on_cpu
 from holdfast.nn import LSTM
 from parity import leaves
@@ -22,7 +22,7 @@ def memories(tree):
 
 
 def check(name, length, dtype=torch.float32, device="cpu"):
-    call = CALLS[name]
+    call = (CALLS | PARTS)[name]
     for gradients in (False, True):
         arguments = call.arguments(dtype, sizes=replace(SIZES, T=length), device=device)
         given = [x.requires_grad_(gradients) for x in leaves(arguments)]
@@ -68,7 +68,7 @@ def test_on_a_gpu(name, length, dtype):
 @pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.has_state])
 def test_packed_sequences_of_no_tokens(name):
     """Their final states are the initial ones, in memory of their own."""
-    call = CALLS[name]
+    call = (CALLS | PARTS)[name]
     arguments = call.arguments(sizes=replace(SIZES, B=1, T=0))
     cu_seqlens = torch.tensor([0, 0])
     _, state = call(arguments, cu_seqlens=cu_seqlens)

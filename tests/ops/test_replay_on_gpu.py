@@ -1,4 +1,4 @@
-"""Matrix recurrences on a GPU from the third call on, when what was recorded is replayed, bit for bit the same."""
+"""Linear recurrences on a GPU from the third call on, when what was recorded is replayed, bit for bit the same."""
 
 import threading
 from contextlib import contextmanager
@@ -12,7 +12,8 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parity import leaves
 
 pytestmark = pytest.mark.gpu
-OPS = [name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix"]
+MATRIX = [name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix"]
+OPS = MATRIX + [name for name, recurrence in RECURRENCES.items() if recurrence.family == "diagonal"]
 every_op = pytest.mark.parametrize("name", OPS)
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 
@@ -31,7 +32,7 @@ def without_replays(monkeypatch):
 
 
 def example(name, seed, dtype, T=130):
-    return RECURRENCES[name].example(Draw(seed, dtype, "cuda"), Sizes(B=2, T=T, H=4, K=64, V=64))
+    return RECURRENCES[name].example(Draw(seed, dtype, "cuda"), Sizes(B=2, T=T, H=4, K=64, V=64, D=64))
 
 
 def results(name, arguments, grad):
@@ -64,7 +65,7 @@ def test_a_replay_equals_the_call(name, dtype, grad, without_replays):
     assert replays()
 
 
-@pytest.mark.parametrize("name", [name for name in OPS if name != "mlstm"])
+@pytest.mark.parametrize("name", [name for name in MATRIX if name != "mlstm"])
 def test_a_replayed_step_equals_the_call(name, without_replays):
     planning.forget()
     for seed in range(5):

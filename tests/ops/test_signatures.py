@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import holdfast
+import holdfast.nn
 from holdfast import ops
 
 EVERY = {"initial_state": None, "output_final_state": False, "cu_seqlens": None, "backend": None}
@@ -35,7 +36,9 @@ DEFAULTS = {
     "intra_chunk": {
         "states": None, "gate": None, "chunk_size": 64, "scale": None, "gate_activation": "silu", "backend": None,
     },
-    "gated_rms_norm": {"gate": None, "weight": None, "eps": 1e-5, "activation": "silu", "backend": None},
+    "gated_rms_norm": {
+        "gate": None, "weight": None, "eps": 1e-5, "activation": "silu", "center": False, "backend": None,
+    },
     "causal_conv1d": EVERY | {"bias": None, "activation": None},
     "causal_conv1d_update": {"bias": None, "activation": None, "backend": None},
     "step": {"backend": None},

@@ -17,12 +17,16 @@ from holdfast import nn
 from holdfast.kernels.common import planning
 from holdfast.ops import step
 from holdfast.ops.delta_layer import delta_layer
+from holdfast.ops.gated_gelu import gated_gelu
 from holdfast.ops.gated_rms_norm import gated_rms_norm
 from holdfast.ops.inter_chunk_scan import inter_chunk_scan
 from holdfast.ops.intra_chunk import intra_chunk
 from holdfast.ops.layer_step import LayerStep
 from holdfast.ops.layer_step_checks import DRAWN, stepped
+from holdfast.ops.lru_gates import lru_gates
 from holdfast.ops.parity import values_and_grads
+from holdfast.ops.rotary import rotary
+from holdfast.ops.soft_cap import soft_cap
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -349,7 +353,11 @@ def _norm(
         arguments["gate"] = draw.normal(2, 33, 3, D)
     if weight is not None:
         arguments["weight"] = draw.normal(*weight)
-    _run(lambda a: gated_rms_norm(**a, activation=activation, backend="triton"), arguments, True)
+    _run(
+        lambda a: gated_rms_norm(**a, activation=activation, center=activation == "sigmoid", backend="triton"),
+        arguments,
+        True,
+    )
 
 
 def _convolved(device: torch.device, dtype: torch.dtype, D: int, W: int, packed: tuple[int, ...] | None) -> None:
@@ -412,6 +420,44 @@ def _diagonal() -> Iterator[Call]:
     yield _of("rotlru", "triton", FP32, B=1, T=20000, D=16)
 
 
+def _around() -> Iterator[Call]:
+    """What mixers have done around their ops."""
+    for dtype in (BF16, FP32):
+        for width, placed in ((64, False), (20, True)):
+
+            def run(device, dtype=dtype, width=width, placed=placed):
+                _rotated(device, dtype, width, placed)
+
+            yield Call(f"rotary {dtype} D{width}", run)
+        yield Call(f"soft cap {dtype}", lambda device, d=dtype: _capped(device, d))
+        for pairs in (False, True):
+            yield Call(f"lru gates {dtype} pairs {pairs}", lambda device, d=dtype, p=pairs: _unit(device, d, p))
+
+
+def _capped(device: torch.device, dtype: torch.dtype) -> None:
+    _run(lambda a: soft_cap(a["x"], 15.0), {"x": Draw(0, dtype, device).normal(2, 700, 3)}, True)
+
+
+def _rotated(device: torch.device, dtype: torch.dtype, width: int, placed: bool) -> None:
+    draw = Draw(0, dtype, device)
+    arguments = {"q": draw.normal(2, 70, 3, width), "k": draw.normal(2, 70, 2, width)}
+    position = torch.arange(140, device=device).view(2, 70) if placed else None
+    _run(lambda a: rotary(**a, position=position), arguments, True)
+
+
+def _unit(device: torch.device, dtype: torch.dtype, pairs: bool) -> None:
+    draw, numbers = Draw(0, dtype, device), 60 if pairs else 120
+    arguments = {name: draw.normal(2, 70, 120) for name in ("u", "z")}
+    arguments |= {"gates": draw.normal(2, 70, 3, 80), "bias": draw.normal(3, 80), "rate": draw.normal(numbers)}
+    arguments |= {"phase": draw.normal(numbers)} if pairs else {}
+
+    def run(a: dict[str, Tensor]) -> Any:
+        decay, write, theta = lru_gates(strength=8.0, **{n: x for n, x in a.items() if n != "z"})
+        return decay, gated_gelu(write, a["z"]), *(() if theta is None else (theta,))
+
+    _run(run, arguments, True)
+
+
 def _dense() -> Iterator[Call]:
     of = "fused"
     yield _of("lstm", of, B=3, T=33, H=2, D=40)
@@ -432,5 +478,5 @@ def _dense() -> Iterator[Call]:
 
 CALLS = (
     *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_halves(), *_layers(), *_diagonal(),
-    *_dense(),
+    *_around(), *_dense(),
 )  # fmt: skip

@@ -147,7 +147,7 @@ def _options(dice: _Dice, op: str) -> list[str]:
         found = dice.some(b=0.7, reset=0.3, relu=0.3 if op == "elman" else 0.0)
         return found + dice.of({"": 5, "clip": 1, "cut": 1}).split()
     if op == "gated_rms_norm":
-        return dice.some(gate=0.7, activation=0.3) + dice.of({"": 1, "w1": 2, "w2": 2}).split()
+        return dice.some(gate=0.7, activation=0.3, center=0.3) + dice.of({"": 1, "w1": 2, "w2": 2}).split()
     if op == "causal_conv1d":
         return dice.some(b=0.5, silu=0.7) + dice.of({"": 6, "taps1": 1, "taps2": 1, "taps3": 1, "taps7": 1}).split()
     if op == "inter_chunk_scan":

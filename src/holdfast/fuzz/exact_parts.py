@@ -15,8 +15,10 @@ def _activated(gate: Tensor, activation: str) -> Tensor:
 
 
 def gated_rms_norm(
-    rows: Rows, o: Tensor, gate: Tensor | None = None, weight: Tensor | None = None, eps=1e-5, activation="silu"
-) -> tuple[Tensor]:
+    rows: Rows, o: Tensor, gate: Tensor | None = None, weight: Tensor | None = None, eps=1e-5, activation="silu",
+    center=False,
+) -> tuple[Tensor]:  # fmt: skip
+    o = o - o.sum(-1, keepdim=True) / o.shape[-1] if center else o
     y = o / torch.sqrt((o * o).sum(-1, keepdim=True) / o.shape[-1] + eps)
     y = y if weight is None else y * weight
     return (y if gate is None else y * _activated(gate, activation),)

@@ -89,6 +89,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "opened": ("gate_activation", "sigmoid"),
     "activation": ("activation", "sigmoid"),
     "silu": ("activation", "silu"),
+    "center": ("center", True),
 }
 
 

@@ -4,10 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.ops import mlstm
+from holdfast.ops.mlstm_layer import mlstm_layer
+from holdfast.ops.soft_cap import soft_cap
 from holdfast.recurrences.mlstm import Gating
 
 from . import step
-from .check import check_input, check_positive, check_state, head_width, wide
+from .check import autocast, check_input, check_positive, check_state, head_width, wide
 from .norm import HeadLayerNorm
 from .step import Mixer
 
@@ -40,7 +42,7 @@ class MLSTM(Mixer):
         ValueError: for sizes that are not positive or do not divide, or an unknown gating, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(mlstm)
 
     def __init__(
@@ -91,13 +93,34 @@ class MLSTM(Mixer):
         shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
         expected = [("C", shape, dtype), ("n", shape[:3], dtype), ("m", shape[:2], dtype)]
         C, n, m = check_state(state, expected)
-        parts = self.in_proj(x).split(self.widths, -1)
-        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        pre = self.gate_proj(x).to(dtype)
-        if self.gate_soft_cap is not None:
-            pre = self.gate_soft_cap * torch.tanh(pre / self.gate_soft_cap)
-        i, f = pre.chunk(2, -1)
+        # once for both projections
+        x = autocast(x)
+        packed, gates = self.in_proj(x), self.gate_proj(x)
         given = None if C is None else (C, n, m)
+        if self.op is not MLSTM.op:
+            return self._in_parts(packed, gates, given, cu_seqlens)
+        y, final = mlstm_layer(
+            packed,
+            gates,
+            self.norm.weight,
+            given,
+            self.gating,
+            self.normalize,
+            self.gate_soft_cap,
+            self.norm.eps,
+            cu_seqlens,
+            self.backend,
+        )
+        return self.out_proj(y), final
+
+    def _in_parts(
+        self, packed: Tensor, gates: Tensor, state: State | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`mlstm_layer` around an op that is not the layer's own."""
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in packed.split(self.widths, -1))
+        if self.gate_soft_cap is not None:
+            gates = soft_cap(gates, self.gate_soft_cap)
+        i, f = gates.chunk(2, -1)
         h, final = self.op(
             q,
             k,
@@ -106,13 +129,12 @@ class MLSTM(Mixer):
             f,
             self.gating,
             self.normalize,
-            initial_state=given,
+            initial_state=state,
             output_final_state=True,
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        y = torch.sigmoid(gate.to(dtype)) * self.norm(h)
-        return self.out_proj(y.to(h.dtype).flatten(-2)), final
+        return self.out_proj(self.norm(h, gate).flatten(-2)), final
 
     def _token(self, x: Tensor, state: State) -> Tensor:
         return step.mlstm(self, x, state)

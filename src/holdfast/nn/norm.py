@@ -1,12 +1,9 @@
 """Normalisation of heads: in float32 (float64 for float64), handed back in the input's dtype."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.ops import gated_rms_norm
-
-from .check import wide
 
 
 class GatedRMSNorm(nn.Module):
@@ -26,14 +23,16 @@ class GatedRMSNorm(nn.Module):
 
 
 class HeadLayerNorm(nn.Module):
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight over the last axis of x [..., H, D], weight [H, D]."""
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight over the last axis, times sigmoid(gate) where a gate is given.
+
+    weight: [H, D], each head's own.
+    """
 
     def __init__(self, num_heads: int, head_dim: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(num_heads, head_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x and the result: [..., H, D]."""
-        y = F.layer_norm(x.to(wide(x.dtype)), x.shape[-1:], eps=self.eps) * self.weight
-        return y.to(x.dtype)
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """x, gate and the result: [B, T, H, D]."""
+        return gated_rms_norm(x, gate, self.weight, self.eps, "sigmoid", center=True)

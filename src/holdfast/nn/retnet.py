@@ -4,23 +4,31 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.ops import retnet
+from holdfast.ops.retention_layer import retention_layer
+from holdfast.ops.rotary import rotary
 from holdfast.recurrences.packing import packed_beside
 
 from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .norm import GatedRMSNorm
-from .rotary import rotate
 from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 
 
-def _positions(x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens of x [B, T, ...], [B, T] or [1, T], and the number seen after them, [N]."""
+def _positions(
+    x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """Positions of the tokens of x [B, T, ...], [B, T] or [1, T], and the number seen after them, [N].
+
+    None for positions that are the tokens' places in T.
+    """
+    if seen is None and cu_seqlens is None:
+        return None, torch.full((sequences,), x.shape[1], dtype=torch.int64, device=x.device)
     steps = torch.arange(x.shape[1], device=x.device)[None]
     start = seen if seen is not None else torch.zeros(sequences, dtype=torch.int64, device=x.device)
     if cu_seqlens is None:
-        return steps if seen is None else steps + start[:, None], start + x.shape[1]
+        return steps + start[:, None], start + x.shape[1]
     cu_seqlens, sequence = packed_beside(x, cu_seqlens)
     return steps - cu_seqlens[sequence] + start[sequence], start + cu_seqlens.diff()
 
@@ -91,10 +99,29 @@ class RetNet(Mixer):
         shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
         expected = [("S", shape, wide(x.dtype)), ("position", (sequences,), torch.int64)]
         S, seen = check_state(state, expected)
-        parts = self.in_proj(x).split(self.widths, -1)
-        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        packed = self.in_proj(x)
         position, after = self.positions(x, sequences, seen, cu_seqlens)
-        q, k = rotate(q, position, self.rotary_base), rotate(k, position, self.rotary_base)
+        if self.op is not RetNet.op:
+            return self._in_parts(packed, S, position, cu_seqlens, after)
+        y, S = retention_layer(
+            packed,
+            self.norm.weight,
+            S,
+            position,
+            self.num_heads,
+            self.rotary_base,
+            self.norm.eps,
+            cu_seqlens,
+            self.backend,
+        )
+        return self.out_proj(y), (S, after)
+
+    def _in_parts(
+        self, packed: Tensor, S: Tensor | None, position: Tensor | None, cu_seqlens: Tensor | None, after: Tensor
+    ) -> tuple[Tensor, State]:
+        """`retention_layer` around an op that is not the layer's own."""
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in packed.split(self.widths, -1))
+        q, k = rotary(q, k, position, self.rotary_base)
         o, S = self.op(q, k, v, None, S, True, cu_seqlens, self.backend)
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, after)
 

@@ -1,13 +1,15 @@
 """The mixer of Griffin: a real-gated linear recurrent unit beside a GeLU branch."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.ops import rglru
+from holdfast.ops.gated_gelu import gated_gelu
+from holdfast.ops.lru_gates import lru_gates
+from holdfast.ops.lru_layer import lru_layer
 
 from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
-from .lru_gates import HeadLinear, initial_rate, input_scale, log_magnitude
+from .lru_gates import HeadLinear, initial_rate
 from .step import Mixer
 
 State = tuple[Tensor]
@@ -35,7 +37,7 @@ class RGLRU(Mixer):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(rglru)
 
     def __init__(
@@ -68,12 +70,21 @@ class RGLRU(Mixer):
         """
         sequences = check_input(x, self.d_model, cu_seqlens)
         (h,) = check_state(state, [("h", (sequences, self.width), wide(x.dtype))])
-        u, z = self.in_proj(x).chunk(2, -1)
-        r, i = (gate.flatten(-2).to(wide(x.dtype)) for gate in self.gates(u).chunk(2, -1))
-        log_a = log_magnitude(r, self.rate, self.decay_strength)
-        write = (input_scale(log_a) * i.sigmoid() * u).to(u.dtype)
-        o, h = self.op(log_a.exp(), write, h, True, cu_seqlens, self.backend)
-        return self.out_proj(o * F.gelu(z)), (h,)
+        packed = self.in_proj(x)
+        if self.op is not RGLRU.op:
+            return self._in_parts(packed, h, cu_seqlens)
+        gates = self.gates
+        y, h = lru_layer(
+            packed, gates.weight, gates.bias, self.rate, None, h, self.decay_strength, cu_seqlens, self.backend
+        )
+        return self.out_proj(y), (h,)
+
+    def _in_parts(self, packed: Tensor, h: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
+        """`lru_layer` around an op that is not the layer's own."""
+        u, z = packed.chunk(2, -1)
+        a, write, _ = lru_gates(u, self.gates(u), self.gates.bias, self.rate, self.decay_strength)
+        o, h = self.op(a, write, h, True, cu_seqlens, self.backend)
+        return self.out_proj(gated_gelu(o, z)), (h,)
 
     def _token(self, x: Tensor, state: State) -> Tensor:
         return step.rglru(self, x, state)

@@ -3,13 +3,15 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.ops import rotlru
+from holdfast.ops.gated_gelu import gated_gelu
+from holdfast.ops.lru_gates import lru_gates
+from holdfast.ops.lru_layer import lru_layer
 
 from .check import check_input, check_positive, check_state, head_width, wide
-from .lru_gates import HeadLinear, initial_rate, input_scale, log_magnitude
+from .lru_gates import HeadLinear, initial_rate
 from .step import Mixer
 
 State = tuple[Tensor]
@@ -39,7 +41,7 @@ class RotLRU(Mixer):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(rotlru)
 
     def __init__(
@@ -63,9 +65,8 @@ class RotLRU(Mixer):
         self.decay_strength = decay_strength
         self.backend = backend
         self.width, pairs = num_heads * head, head // 2
-        self.splits = [pairs, head, pairs]
         self.in_proj = nn.Linear(d_model, 2 * self.width, bias=False)
-        self.gates = HeadLinear(num_heads, head, sum(self.splits))
+        self.gates = HeadLinear(num_heads, head, head + 2 * pairs)
         self.rate = nn.Parameter(initial_rate(num_heads * pairs, decay_strength))
         self.phase = nn.Parameter(torch.empty(num_heads * pairs).uniform_(0, max_phase))
         self.out_proj = nn.Linear(self.width, d_model, bias=False)
@@ -80,9 +81,18 @@ class RotLRU(Mixer):
         """
         sequences = check_input(x, self.d_model, cu_seqlens)
         (h,) = check_state(state, [("h", (sequences, self.width), wide(x.dtype))])
-        u, z = self.in_proj(x).chunk(2, -1)
-        r, i, turn = (gate.flatten(-2).to(wide(x.dtype)) for gate in self.gates(u).split(self.splits, -1))
-        log_a = log_magnitude(r, self.rate, self.decay_strength)
-        write = (input_scale(log_a).repeat_interleave(2, -1) * i.sigmoid() * u).to(u.dtype)
-        o, h = self.op(log_a.exp(), self.phase + turn, write, h, True, cu_seqlens, self.backend)
-        return self.out_proj(o * F.gelu(z)), (h,)
+        packed = self.in_proj(x)
+        if self.op is not RotLRU.op:
+            return self._in_parts(packed, h, cu_seqlens)
+        gates = self.gates
+        y, h = lru_layer(
+            packed, gates.weight, gates.bias, self.rate, self.phase, h, self.decay_strength, cu_seqlens, self.backend
+        )
+        return self.out_proj(y), (h,)
+
+    def _in_parts(self, packed: Tensor, h: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
+        """`lru_layer` around an op that is not the layer's own."""
+        u, z = packed.chunk(2, -1)
+        a, write, theta = lru_gates(u, self.gates(u), self.gates.bias, self.rate, self.decay_strength, self.phase)
+        o, h = self.op(a, theta, write, h, True, cu_seqlens, self.backend)
+        return self.out_proj(gated_gelu(o, z)), (h,)

@@ -66,4 +66,4 @@ class SLSTM(Mixer):
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        return self.out_proj(self.norm(h).to(gates.dtype).flatten(-2)), final.unbind(0)
+        return self.out_proj(self.norm(h).flatten(-2)), final.unbind(0)

@@ -159,7 +159,8 @@ def rglru(mixer: Any, x: Tensor, state: Any) -> Tensor:
     """An `RGLRU`'s step."""
     (h,) = _held(x, mixer.d_model, state, [("h", (mixer.width,))])
     u, z = mixer.in_proj(x).chunk(2, -1)
-    return mixer.out_proj(rglru_step(u, z, mixer.gates(u), h, mixer.rate, float(mixer.decay_strength), ""))
+    gates = mixer.gates(u) + mixer.gates.bias
+    return mixer.out_proj(rglru_step(u, z, gates, h, mixer.rate, float(mixer.decay_strength), ""))
 
 
 def _projected(mixer: Any, x: Tensor, joined: int = 1) -> tuple[Tensor, ...]:

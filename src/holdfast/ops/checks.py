@@ -11,12 +11,17 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import Backend
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
+from holdfast.recurrences.mlstm import MLSTM
+from holdfast.recurrences.retnet import RETNET
+from holdfast.recurrences.rglru import RGLRU
+from holdfast.recurrences.rotlru import ROTLRU
 from holdfast.recurrences.simple_gla import SIMPLE_GLA
 
 from .causal_conv1d import BACKENDS as CONV_BACKENDS
 from .causal_conv1d import causal_conv1d, causal_conv1d_update
 from .delta_layer import delta_layer
 from .families import backends_of, op_of
+from .gated_gelu import gated_gelu
 from .gated_rms_norm import BACKENDS as GATED_NORM_BACKENDS
 from .gated_rms_norm import gated_rms_norm
 from .inter_chunk_scan import BACKENDS as INTER_CHUNK_BACKENDS
@@ -26,7 +31,14 @@ from .intra_chunk import intra_chunk
 from .layer_step import BACKENDS as LAYER_STEP_BACKENDS
 from .layer_step import LayerStep
 from .layer_step_checks import DRAWN, draw_delta, stepped
+from .lru_gates import lru_gates
+from .mlstm import mlstm
 from .parity import cast, largest_error, leaves, relative_error, values_and_grads
+from .retnet import retnet
+from .rglru import rglru
+from .rotary import rotary
+from .rotlru import rotlru
+from .soft_cap import soft_cap
 
 # relative to the float64 oracle; outputs and gradients in float32
 LIMIT = 2e-5
@@ -168,7 +180,8 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
 
 
 def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
-    """Calls that reach the GPU kernels that `every` leaves out: wide heads, few of them, an op's options, halves.
+    """Calls that reach the GPU kernels that `every` leaves out: wide heads, few of them, an op's options, halves, and
+    what mixers have done around an op.
 
     A device that has not the backend, or whose planner has another plan, runs what it has.
     """
@@ -206,6 +219,20 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
     for draw in DRAWN.values():
         attempt, run = _layer_step(draw, "triton", seed, device)
         yield from _checks("layer_step", LAYER_STEP_BACKENDS, "triton", attempt, run)
+    yield from _around(device, seed)
+
+
+def _around(device: torch.device, seed: int) -> Iterator[Check]:
+    """What a mixer has done around its op, composed with it."""
+    for recurrence, draw, run in (
+        (RETNET, draw_turned, turned),
+        (MLSTM, partial(MLSTM.example, sizes=SIZES), capped),
+        (RGLRU, draw_unit, unit),
+        (ROTLRU, partial(draw_unit, pairs=True), unit),
+    ):
+        attempt = of_draw(draw, partial(run, backend="chunked"), seed, device)
+        backends = backends_of(recurrence)
+        yield from _checks(recurrence.name, backends, "triton", attempt, partial(run, backend="triton"))
 
 
 def _checks(
@@ -304,3 +331,38 @@ def decode(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor]:
     """A few tokens, and the state after them."""
     state = a["initial_state"].clone()
     return causal_conv1d_update(a["x"][:, :6], state, a["weight"], a["bias"], "silu", backend), state
+
+
+def draw_turned(draw: Draw) -> dict[str, Tensor]:
+    """Arguments of `retnet` before their rotation."""
+    tokens = SIZES.B, SIZES.T, SIZES.H
+    return {"q": draw.normal(*tokens, 16), "k": draw.normal(*tokens, 16, scale=0.25), "v": draw.normal(*tokens, 16)}
+
+
+def turned(a: dict[str, Tensor], backend: str) -> Tensor:
+    q, k = rotary(a["q"], a["k"])
+    return retnet(q, k, a["v"], backend=backend)[0]
+
+
+def capped(a: dict[str, Any], backend: str) -> Tensor:
+    gates = {name: soft_cap(a[name], 1.5) for name in ("i", "f")}
+    return mlstm(**a | gates, backend=backend)[0]
+
+
+def draw_unit(draw: Draw, pairs: bool = False) -> dict[str, Tensor]:
+    """Arguments of a linear recurrent unit: inputs, gates before their activation, and the branch beside it."""
+    B, T, H, D = SIZES.B, SIZES.T, SIZES.H, SIZES.D
+    numbers, columns = (H * D // 2 if pairs else H * D), 2 * D
+    found = {name: draw.normal(B, T, H * D) for name in ("u", "z")}
+    found |= {"gates": draw.normal(B, T, H, columns), "bias": draw.normal(H, columns), "rate": draw.normal(numbers)}
+    return found | ({"phase": draw.normal(numbers)} if pairs else {})
+
+
+def unit(a: dict[str, Tensor], backend: str) -> Tensor:
+    phase = a.get("phase")
+    decay, write, theta = lru_gates(a["u"], a["gates"], a["bias"], a["rate"], 1.0, phase)
+    if theta is None:
+        o, _ = rglru(decay, write, backend=backend)
+    else:
+        o, _ = rotlru(decay, theta, write, backend=backend)
+    return gated_gelu(o, a["z"])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
 from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.diagonal.chunked import Chunked
 from holdfast.kernels.diagonal.hopper_scan import HopperScan
 from holdfast.kernels.diagonal.reference import Reference
@@ -87,13 +88,14 @@ def _forward(
     """
     call = DiagonalCall(a, x, theta, initial_state, log)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
-    entries = _entries(x, cu_seqlens, grad)
+    entries = entries_of(x, cu_seqlens, grad)
     with torch.autocast(x.device.type, enabled=False):
         o, final = chosen.forward(plan, call, cu_seqlens, entries if entries.numel() else None)
     return o.contiguous(), final.contiguous(), entries
 
 
-def _entries(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
+def entries_of(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
+    """Room for the states that a forward pass of x [B, T, D] may leave for its backward pass; [0, D] for none."""
     kept = grad and x.is_cuda and torch.finfo(x.dtype).bits < 32
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     rows = x.shape[0] * x.shape[1] // ENTRY_STEPS + sequences if kept else 0
@@ -103,7 +105,7 @@ def _entries(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
 def _forward_fake(a, x, theta, initial_state, log, cu_seqlens, op, grad, backend):
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     state = x.new_empty(sequences, x.shape[2], dtype=torch.promote_types(x.dtype, torch.float32))
-    return torch.empty_like(x, memory_format=torch.contiguous_format), state, _entries(x, cu_seqlens, grad)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), state, entries_of(x, cu_seqlens, grad)
 
 
 def _gradients(
@@ -142,7 +144,8 @@ def _gradients_fake(grad_o, grad_final, states, entries, a, x, theta, initial_st
     return tuple(empty)
 
 
-diagonal_backward = define("diagonal_backward", _gradients, _gradients_fake)
+# replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
+diagonal_backward = replayed(define("diagonal_backward", replayed(_gradients, False), _gradients_fake), False)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -162,5 +165,5 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: Non
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
-_op = define("diagonal_forward", _forward, _forward_fake)
-diagonal_forward = differentiable(_op, lambda *_: None, _backward, 4, _save, used=1)
+_op = define("diagonal_forward", replayed(_forward, False), _forward_fake)
+diagonal_forward = differentiable(_op, lambda *_: None, _backward, 4, _save, replayed(_op, False), used=1)

@@ -12,7 +12,7 @@ from holdfast.kernels.matrix.gated_norm import ACTIVATIONS, Activation, GatedNor
 from holdfast.kernels.matrix.triton_gated_norm import TritonGatedNorm
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
-from holdfast.recurrences.scalars import number
+from holdfast.recurrences.scalars import flag, number
 
 from .check import check_arguments, name_of, needs_grad
 from .registration import define, differentiable
@@ -33,16 +33,19 @@ def gated_rms_norm(
     weight: Tensor | None = None,
     eps: float = 1e-5,
     activation: Activation = "silu",
+    center: bool = False,
     backend: str | None = None,
 ) -> Tensor:
     """Each head's output divided by its root mean square, times a weight and an activated gate:
 
         y = o / sqrt(mean(o^2) + eps) * weight * activation(gate)
 
-    The mean is over D. In float32 (float64 for float64 inputs); `triton` reads and writes each tensor once.
+    The mean is over D. With center, o less its mean takes o's place: layer normalisation, without a bias. In float32
+    (float64 for float64 inputs); `triton` reads and writes each tensor once.
 
     Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization (arXiv:1910.07467), a head at a time and with
-    the swish output gate of Sun et al. 2023, Retentive Network (arXiv:2307.08621), eq. 8.
+    the swish output gate of Sun et al. 2023, Retentive Network (arXiv:2307.08621), eq. 8; with center, Ba et al. 2016,
+    Layer Normalization (arXiv:1607.06450).
 
     Args:
         o: [B, T, H, D].
@@ -50,6 +53,7 @@ def gated_rms_norm(
         weight: [D], shared by the heads, or [H, D], any floating dtype; None for 1.
         eps: added to the mean square.
         activation: of the gate, "silu" or "sigmoid".
+        center: whether to subtract the mean first.
         backend: forces a backend by name; by default the one with the least predicted time that can serve the call.
 
     Returns:
@@ -61,10 +65,10 @@ def gated_rms_norm(
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected 'silu' or 'sigmoid'; got {activation!r}")
-    eps = number("eps", eps, 0)
+    eps, center = number("eps", eps, 0), flag("center", center)
     given = check_arguments(ARGUMENTS, None, {"o": o, "gate": gate, "weight": weight})
     grad = needs_grad(o, gate, weight)
-    return gated_norm_forward(*given.values(), eps, activation, grad, name_of(backend))
+    return gated_norm_forward(*given.values(), eps, activation, center, grad, name_of(backend))
 
 
 def problem(call: GatedNormCall, grad: bool) -> Problem:
@@ -106,30 +110,44 @@ def select(call: GatedNormCall, grad: bool, direction: Direction, backend: str) 
 
 
 def _forward(
-    o: Tensor, gate: Tensor | None, weight: Tensor | None, eps: float, activation: str, grad: bool, backend: str
+    o: Tensor,
+    gate: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    activation: str,
+    center: bool,
+    grad: bool,
+    backend: str,
 ) -> Tensor:
-    call = GatedNormCall(o, gate, weight, eps, activation)
+    call = GatedNormCall(o, gate, weight, eps, activation, center)
     chosen, plan = select(call, grad, "forward", backend)
     with torch.autocast(o.device.type, enabled=False):
         return chosen.forward(plan, call).contiguous()
 
 
-def _forward_fake(o, gate, weight, eps, activation, grad, backend):
+def _forward_fake(o, gate, weight, eps, activation, center, grad, backend):
     return torch.empty_like(o, memory_format=torch.contiguous_format)
 
 
 def _gradients(
-    grad_y: Tensor, o: Tensor, gate: Tensor | None, weight: Tensor | None, eps: float, activation: str, backend: str
+    grad_y: Tensor,
+    o: Tensor,
+    gate: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    activation: str,
+    center: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of o, gate and weight; an empty tensor for one that was not given."""
-    call = GatedNormCall(o, gate, weight, eps, activation)
+    call = GatedNormCall(o, gate, weight, eps, activation, center)
     chosen, plan = select(call, True, "backward", backend)
     with torch.autocast(o.device.type, enabled=False):
         grads = chosen.backward(plan, call, grad_y)
     return tuple(o.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
 
-def _gradients_fake(grad_y, o, gate, weight, eps, activation, backend):
+def _gradients_fake(grad_y, o, gate, weight, eps, activation, center, backend):
     return tuple(
         o.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
         for x in (o, gate, weight)
@@ -138,13 +156,13 @@ def _gradients_fake(grad_y, o, gate, weight, eps, activation, backend):
 
 def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
     ctx.save_for_backward(*inputs[:3])
-    ctx.rest = *inputs[3:5], inputs[6]
+    ctx.rest = *inputs[3:6], inputs[7]
 
 
 def _backward(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
     tensors = ctx.saved_tensors
     grads = gated_norm_backward(grad_y, *tensors, *ctx.rest)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), None, None, None, None
+    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them

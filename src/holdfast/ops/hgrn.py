@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.hgrn import HGRN
 
 from . import diagonal
 from .check import prepare
 
 
+@replayed
 def hgrn(
     x: Tensor,
     g: Tensor,

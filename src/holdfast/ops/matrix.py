@@ -169,6 +169,13 @@ def _forward_fake(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta
     return torch.empty_like(v, memory_format=torch.contiguous_format), state, kept
 
 
+def fake_of(
+    call: MatrixCall, cu_seqlens: Tensor | None, op: str, grad: bool, backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `matrix_forward` returns of a call, without data: for the fakes of ops around it."""
+    return _forward_fake(*call, cu_seqlens, op, grad, backend)
+
+
 def _gradients(
     grad_o: Tensor | None,
     grad_final: Tensor | None,

@@ -61,7 +61,7 @@ def _forward_fake(i, f, m, cu_seqlens, exponential):
     return *(_by_head(i, torch.float32) for _ in range(3)), last
 
 
-def _gradients(
+def gradients(
     i: Tensor,
     f: Tensor,
     entry: Tensor | None,
@@ -106,6 +106,6 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     return di, df, None if entry is None else dentry, None, None
 
 
-_gates_backward = replayed(define("mlstm_gates_backward", replayed(_gradients, False), _gradients_fake), False)
+_gates_backward = replayed(define("mlstm_gates_backward", replayed(gradients, False), _gradients_fake), False)
 _op = define("mlstm_gates", replayed(_forward, False), _forward_fake)
 _gates = differentiable(_op, lambda *_: None, _backward, 3, _save, replayed(_op, False), used=3)

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.rglru import RGLRU
 
 from . import diagonal
 from .check import prepare
 
 
+@replayed
 def rglru(
     a: Tensor,
     x: Tensor,

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
+from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.rotlru import ROTLRU
 
 from . import diagonal
 from .check import prepare
 
 
+@replayed
 def rotlru(
     a: Tensor,
     theta: Tensor,

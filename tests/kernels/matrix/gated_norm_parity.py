@@ -17,9 +17,10 @@ def plan(rows=4, warps=4, parts=3):
 
 
 def example(
-    B=2, T=7, H=3, D=20, dtype=torch.float32, gate=True, weights=1, activation="silu", device="cpu"
+    B=2, T=7, H=3, D=20, dtype=torch.float32, gate=True, weights=1, activation="silu", center=False, device="cpu"
 ) -> GatedNormCall:
-    """gate: whether there is one, part of a wider tensor as a projection leaves it. weights: heads of weight, or 0."""
+    """o: with a mean of 1. gate: whether there is one, part of a wider tensor as a projection leaves it. weights: heads
+    of weight, or 0."""
     draw = torch.Generator().manual_seed(D)
 
     def normal(*shape):
@@ -27,7 +28,7 @@ def example(
 
     gates = normal(B, T, 2 * H * D)[..., H * D :].unflatten(-1, (H, D)) if gate else None
     weight = 1 + 0.1 * normal(weights, D).float().squeeze(0) if weights else None
-    return GatedNormCall(normal(B, T, H, D), gates, weight, 1e-5, activation)
+    return GatedNormCall(normal(B, T, H, D) + 1, gates, weight, 1e-5, activation, center)
 
 
 def run(backend, which, call, grad_y, packed=False):
@@ -84,4 +85,8 @@ def interpreted():
     check(example(gate=False, weights=0, T=1))
     check(example(weights=3, D=130, dtype=torch.float16), plan(rows=8, parts=1))
     check(example(T=0))
+    check(example(weights=3, activation="sigmoid", center=True))
+    check(example(gate=False, weights=3, D=130, center=True), plan(rows=8, parts=1))
+    check(example(weights=0, D=1, center=True))
+    check(example(T=0, center=True))
     print("all checked")

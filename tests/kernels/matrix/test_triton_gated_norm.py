@@ -31,7 +31,8 @@ def test_compiles_for_gpus_that_are_not_here(direction, D, heads, capability):
     kernel = norm_forward if direction == "forward" else norm_backward
     given = {name: torch.bfloat16 for name in kernel.arg_names if name.endswith("_ptr")}
     given |= {"weight_ptr": torch.float32, "parts_ptr": torch.float32, "eps": 1e-5}
-    given |= {"D": D, "BLOCK_D": 1 << (D - 1).bit_length(), "ROWS": chosen["rows"], "HEADS": heads, "SIGMOID": False}
+    given |= {"D": D, "BLOCK_D": 1 << (D - 1).bit_length(), "ROWS": chosen["rows"], "HEADS": heads}
+    given |= {"SIGMOID": False, "CENTER": heads > 1}
     sizes = {name: 4096 for name in kernel.arg_names if name not in given}
     made = compile_for(
         kernel, capability, {name: (given | sizes)[name] for name in kernel.arg_names}, num_warps=chosen["warps"]

@@ -47,10 +47,12 @@ def launch(
     constants: dict[str, Any],
     warps: int,
     overlaps: bool = False,
+    registers: int | None = None,
 ) -> None:
     """Runs kernel on the current device and stream: tensors, numbers and constexpr arguments, in its order.
 
-    overlaps: whether it may start before the launch ahead of it has ended, as in gluon_launch.
+    overlaps: whether it may start before the launch ahead of it has ended, as in gluon_launch. registers: the most that
+    a thread may take; None leaves it to the compiler.
     Triton's own launch examines every argument in Python; a sweep has sixty: docs/notes/host-time.md#direct-launch. It
     runs only where a version of Triton has no other. Raises ValueError where constants are not what the kernel's
     signature ends with.
@@ -58,18 +60,18 @@ def launch(
     # what the interpreter runs is no JITFunction
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
         note_launch(None, blocks, ())
-        launch_by_triton(kernel, blocks, *tensors, *numbers, **constants, num_warps=warps)
+        launch_by_triton(kernel, blocks, *tensors, *numbers, **constants, **_options(warps, False, registers))
         return
     places = [None if x is None else x.data_ptr() for x in tensors]
     types = [None if x is None else (x.dtype, p % 16) for x, p in zip(tensors, places, strict=True)]
     device = torch.cuda.current_device()
-    key = (kernel.fn, device, warps, overlaps, *constants.values(), *types, _kinds(numbers))
+    key = (kernel.fn, device, warps, overlaps, registers, *constants.values(), *types, _kinds(numbers))
     run = _COMPILED.get(key)
     if run is None:
         expected = kernel.arg_names[len(tensors) + len(numbers) :]
         if expected != list(constants):
             raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
-        named = constants | {"num_warps": warps, "launch_pdl": overlaps}
+        named = constants | _options(warps, overlaps, registers)
         found = compiled(key, kernel, blocks, (*tensors, *numbers), named, device, bool(RECORDING))
         if found is None:
             return
@@ -82,6 +84,11 @@ def launch(
         watched(kernel, tensors, lambda: run(grid, (*places, *numbers), constants.values()))
         return
     run(grid, (*places, *numbers), constants.values())
+
+
+def _options(warps: int, overlaps: bool, registers: int | None) -> dict[str, Any]:
+    options = {"num_warps": warps, "launch_pdl": overlaps, "maxnreg": registers}
+    return {name: value for name, value in options.items() if value}
 
 
 def launch_by_triton(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

@@ -40,27 +40,33 @@ class _Run(Run):
         return super()._words(_tileable(x, model.UNIT * (2 if self.pairs else 1)))
 
     def _launch(self, name: str, tensors: tuple[Any, ...], states: tuple[Any, ...], strides: tuple[int, ...]) -> None:
-        from holdfast.kernels.common.triton_launch import launch_by_triton
+        from holdfast.kernels.common.triton_launch import launch
 
         plan = self.plan
-        how = {"BLOCK": plan["block"], "GROUPS": plan["groups"], "STAGES": plan["stages"], "num_warps": plan["warps"]}
-        # without a bound, ptxas aims at so few that each load is waited for where it is used
-        how["maxnreg"] = plan["registers"]
-        if name == "forward":
-            how["STEPS"] = plan["steps"]
         if self.pairs:
             from . import hopper_pairs as kernels
             from .triton_pairs import ELEMENTS
 
-            numbers, how["ELEMENT"] = self.channels // 2, ELEMENTS[self.call.x.dtype]
+            numbers, read = self.channels // 2, ["a", "theta", "x"]
+            how = {"pairs": numbers}, {"ELEMENT": ELEMENTS[self.call.x.dtype]}
         else:
             from . import hopper_channels as kernels
 
-            numbers, how["LOG"] = self.channels, self.call.log
+            numbers, read = self.channels, ["a", "x"]
+            how = {"channels": numbers}, {"LOG": self.call.log}
+        is_forward = name == "forward"
+        read += [] if is_forward else ["grad"]
+        steps = dict(zip([f"{x}_step" for x in read], strides[1::2], strict=True))
+        of_plan = ("block", "groups", "steps", "stages") if is_forward else ("block", "groups", "stages")
+        constants = how[0] | steps | how[1] | {key.upper(): plan[key] for key in of_plan}
         grid = (-(-numbers // plan["block"]) * self.pieces,)
-        edges = states[:2] if name == "forward" else states[1:3]
-        sizes = (self.bounds, self.length, numbers)
-        launch_by_triton(getattr(kernels, name), grid, *tensors, *edges, states[-1], *sizes, *strides, **how)
+        edges = states[:2] if is_forward else states[1:3]
+        given = (*tensors, *edges, states[-1], self.bounds)
+        # without a bound, ptxas aims at so few registers that each load is waited for where it is used
+        launch(
+            getattr(kernels, name), grid, given, (self.length, *strides[::2]), constants, plan["warps"],
+            registers=plan["registers"],
+        )  # fmt: skip
 
 
 def _tileable(x: Tensor, unit: int) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from holdfast.kernels.common.triton_turn import turn_of
+
 from .triton_channels import first_entry, span
 
 
@@ -39,22 +41,14 @@ def turn(theta):
 
     Beside 3 * 2^22 a float32 has no fraction left: adding that rounds, and leaves the integer in the lowest bits.
     theta less a multiple of pi/2, which is subtracted in three parts of which fused multiply-adds lose nothing (Cody,
-    Waite), then the polynomials of Cephes' sinf and cosf.
+    Waite).
     """
     shifted = tl.fma(theta, 0.6366197723675814, 12582912.0)
     quarters = shifted - 12582912.0
     r = tl.fma(quarters, -1.5707962512969971, theta)
     r = tl.fma(quarters, -7.5497894158615964e-08, r)
     r = tl.fma(quarters, -5.3903029534742384e-15, r)
-    square = r * r
-    s = (-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1
-    s = s * square * r + r
-    c = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
-    c = c * square * square - 0.5 * square + 1.0
-    quadrant = shifted.to(tl.int32, bitcast=True)
-    odd = (quadrant & 1) == 1
-    cosine, sine = tl.where(odd, s, c), tl.where(odd, c, s)
-    return tl.where((quadrant + 1) & 2 != 0, -cosine, cosine), tl.where(quadrant & 2 != 0, -sine, sine)
+    return turn_of(r, shifted.to(tl.int32, bitcast=True))
 
 
 @triton.jit

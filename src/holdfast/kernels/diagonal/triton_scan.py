@@ -124,7 +124,7 @@ class Run:
         return _Numbers(tensors, tuple(n for x in tensors for n in x.stride()[:2]))
 
     def _launch(self, name: str, tensors: tuple[Any, ...], states: tuple[Any, ...], strides: tuple[int, ...]) -> None:
-        from holdfast.kernels.common.triton_launch import launch_by_triton
+        from holdfast.kernels.common.triton_launch import launch
 
         plan, numbers = self.plan, self.channels // 2 if self.pairs else self.channels
         if self.pairs:
@@ -137,21 +137,9 @@ class Run:
 
             how = {"LOG": self.call.log}
         grid = (-(-numbers // plan["block"]) * self.pieces,)
-        sizes = (self.bounds, self.length, self.piece, self.per_row, numbers)
-        launch_by_triton(
-            getattr(kernels, name),
-            grid,
-            *tensors,
-            *states,
-            *sizes,
-            *strides,
-            **how,
-            BLOCK=plan["block"],
-            SEGMENTS=plan["segments"],
-            STEPS=plan["steps"],
-            STAGES=plan["stages"],
-            num_warps=plan["warps"],
-        )
+        sizes = (self.length, self.piece, self.per_row, numbers)
+        how |= {key.upper(): plan[key] for key in ("block", "segments", "steps", "stages")}
+        launch(getattr(kernels, name), grid, (*tensors, *states, self.bounds), (*sizes, *strides), how, plan["warps"])
 
     def _carry(self, product: Tensor, local: Tensor, start: Tensor | None) -> Tensor:
         """The state that enters each piece [B * per_row, D], from what pieces [B, per_row, D] do to one."""

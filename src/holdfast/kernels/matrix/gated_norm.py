@@ -1,4 +1,4 @@
-"""The epilogue of heads' outputs: RMS normalisation and an output gate, as one call; in PyTorch, on any device."""
+"""The epilogue of heads' outputs: RMS or layer normalisation and an output gate; in PyTorch, on any device."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -14,13 +14,17 @@ ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
 class GatedNormCall(NamedTuple):
-    """y = o / sqrt(mean(o^2) + eps) * weight * activation(gate), the mean over the last axis."""
+    """y = o / sqrt(mean(o^2) + eps) * weight * activation(gate), the mean over the last axis.
+
+    center: o less its own mean takes o's place, which makes it layer normalisation.
+    """
 
     o: Tensor  # [B, T, H, D]
     gate: Tensor | None = None  # [B, T, H, D]
     weight: Tensor | None = None  # [D], shared by the heads, or [H, D]
     eps: float = 1e-5
     activation: Activation = "silu"
+    center: bool = False
 
 
 class PyTorchGatedNorm:
@@ -56,7 +60,8 @@ class PyTorchGatedNorm:
 
 def _run(call: GatedNormCall) -> Tensor:
     dtype = torch.promote_types(call.o.dtype, torch.float32)
-    y = F.rms_norm(call.o.to(dtype), call.o.shape[-1:], eps=call.eps)
+    norm = F.layer_norm if call.center else F.rms_norm
+    y = norm(call.o.to(dtype), call.o.shape[-1:], eps=call.eps)
     if call.weight is not None:
         y = y * call.weight
     if call.gate is not None:

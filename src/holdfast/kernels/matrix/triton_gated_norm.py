@@ -1,4 +1,4 @@
-"""RMS normalisation with an output gate as Triton kernels: one pass over o and gate, forward and backward."""
+"""RMS or layer normalisation with an output gate as Triton kernels: one pass over o and gate, forward and backward."""
 
 import torch
 from torch import Tensor
@@ -90,6 +90,7 @@ class _Run:
             "ROWS": plan["rows"],
             "HEADS": self.heads,
             "SIGMOID": call.activation == "sigmoid",
+            "CENTER": call.center,
         }
 
     def constants(self) -> dict[str, int]:

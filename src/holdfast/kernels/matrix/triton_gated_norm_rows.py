@@ -1,4 +1,4 @@
-"""Device code of RMS normalisation with an output gate: a program takes rows of heads' outputs, read once."""
+"""Device code of RMS and layer normalisation with an output gate: a program takes rows of heads' outputs, read once."""
 
 import triton
 import triton.language as tl
@@ -33,10 +33,17 @@ def results(rows, head, H, D: tl.constexpr, HEADS: tl.constexpr):
 
 
 @triton.jit
+def centered(o, inside, D: tl.constexpr):
+    """Rows less their mean, 0 outside."""
+    return tl.where(inside, o - (tl.sum(o, 1) / D)[:, None], 0.0)
+
+
+@triton.jit
 def norm_forward(
     o_ptr, gate_ptr, weight_ptr, y_ptr, count, T, H, eps,
     o_batch, o_step, o_head, gate_batch, gate_step, gate_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,
+    CENTER: tl.constexpr,
 ):  # fmt: skip
     """y [B, T, H, D] of one tile of rows. count: rows of a head, or of all where weight is theirs together (HEADS 1).
 
@@ -48,6 +55,8 @@ def norm_forward(
     inside = (rows < count)[:, None] & (columns < D)[None, :]
     at = places(rows, head, T, H, o_batch, o_step, o_head, HEADS)
     o = tl.load(o_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    if CENTER:
+        o = centered(o, inside, D)
     y = o * tl.rsqrt(tl.sum(o * o, 1) / D + eps)[:, None]
     if weight_ptr is not None:
         y *= tl.load(weight_ptr + head * D + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]
@@ -65,6 +74,7 @@ def norm_backward(
     o_batch, o_step, o_head, gate_batch, gate_step, gate_head, dy_batch, dy_step, dy_head,
     dgate_batch, dgate_step, dgate_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,
+    CENTER: tl.constexpr,
 ):  # fmt: skip
     """Gradients of o and gate for some tiles of rows, and the sums over those rows for weight, parts [p, HEADS, D].
 
@@ -84,6 +94,8 @@ def norm_backward(
         o = tl.load(o_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
         at = places(rows, head, T, H, dy_batch, dy_step, dy_head, HEADS)
         dy = tl.load(dy_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        if CENTER:
+            o = centered(o, inside, D)
         to = results(rows, head, H, D, HEADS)[:, None] + columns[None, :]
         inverse = tl.rsqrt(tl.sum(o * o, 1) / D + eps)
         normal = o * inverse[:, None]
@@ -100,6 +112,8 @@ def norm_backward(
         if weight_ptr is not None:
             sums += dy * normal
             dy *= weight[None, :]
+        if CENTER:
+            dy = centered(dy, inside, D)
         do = inverse[:, None] * (dy - normal * (tl.sum(dy * normal, 1) / D)[:, None])
         tl.store(do_ptr + to, do.to(do_ptr.dtype.element_ty), mask=inside)
     if weight_ptr is not None:

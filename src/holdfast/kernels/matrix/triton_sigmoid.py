@@ -1,4 +1,4 @@
-"""The sigmoid and its logarithm in float32, for Triton kernels."""
+"""The sigmoid, its logarithm and 1 - exp in float32, for Triton kernels."""
 
 import triton
 import triton.language as tl
@@ -24,3 +24,15 @@ def sigmoid(x):
     # of a number that is never large
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0.0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def one_less_exp(x):
+    """1 - exp(x) for x <= 0, to float32's precision also near 0."""
+    p = x * 1.9841270114e-4 + 1.3888889225e-3
+    p = p * x + 8.3333337680e-3
+    p = p * x + 4.1666667908e-2
+    p = p * x + 1.6666667163e-1
+    p = p * x + 0.5
+    p = p * x + 1.0
+    return tl.where(x > -0.35, -x * p, 1.0 - tl.exp(x))

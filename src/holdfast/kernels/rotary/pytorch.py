@@ -1,9 +1,7 @@
-"""Rotation of queries and keys by their position."""
+"""Rotation of queries and keys by their position in PyTorch, on any device."""
 
 import torch
 from torch import Tensor
-
-from .check import wide
 
 
 def rotate(x: Tensor, position: Tensor, base: float = 10000.0) -> Tensor:
@@ -15,7 +13,7 @@ def rotate(x: Tensor, position: Tensor, base: float = 10000.0) -> Tensor:
     # float64: a float32 angle of 1e5 radians is off by 0.004
     frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angle = (position[..., None] * frequency)[:, :, None]
-    dtype = wide(x.dtype)
+    dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     a, b = x.to(dtype).chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)

@@ -1,0 +1,1 @@
+"""What stands around the scan of a linear recurrent unit: its gates, and the GeLU branch beside it."""
