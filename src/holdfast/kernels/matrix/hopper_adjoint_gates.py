@@ -7,10 +7,11 @@ from t on. Summed apart, each from the side where it is small, so that an error 
     pairs of one chunk, from the products of scores in float32, without a token's pair with itself;
     q . dq of what entered the chunk, from its end to t;  k . dk of what leaves it, from its start to t;
     what passes the whole chunk, <decay S, dS>, one number a chunk.
-The last is known as it is of the last chunk, of which a final state's gradient may make all of dg; and as <S, dS> at a
-chunk's start less the sum of q . dq, where the sweep for dq saved a state. Between two of those it is carried on, a sum's end less the chunk's k . dk and then plus its q . dq, whose rounding adds
-up and is the same for all tokens of a chunk. So it is smoothed (Rauch, Tung, Striebel 1965): what carries it on errs by
-ROUNDING of <S, dS>, its size is about the decay's share of that, and a saved state shows by how much it has strayed.
+The last is known as it is of the last chunk, of which a final state's gradient may make all of dg, and as <S, dS> at a
+chunk's start less the sum of q . dq, where the sweep for dq saved a state. Between two of those it is carried on, a
+sum's end less the chunk's k . dk and then plus its q . dq, whose rounding adds up and is the same for all tokens of a
+chunk. So it is smoothed (Rauch, Tung, Striebel 1965): what carries it on errs by ROUNDING of <S, dS>, its size is about
+the decay's share of that, and a saved state shows by how much it has strayed.
 """
 
 from holdfast.kernels.common.gluon import gl, gluon, mbarrier

@@ -55,10 +55,10 @@ class Added:
 class Ends:
     """States [B, segments, H, K, V] in float32 where a sweep's segments start, and [B, H, K, V] at the sequence's end.
 
-    turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments; passing
-    [slices, B, segments, H]: where the parts of their products with the states before the segments' last chunks go;
-    before: room for those states, in whole tiles. All or none. added: of a sequence in segments, whose start is then the
-    first's alone.
+    turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments.
+    passing [slices, B, segments, H]: where the parts of their products with the states before the segments' last chunks
+    go. before: room for those states, in whole tiles. All three or none. added: of a sequence in segments, whose start
+    is then the first's alone.
     """
 
     start: Tensor | None = None

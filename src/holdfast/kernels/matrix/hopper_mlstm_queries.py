@@ -286,7 +286,7 @@ def _multiply(
             gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
         if before_ptr is not None:  # noqa: SIM102 - known while compiling
             if i == count - 1:
-                # addresses computed anew: kept from one turn to the next, they would take as many registers as the state
+                # addresses computed anew: kept, they would take as many registers as the state
                 at = unknown(key)[:, None] * (VALUES + 1) + value[None, :]
                 gl.store(before_ptr + corner + at, state, mask=inside)
                 gl.store(before_ptr + corner + n_key * (VALUES + 1) + VALUES, n, mask=n_key < KEYS)

@@ -192,7 +192,7 @@ def multiply(
         stage = onward
         phase = turned
 
-    if passing_ptr is not None:
+    if passing_ptr is not None:  # noqa: SIM102 - known while compiling
         if count > 0:
             before = gl.load(_own(before_ptr, rows, columns))
             against = gl.load(against_ptr + corner + at, mask=inside, other=outside)
