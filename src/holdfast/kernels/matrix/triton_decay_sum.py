@@ -4,9 +4,9 @@ For a chunk, <decay S, dS>, with S the state that enters it and dS the gradient 
 every token. It is exact of the last chunk, before which the state is kept, and where one was kept: <S, dS> at the
 chunk's start less what the chunk reads. Between kept states it is carried on, less what one chunk writes for later and
 plus what the next reads, and collects rounding that a sum over tokens shows. Its size is about the decay's share of
-<S, dS>, what carries it on errs by the operands' rounding of that, and the next kept state shows how far it has strayed:
-the estimate of least mean square from both sides, by a filter and a smoother of one number (Rauch, Tung, Striebel 1965),
-whose weights depend on the decays alone.
+<S, dS>, what carries it on errs by the operands' rounding of that, and the next kept state shows how far it has
+strayed: the estimate of least mean square from both sides, by a filter and a smoother of one number (Rauch, Tung,
+Striebel 1965), whose weights depend on the decays alone.
 """
 
 import triton
