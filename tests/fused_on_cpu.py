@@ -40,10 +40,16 @@ def _delta(inputs: Sequence[Any], norm: bool, largest: float) -> tuple[Any, ...]
     return tuple(None if x is None else x.contiguous() for x in made)
 
 
-def _delta_gradients(inputs: Sequence[Any], norm: bool, largest: float, grads: Sequence[Any]) -> tuple[Any, ...]:
+def _delta_gradients(
+    inputs: Sequence[Any], norm: bool, largest: float, grads: Sequence[Any], into: Any = None
+) -> tuple[Any, ...]:
     made = _delta(inputs, norm, largest)
     asked = [grad for x, grad in zip(made, grads, strict=True) if x is not None]
     found = _differentiate(lambda *x: [y for y in _delta(x, norm, largest) if y is not None], inputs, asked)
+    if into is not None:
+        da, db = into
+        db.zero_()[..., : found[3].shape[2]].copy_(found[3])
+        found[2:4] = None if da is None else da.copy_(found[2]), db
     return tuple(x if n > 1 or norm else None for n, x in enumerate(found))
 
 

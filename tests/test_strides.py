@@ -1,6 +1,6 @@
 """What the registered fakes say of results' strides is what the kernels return, of arguments in any memory.
 
-Compiled graphs read a result with the strides that its op's fake gave.
+Compiled graphs read a result with the strides that its op's fake gave, from an aligned place.
 """
 
 from contextlib import nullcontext
@@ -16,6 +16,7 @@ from every_call import CALLS, FUSED
 from fused_on_cpu import fused_on_cpu
 from holdfast.fuzz.layout import LAYOUTS, lay_out
 from holdfast.fuzz.source import Source
+from holdfast.ops import matrix
 from holdfast.recurrences import Sizes
 from parity import leaves
 
@@ -29,6 +30,7 @@ SIZES = {
 
 OPS = {f"{op}_{way}" for op in ("matrix", "diagonal", "dense", "intra_chunk", "inter_chunk", "gated_norm", "conv")
        for way in ("forward", "backward")}  # fmt: skip
+OPS |= {"ssd_forward", "ssd_backward"}
 OPS |= {"delta_inputs", "delta_inputs_backward", "mlstm_gates", "mlstm_gates_backward"}
 
 
@@ -49,6 +51,8 @@ class Compared(TorchDispatchMode):
             for n, (fake, x) in enumerate(zip(tree_leaves(said), tree_leaves(out), strict=True)):
                 if described(fake) != described(x):
                     self.wrong.append(f"{op}, output {n}: said {described(fake)}, came {described(x)}")
+                if x.numel() and x.storage_offset() * x.element_size() % 16:
+                    self.wrong.append(f"{op}, output {n}: begins at element {x.storage_offset()}")
         return out
 
 
@@ -107,3 +111,11 @@ def test_fakes_say_what_comes_of_a_gpu(layout):
         wrong += [f"{name}: {each}" for each in found.wrong]
     assert wrong == []
     assert seen >= OPS
+
+
+def test_a_gradient_that_is_a_part_of_a_buffer_begins_at_a_multiple_of_16_bytes():
+    parts = torch.arange(15.0).view(3, 1, 5, 1)
+    for part, of in [(parts[1], torch.empty(1, 5, 1)), (parts[2].view(1, 5), torch.empty(1, 5))]:
+        found = matrix._laid_out(part, of)
+        assert found.storage_offset() * found.element_size() % 16 == 0
+        assert found.equal(part)

@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SLOW_BY_NAME = re.compile(r"kernels/(conv|dense|diagonal|matrix)/.*::test_(.*_)?compiles?(_.*)?")
+_ROOMS = r"conv|dense|diagonal|layer_step|log_gate|matrix|ssd_\w+"
+SLOW_BY_NAME = re.compile(rf"kernels/({_ROOMS})/.*::test_(.*_)?compiles?(_.*)?")
 
 
 def is_slow_by_name(test: str) -> bool:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import holdfast
 from holdfast.kernels.common import planning, replay
 
 
@@ -67,18 +68,51 @@ def test_as_many_calls_are_remembered_as_there_is_room_for():
 
 
 @pytest.mark.parametrize("above_autograd", [True, False])
-def test_under_autocast_what_users_call_runs_and_what_lies_beneath_is_replayed(above_autograd):
-    """A public op casts its arguments there; a recorded launch would not."""
+def test_under_autocast_what_it_casts_is_recorded_and_replayed(above_autograd):
+    """Each dtype of autocast is another call, as public ops cast their arguments to it; so is none."""
     runs = []
-    call = replay.replayed(lambda x: runs.append(x.dtype) or x * 2, above_autograd)
+
+    def run(x):
+        runs.append(x.dtype)
+        kind = x.device.type
+        return x.to(torch.get_autocast_dtype(kind)) * 2 if torch.is_autocast_enabled(kind) else x * 2
+
+    call = replay.replayed(run, above_autograd)
+    for _ in range(2):
+        for dtype in (None, torch.bfloat16, torch.float16):
+            for _ in range(4):
+                x = torch.randn(3)
+                with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                    assert torch.equal(call(x), x.to(dtype or x.dtype) * 2)
+    assert len(runs) == 6
+
+
+def test_a_replay_under_autocast_turns_it_off_where_the_call_did():
+    """Operations that autocast would cast, recorded where it was off: a product of float32, a softmax of bfloat16."""
+
+    def run(x):
+        with torch.autocast("cpu", enabled=False):
+            return x @ x, torch.softmax(x.bfloat16(), -1)
+
+    call = replay.replayed(run, above_autograd=False)
     for _ in range(4):
-        call(torch.randn(3))
-    assert len(runs) == 2
-    with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(3):
-            x = torch.randn(3)
-            assert torch.equal(call(x), x * 2)
-    assert len(runs) == (5 if above_autograd else 2)
+        x = torch.randn(4, 4)
+        with torch.autocast("cpu", torch.bfloat16):
+            for got, right in zip(call(x), run(x), strict=True):
+                assert got.dtype == right.dtype
+                assert torch.equal(got, right)
+
+
+def test_calls_with_a_gradient_go_straight_in_the_dtype_of_their_own_autocast():
+    x = {dtype: torch.randn(1, 5, 2, 4).to(dtype) for dtype in (torch.bfloat16, torch.float16)}
+    for dtype in (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.float16, torch.float16, torch.bfloat16):
+        for given in x.values():
+            o = given.clone().requires_grad_()
+            with torch.autocast("cpu", dtype):
+                y = holdfast.gated_rms_norm(o)
+            assert y.dtype == dtype
+            y.sum().backward()
+            assert o.grad.dtype == given.dtype
 
 
 def test_memory_is_laid_out_as_the_call_laid_it_out():

@@ -5,8 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast.kernels.common.varlen import sequence_bounds
+from holdfast.kernels.common.varlen import buckets, on_device, sequence_bounds
 from holdfast.kernels.dense import loop
+from holdfast.kernels.dense.packed import groups
+from holdfast.kernels.dense.timeline import timeline
+from holdfast.kernels.diagonal.ends import Ends
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -18,6 +23,23 @@ def test_offsets_are_not_read_in_a_capture(capturing):
     assert sequence_bounds(torch.tensor([0, 3, 5]), 5) == [0, 3, 5]
     with pytest.raises(RuntimeError, match="cu_seqlens: its offsets are read on the host"):
         sequence_bounds(SimpleNamespace(is_cuda=True), 5)
+
+
+def test_offsets_on_the_host_are_not_copied_in_a_capture(capturing):
+    bounds, gpu = torch.tensor([0, 3, 5]), torch.device("cuda", 0)
+    with pytest.raises(RuntimeError, match=r"cu_seqlens: expected offsets on cuda:0, .*; got offsets on cpu"):
+        on_device(bounds, 5, gpu)
+    with pytest.raises(RuntimeError, match=r"cu_seqlens: .*; got a backend that groups the sequences on the host"):
+        buckets([0, 3, 5], gpu)
+    with pytest.raises(RuntimeError, match=r"cu_seqlens: .*; got offsets on cpu"):
+        Ends.of(bounds, 5, gpu)
+    with pytest.raises(RuntimeError, match=r"cu_seqlens: .*; got offsets on cpu"):
+        timeline(1, 5, bounds, gpu)
+    with pytest.raises(RuntimeError, match=r"cu_seqlens: .*; got offsets on cpu"):
+        groups(bounds, 5, 4, gpu)
+    # a call of CPU tensors captures nothing
+    assert on_device(bounds, 5, CPU).equal(bounds)
+    assert len(buckets([0, 3, 5], CPU)) == 2
 
 
 def test_the_step_loop_does_not_read_resets_in_a_capture(capturing):

@@ -42,8 +42,8 @@ def causal_convolution(rows, weight, bias=0.0):
 
 
 def gla(m, x):
-    q, k, v, gate = (x @ m.in_proj.weight.T).split(m.widths, -1)
-    alpha = torch.sigmoid(x @ m.decay_down.weight.T @ m.decay_up.weight.T + m.decay_up.bias) ** (1 / 16)
+    q, k, v, gate, down = (x @ m.in_proj.weight[: sum(m.widths)].T).split(m.widths, -1)
+    alpha = torch.sigmoid(down @ m.decay_up.weight.T + m.decay_up.bias) ** (1 / 16)
     outputs = []
     for head in range(m.num_heads):
         key, value = (slice(head * n, (head + 1) * n) for n in (m.key_dim, m.value_dim))
@@ -77,7 +77,8 @@ def retnet(m, x):
 
 def mamba2(m, x):
     inner, written = m.num_heads * m.head_dim, m.n_groups * m.d_state
-    z, xBC, dt = (x @ m.in_proj.weight.T).split([inner, inner + 2 * written, m.num_heads], -1)
+    widths = [inner, inner + 2 * written, m.num_heads]
+    z, xBC, dt = (x @ m.in_proj.weight[: sum(widths)].T).split(widths, -1)
     xBC = causal_convolution(xBC, m.conv.weight, m.conv.bias)
     u, B, C = xBC.split([inner, written, written], -1)
     dt, A = softplus(dt + m.dt_bias), -torch.exp(m.A_log)
@@ -117,19 +118,25 @@ def mlstm(m, x):
     return torch.cat(outputs, -1) @ m.out_proj.weight.T
 
 
-def delta_heads(m, x, decay, beta, gate):
+def projected(m, x):
+    """What a delta layer projects x to; nothing reads the last columns."""
+    *parts, _ = (x @ m.in_proj.weight.T).split([*m.widths, m.in_proj.weight.shape[0] - sum(m.widths)], -1)
+    return parts
+
+
+def delta_heads(m, qkv, decay, beta, gate):
     """Per value head, S (V x K as in the papers) = S (a I - a b k k^T) + b v k^T, read by q."""
     heads = beta.shape[1]
-    q, k, v = causal_convolution(x @ m.qkv_proj.weight.T, m.conv.weight).split(m.widths, -1)
+    q, k, v = causal_convolution(torch.cat(qkv, -1), m.conv.weight).split(m.widths[:3], -1)
     outputs = []
     for head in range(heads):
         shared = head * m.num_heads // heads
         key = slice(shared * m.key_dim, (shared + 1) * m.key_dim)
         value = slice(head * m.value_dim, (head + 1) * m.value_dim)
-        S, ys = torch.zeros(m.value_dim, m.key_dim, dtype=x.dtype), []
-        for t in range(len(x)):
+        S, ys = torch.zeros(m.value_dim, m.key_dim, dtype=q.dtype), []
+        for t in range(len(q)):
             kt, qt, b = unit(k[t, key]), unit(q[t, key]), beta[t, head]
-            erase = torch.eye(m.key_dim, dtype=x.dtype) - b * torch.outer(kt, kt)
+            erase = torch.eye(m.key_dim, dtype=q.dtype) - b * torch.outer(kt, kt)
             S = S @ (decay[t, head] * erase) + b * torch.outer(v[t, value], kt)
             ys.append(rms(S @ qt / math.sqrt(m.key_dim), 1e-5) * m.norm.weight * gate[t, value])
         outputs.append(torch.stack(ys))
@@ -137,15 +144,16 @@ def delta_heads(m, x, decay, beta, gate):
 
 
 def delta_net(m, x):
-    beta = torch.sigmoid(x @ m.beta_proj.weight.T) * (2 if m.allow_neg_eigval else 1)
-    return delta_heads(m, x, torch.ones_like(beta), beta, torch.ones(len(x), m.widths[2], dtype=x.dtype))
+    *qkv, b = projected(m, x)
+    beta = torch.sigmoid(b) * (2 if m.allow_neg_eigval else 1)
+    return delta_heads(m, qkv, torch.ones_like(beta), beta, torch.ones_like(qkv[2]))
 
 
 def gated_delta_net(m, x):
-    a, b = (x @ m.decay_beta_proj.weight.T).chunk(2, -1)
+    *qkv, gate, a, b = projected(m, x)
     alpha = torch.exp(-torch.exp(m.A_log) * softplus(a + m.dt_bias))
     beta = torch.sigmoid(b) * (2 if m.allow_neg_eigval else 1)
-    return delta_heads(m, x, alpha, beta, silu(x @ m.gate_proj.weight.T))
+    return delta_heads(m, qkv, alpha, beta, silu(gate))
 
 
 @pytest.mark.parametrize(

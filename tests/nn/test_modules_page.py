@@ -16,8 +16,9 @@ def constructor(name: str) -> str:
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and not keyword_only:
             arguments.append("*")
-            keyword_only = True
-        arguments.append(p.name if p.default is p.empty else f"{p.name}={p.default!r}")
+        keyword_only = keyword_only or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+        star = "*" * (p.kind is p.VAR_POSITIONAL)
+        arguments.append(star + p.name if p.default is p.empty else f"{p.name}={p.default!r}")
     return f"{name}({', '.join(arguments)})"
 
 

@@ -17,8 +17,9 @@ every_call = pytest.mark.parametrize("name", CALLS)
 REFUSED = r"^\w+: expected tensors without tangents.*forward-mode"
 
 
-# arguments, by number, that PyTorch's own operations take to the outputs: ssd's D and z, and states that come back
-BESIDE = {"ssd": (5, 6), "ssd with a rate a channel": (5, 6)}
+# arguments, by number, that PyTorch's own operations take to the outputs: D and z beside a rate a channel, and states
+# that come back
+BESIDE = {"ssd with a rate a channel": (5, 6)}
 BESIDE |= {"mlstm, sigmoid": (5,), "mlstm, sigmoid, not normalised": (4, 5)}
 
 

@@ -27,17 +27,18 @@ DEVICES = ("h200", "a100", "rtx3090")
 PARTS = ("memory", "arithmetic", "serial", "launch", "exchange", "apart")
 
 # each with dtype, whether a gradient is wanted and whether sequences are packed: sizes of a large model, few heads,
-# heads of odd width in float32, wide ones without a gradient, packed ones, one long sequence, and one token
+# heads of odd width in float32, wide ones without a gradient, packed ones, one long sequence, one token, wide states
 LARGE = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128, "D": 128}
 FEW = {"B": 1, "T": 8200, "H": 4, "Hq": 2, "K": 64, "V": 64, "D": 768}
 ODD = {"B": 3, "T": 77, "H": 6, "Hq": 2, "K": 33, "V": 17, "D": 34}
 WIDE = {"B": 2, "T": 2000, "H": 8, "Hq": 8, "K": 256, "V": 200, "D": 2048}
 LONG = {"B": 1, "T": 32768, "H": 2, "Hq": 1, "K": 64, "V": 128, "D": 256}
 ONE = {"B": 64, "T": 1, "H": 16, "Hq": 16, "K": 128, "V": 64, "D": 512}
+WIDER = {"B": 4, "T": 4096, "H": 8, "Hq": 8, "K": 256, "V": 512, "D": 1024}
 CALLS = (
     (LARGE, "bfloat16", True, False), (FEW, "bfloat16", True, False), (ODD, "float32", True, False),
     (WIDE, "float16", False, False), (LARGE, "bfloat16", True, True), (LONG, "float16", True, False),
-    (ONE, "bfloat16", False, False),
+    (ONE, "bfloat16", False, False), (WIDER, "bfloat16", True, False),
 )  # fmt: skip
 HALF_CALLS = {
     "inter_chunk_scan": (

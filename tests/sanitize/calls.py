@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 import holdfast
+from holdfast import nn
 from holdfast.kernels.common import planning
 from holdfast.ops import step
+from holdfast.ops.delta_layer import delta_layer
 from holdfast.ops.gated_rms_norm import gated_rms_norm
 from holdfast.ops.inter_chunk_scan import inter_chunk_scan
 from holdfast.ops.intra_chunk import intra_chunk
+from holdfast.ops.layer_step import LayerStep
+from holdfast.ops.layer_step_checks import DRAWN, stepped
 from holdfast.ops.parity import values_and_grads
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
@@ -149,6 +153,9 @@ def _matrix() -> Iterator[Call]:
     yield _of("simple_gla", of, B=1, T=330, H=2, Hq=1, K=128, V=128, plan={"span": 3})
     yield _of("simple_gla", of, B=1, T=330, H=1, K=128, V=64, plan={"span": 2}, without=("initial_state",))
     yield _of("simple_gla", of, B=1, T=2048, H=1, K=64, V=64, plan={"span": 16})
+    # in slices
+    yield _of("simple_gla", of, B=1, T=130, H=2, Hq=1, K=192, V=192)
+    yield _of("simple_gla", of, B=1, T=200, H=1, K=144, V=64, packed=(0, 70, 200))
     yield _of("linear_attention", of, B=1, T=330, H=1, K=64, V=128, plan={"span": 2})
     yield _of("ssd", of, B=1, T=200, H=2, Hq=1, K=64, V=64)
     yield _of("ssd", of, B=1, T=330, H=2, K=128, V=64, plan={"span": 2})
@@ -165,6 +172,7 @@ def _vector() -> Iterator[Call]:
     yield _of("gla", of, B=1, T=130, H=1, K=128, V=64, grads=False)
     yield _of("gla", of, B=1, T=200, H=2, K=64, V=64, packed=(0, 0, 1, 65, 200))
     yield _of("gla", of, B=1, T=200, H=1, K=128, V=128, packed=(0, 70, 200))
+    yield _of("gla", of, B=1, T=130, H=1, K=192, V=192)
     yield _of("ssd", of, B=1, T=130, H=2, K=64, V=64, changed={"A": lambda A: A[:, None] * A.new_ones(64)})
 
 
@@ -181,6 +189,8 @@ def _delta() -> Iterator[Call]:
     yield _of("gated_delta_rule", of, B=1, T=700, H=1, K=64, V=64, packed=(0, 5, 400, 700), plan={"span": 2})
     yield _of("gated_delta_rule", of, B=1, T=700, H=2, Hq=1, K=128, V=128, packed=(0, 300, 700), plan={"span": 3})
     yield _of("gated_delta_rule", of, B=1, T=130, H=1, K=128, V=256)
+    yield _of("gated_delta_rule", of, B=1, T=130, H=2, Hq=1, K=192, V=72)
+    yield _of("gated_delta_rule", of, B=1, T=200, H=1, K=256, V=64, packed=(0, 70, 200))
     own = {"qk_l2norm": True, "beta_sigmoid": True}
     yield _of("gated_delta_rule", of, B=1, T=130, H=2, Hq=1, K=64, V=64, options=own)
     for dtype in (BF16, FP32):
@@ -201,6 +211,7 @@ def _normalised() -> Iterator[Call]:
         yield _of("mlstm", "hopper", B=1, T=200, H=2, Hq=1 if K > V else 2, K=K, V=V)
     yield _of("mlstm", "hopper", B=2, T=70, H=1, K=72, V=40, options={"gating": "sigmoid"})
     yield _of("mlstm", "hopper", B=1, T=1100, H=1, K=64, V=64, without=("initial_state",))
+    yield _of("mlstm", "hopper", B=1, T=130, H=2, Hq=1, K=192, V=192)
     yield _of("mlstm", "triton", FP32, B=1, T=130, H=2, K=32, V=24)
     yield _of("mlstm", "triton", B=1, T=130, H=2, Hq=1, K=64, V=64, packed=(0, 0, 3, 130))
     yield _of("mlstm", "triton", FP32, B=1, T=200, H=1, K=32, V=32, plan={"segments": 2})
@@ -293,6 +304,14 @@ def _halves() -> Iterator[Call]:
 
         yield Call(f"causal_conv1d {dtype} D{D} W{W}{f' packed {packed}' if packed else ''}", run)
     yield Call("causal_conv1d_update", _decoded)
+    for dtype, gated, packed in ((BF16, True, None), (FP32, False, (0, 0, 1, 40, 200))):
+
+        def run(device, dtype=dtype, gated=gated, packed=packed):
+            _delta_layer(device, dtype, gated, packed)
+
+        yield Call(f"delta_layer {dtype}{' gated' if gated else ''}{f' packed {packed}' if packed else ''}", run)
+    for name, draw in DRAWN.items():
+        yield Call(f"layer_step {name}", lambda device, draw=draw: _stepped(device, draw))
 
 
 def _inside(device: torch.device, dtype: torch.dtype, chunk: int, backend: str, K: int, V: int, whole: bool) -> None:
@@ -341,10 +360,45 @@ def _convolved(device: torch.device, dtype: torch.dtype, D: int, W: int, packed:
     _run(lambda a: holdfast.causal_conv1d(**a, **given, **options), arguments | {"bias": draw.normal(D)}, True)
 
 
+def _delta_layer(device: torch.device, dtype: torch.dtype, gated: bool, packed: tuple[int, ...] | None) -> None:
+    """Heads of 24 channels of q and k, 2, and of 16 of v, 4."""
+    draw, B, N = Draw(0, dtype, device), 1 if packed else 2, len(packed) - 1 if packed else 2
+    arguments = {"packed": draw.normal(B, 200, 240 if gated else 176), "conv_weight": draw.normal(160, 4)}
+    arguments |= {"norm_weight": draw.normal(16), "A_log": draw.normal(4), "dt_bias": draw.normal(4)}
+    arguments |= {"initial_state": draw.state(N, 4, 24, 16), "tail": draw.state(N, 3, 160)}
+    absent = {} if gated else {"A_log": None, "dt_bias": None}
+    offsets = None if packed is None else torch.tensor(packed, device=device)
+    given = {name: x for name, x in arguments.items() if name not in absent}
+
+    def run(a):
+        order = (a.get(name) for name in arguments)
+        return delta_layer(*order, 2, 24, False, 1e-5, offsets, None)
+
+    _run(run, given, True)
+
+
 def _decoded(device: torch.device) -> None:
     draw = Draw(0, BF16, device)
     x, state, weight = draw.normal(2, 3, 300), draw.state(2, 3, 300), draw.normal(300, 4)
     holdfast.causal_conv1d_update(x, state, weight, None, "silu", "triton")
+
+
+def _layers() -> Iterator[Call]:
+    """What stands around the recurrence in a layer, its parts in one projection."""
+    for dtype in (BF16, FP32):
+        yield Call(f"nn.Mamba2 {dtype}", lambda device, dtype=dtype: _mixed(nn.Mamba2(128, d_state=64), device, dtype))
+        yield Call(f"nn.GLA {dtype}", lambda device, dtype=dtype: _mixed(nn.GLA(128, 2), device, dtype))
+
+
+def _mixed(mixer: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 130, 128).to(device, dtype)
+    y, _ = mixer.to(device, dtype)(x)
+    y.sum().backward()
+
+
+def _stepped(device: torch.device, draw: Callable[..., LayerStep]) -> None:
+    call = draw(Draw(0, BF16, device), Sizes(B=2, H=4, Hq=2, K=48, V=40))
+    stepped(type(call), call._asdict(), "triton")
 
 
 def _diagonal() -> Iterator[Call]:
@@ -377,5 +431,6 @@ def _dense() -> Iterator[Call]:
 
 
 CALLS = (
-    *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_halves(), *_diagonal(), *_dense(),
+    *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_halves(), *_layers(), *_diagonal(),
+    *_dense(),
 )  # fmt: skip

@@ -2,11 +2,14 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .sizes import sizes_of
+
+if TYPE_CHECKING:
+    import torch
 
 RESULTS = Path("benchmarks") / "results"
 
@@ -51,7 +54,12 @@ def measure(
     ] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="With --op: time its plans, for the device's table.")] = False,
     counters: Annotated[str, typer.Option(help="Read hardware counters (ncu) of these runners, as --runners.")] = "",
-    seconds: Annotated[float, typer.Option(min=0.001, help="Time for the runs of each row.")] = 1.0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.001, help="Time for the runs of each row; 1 by default, 0.2 with models.")
+    ] = None,
+    parts: Annotated[
+        str, typer.Option(help="With --suite models: training, layers, host, decoding, longer; all by default.")
+    ] = "",
     commit: Annotated[str, typer.Option(help="The commit that is measured, where git cannot say.")] = "",
     out: Annotated[Path | None, typer.Option(help="Where to write; by default under benchmarks/results.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Drop the rows of a run that was cut short.")] = False,
@@ -83,7 +91,19 @@ def measure(
         raise UserError("--out: one file holds one suite; leave it out with several")
     if op and dtype not in DTYPES:
         raise UserError(f"--dtype: expected one of {', '.join(DTYPES)}; got {dtype!r}")
+    if "models" in (_words(suite) or []) and suite != "models":
+        raise UserError("--suite models: has rows of its own kind; leave the other suites to another command")
+    if parts and suite != "models":
+        raise UserError("--parts: has no meaning without --suite models")
     target = choose_device(device)
+    if suite == "models":
+        idle = {"--runners": runners, "--graph": graph, "--cold": cold, "--counters": counters}
+        for option, given in idle.items():
+            if given:
+                raise UserError(f"{option}: has no meaning with --suite models")
+        _measure_models(target, match, parts, scaled, seconds, commit, out, fresh)
+        return
+    seconds = seconds or 1.0
     if tune:
         from .bench import clock
         from .bench.selection import Selection
@@ -132,6 +152,42 @@ def measure(
     measure_live(named, target, choices, RESULTS)
 
 
+def _measure_models(
+    device: "torch.device",
+    match: str,
+    parts: str,
+    scaled: bool,
+    seconds: float | None,
+    commit: str,
+    out: Path | None,
+    fresh: bool,
+) -> None:
+    from .bench.models.live import SECONDS, Choices, measure_models
+    from .bench.models.mixers import chosen
+    from .bench.models.scale import FULL, SMALL
+    from .bench.models.suite import PARTS
+    from .bench.session import new_process
+    from .errors import UserError
+
+    if device.type != "cuda" and not scaled:
+        raise UserError(f"--suite models: made for a GPU; on {device} add --scaled for small sizes")
+    wanted = tuple(_words(parts) or PARTS)
+    for part in wanted:
+        if part not in PARTS:
+            raise UserError(f"--parts: expected some of {', '.join(PARTS)}; got {part!r}")
+    mixers = chosen(_words(match) or [""])
+    if match and len(mixers) == 1 and "attention" not in match:
+        raise UserError(f"--match {match}: no mixer has this text")
+    options = {"--match": match, "--parts": parts, "--seconds": f"{seconds:g}" if seconds else ""}
+    words = [word for option, value in options.items() if value for word in (option, value)] + ["--scaled"] * scaled
+    command = shlex.join(["holdfast", "bench", "--suite", "models", *words])
+    scale, name = (SMALL, "models-scaled") if scaled else (FULL, "models")
+    choices = Choices(mixers, scale, command, name, wanted, seconds or SECONDS, commit, out, fresh)
+    if broken := measure_models(choices, device, RESULTS):
+        typer.echo(f"{broken}; a new process goes on")
+        new_process()
+
+
 @bench.command()
 def report(
     results: Annotated[
@@ -143,14 +199,21 @@ def report(
     from holdfast.planner.whole_file import write_text
 
     from .bench.figure import can_plot
+    from .bench.models.row import is_models_record
+    from .bench.models.row import read as read_models
     from .bench.page import page
     from .bench.record import is_record, read
     from .errors import UserError
 
-    found = list(results or [path for path in sorted(RESULTS.glob("*/*.json"), key=_place) if is_record(path)])
+    found = list(
+        results
+        or [path for path in sorted(RESULTS.glob("*/*.json"), key=_place) if is_record(path) or is_models_record(path)]
+    )
     if not found:
         raise UserError(f"bench report: no results under {RESULTS}; run holdfast bench --suite smoke first")
-    write_text(out, page([read(path) for path in found]))
+    models = [path for path in found if is_models_record(path)]
+    records = [read(path) for path in found if path not in models]
+    write_text(out, page(records, [read_models(path) for path in models]))
     if not can_plot():
         typer.echo("holdfast: matplotlib is not installed, so the page has no plots: pip install matplotlib", err=True)
     typer.echo(f"written to {out}, from {len(found)} file{'s' if len(found) > 1 else ''}")

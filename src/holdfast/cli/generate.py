@@ -1,7 +1,11 @@
-"""Bytes from a language model, one at a time, with the mixers' states carried along."""
+"""Bytes from a language model, one at a time, the mixers' states updated in place."""
+
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from holdfast.nn import CapturedStep
 
 from .language_model import LanguageModel
 
@@ -13,11 +17,14 @@ def generate(model: LanguageModel, prompt: bytes, count: int, seed: int = 0, tem
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.frombuffer(bytearray(prompt), dtype=torch.uint8).long().to(device)[None]
     logits, states = model(tokens)
+    token = tokens[:, -1:].clone()
+    # a step is many small launches: as a graph the host starts them at once
+    step = CapturedStep(model, token, state=states) if device.type == "cuda" else partial(model.step, states=states)
     made = bytearray()
     for _ in range(count):
         byte = _pick(logits[0, -1].float().cpu(), temperature, generator)
         made.append(byte)
-        logits, states = model(torch.tensor([[byte]], device=device), states)
+        logits = step(token.fill_(byte))
     return bytes(made)
 
 

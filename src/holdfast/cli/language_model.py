@@ -6,13 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdfast.nn.step import Mixer
+
 from .config import MIXERS
 from .errors import UserError
 
 BYTES = 256
 
 
-class TorchLikeMixer(nn.Module):
+class TorchLikeMixer(Mixer):
     """Gives one layer of holdfast.nn.LSTM, GRU or RNN the form of a mixer: forward(x, state) -> (y, state)."""
 
     def __init__(self, layer: type[nn.Module], width: int, heads: int) -> None:
@@ -52,10 +54,10 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """A mixer over time, then a SwiGLU over channels, each behind a norm and added to what came in."""
 
-    def __init__(self, mixer: str, width: int, heads: int) -> None:
+    def __init__(self, mixer: nn.Module, width: int) -> None:
         super().__init__()
         self.mixer_norm = nn.RMSNorm(width, eps=1e-6)
-        self.mixer = make_mixer(mixer, width, heads)
+        self.mixer = mixer
         self.mlp_norm = nn.RMSNorm(width, eps=1e-6)
         self.mlp = SwiGLU(width)
 
@@ -64,6 +66,11 @@ class Block(nn.Module):
         x = x + y
         return x + self.mlp(self.mlp_norm(x)), state
 
+    def step(self, x: Tensor, state: Any) -> Tensor:
+        """One token [B, 1, width]; state is updated in place."""
+        x = x + self.mixer.step(self.mixer_norm(x), state)
+        return x + self.mlp(self.mlp_norm(x))
+
 
 class LanguageModel(nn.Module):
     """Bytes in, logits of the next byte out. The head shares the embedding's weights."""
@@ -71,7 +78,7 @@ class LanguageModel(nn.Module):
     def __init__(self, mixer: str, layers: int, width: int, heads: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(BYTES, width)
-        self.blocks = nn.ModuleList(Block(mixer, width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(make_mixer(mixer, width, heads), width) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
 
@@ -83,6 +90,14 @@ class LanguageModel(nn.Module):
             x, state = block(x, state)
             after.append(state)
         return F.linear(self.norm(x), self.embedding.weight), after
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, states: list[Any]) -> Tensor:
+        """Logits [B, 1, 256] for tokens [B, 1]; the states of all blocks are updated in place."""
+        x = self.embedding(tokens)
+        for block, state in zip(self.blocks, states, strict=True):
+            x = block.step(x, state)
+        return F.linear(self.norm(x), self.embedding.weight)
 
 
 def next_byte_loss(model: LanguageModel, windows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .language_model import Block
+from .language_model import Block, make_mixer
 
 LONGEST_TRAINED = 40
 LONGEST = 256
@@ -34,7 +34,7 @@ class ParityModel(nn.Module):
     def __init__(self, mixer: str, layers: int, width: int, heads: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(2, width)
-        self.blocks = nn.ModuleList(Block(mixer, width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(make_mixer(mixer, width, heads), width) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, 2)
 

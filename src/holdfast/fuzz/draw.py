@@ -94,7 +94,7 @@ def draw(seed: int, index: int, device: str) -> Scenario:
 
 
 def _module(dice: _Dice, device: str) -> Scenario:
-    mode = dice.of({"compile": 3, "lengths": 2})
+    mode = dice.of({"compile": 3, "lengths": 2, "step": 2})
     s = Scenario(
         op=dice.choice(list(MODULES)),
         device=device,
@@ -106,7 +106,7 @@ def _module(dice: _Dice, device: str) -> Scenario:
         D=64,
         state=dice.happens(0.25),
     )
-    return _packed(dice, s, "module") if dice.happens(0.3) else s
+    return _packed(dice, s, "module") if mode != "step" and dice.happens(0.3) else s
 
 
 def _backend(dice: _Dice, op: str, device: str, dtype: str) -> str:

@@ -34,7 +34,8 @@ def rotlru(rows: Rows, a: Tensor, theta: Tensor, x: Tensor, initial_state=None) 
         return torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous())
 
     def flat(y: Tensor) -> Tensor:
-        return torch.view_as_real(y).flatten(-2)
+        # not view_as_real, whose gradient asks for an even place in memory
+        return torch.stack((y.real, y.imag), -1).flatten(-2)
 
     turned = torch.complex(a * torch.cos(theta), a * torch.sin(theta))
     h, last = _scan(rows, turned, paired(x), None if initial_state is None else paired(initial_state))

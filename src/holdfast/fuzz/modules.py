@@ -1,4 +1,4 @@
-"""The mixers of holdfast.nn, trained compiled or not: held against themselves in float64 with the step loop.
+"""The mixers of holdfast.nn, trained, compiled or decoding: held against themselves in float64 with the step loop.
 
 What the ops compute has oracles of its own; this is about what surrounds them: graphs, lengths, states, packing.
 """
@@ -57,6 +57,14 @@ class ModuleCase:
         found = torch.autograd.grad(y, [x, *weights.values()], grad, allow_unused=True, materialize_grads=True)
         return {"y": y.detach(), **dict(zip(("dx", *(f"d{name}" for name in weights)), found, strict=True))}
 
+    def by_steps(self) -> Tensors:
+        """The outputs of half of x and then of its tokens one by one, on a state in place, at most 16 of them."""
+        steps = min(self.s.T - self.s.T // 2, 16)
+        with torch.no_grad():
+            y, state = self.module(self.x[:, : self.s.T - steps])
+            tokens = self.x[:, self.s.T - steps :].split(1, 1)
+            return {"y": torch.cat([y, *(self.module.step(token, state) for token in tokens)], 1)}
+
     def of(self, dtype: torch.dtype, backend: str, rounded: bool = False) -> Tensors:
         """The same on a copy of the mixer in a dtype, with a backend."""
         module, x = copy.deepcopy(self.module).to(dtype), self.x.detach().to(dtype)
@@ -89,13 +97,15 @@ class ModuleCase:
 
 
 def module_calls(s: Scenario) -> list[Result]:
-    """Trained at two lengths and two batches, in mode compile as one graph."""
+    """Trained at two lengths and two batches, in mode compile as one graph; in mode step decoded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(s.seed % 2**31)
         module = MODULES[s.op](s.D).to(s.device, s.torch_dtype)
     module.backend = None if s.backend == "default" else s.backend
     others = [s, s.longer(1), s.longer(1) if s.cu else replace(s.longer(1), B=s.B + 1), s]
     cases = [ModuleCase(each, n, module) for n, each in enumerate(others)]
+    if s.mode == "step":
+        return [Result(case, case.by_steps()) for case in cases]
     run: Callable[..., Any] = module
     try:
         if s.mode == "compile":

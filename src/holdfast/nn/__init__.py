@@ -1,5 +1,6 @@
 """Modules: drop-ins for torch.nn's recurrent layers, sequence mixers with a decode step, and patch for transformers."""
 
+from .captured_step import CapturedStep
 from .delta_net import DeltaNet
 from .gated_delta_net import GatedDeltaNet
 from .gla import GLA
@@ -22,6 +23,7 @@ __all__ = [
     "RGLRU",
     "RNN",
     "SLSTM",
+    "CapturedStep",
     "DeltaNet",
     "GatedDeltaNet",
     "Mamba2",

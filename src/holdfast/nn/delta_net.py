@@ -1,17 +1,23 @@
 """The mixer of DeltaNet."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from holdfast.ops import delta_rule
+from holdfast.ops.delta_layer import delta_layer
 
+from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
+from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
+from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 
 
-class DeltaNet(nn.Module):
+class DeltaNet(Mixer):
     """DeltaNet: short convolutions on q, k and v, keys of length 1, and a write strength a head.
 
         q, k, v = conv(W x);  beta = sigmoid(W_b x);  o = delta_rule(q / |q|, k / |k|, v, beta);  y = W_o rmsnorm(o)
@@ -35,7 +41,7 @@ class DeltaNet(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(delta_rule)
 
     def __init__(
@@ -57,12 +63,16 @@ class DeltaNet(nn.Module):
         self.allow_neg_eigval = allow_neg_eigval
         self.backend = backend
         keys, values = num_heads * self.key_dim, num_heads * self.value_dim
-        self.widths = [keys, keys, values]
-        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
-        self.conv = ShortConvolution(sum(self.widths), check_positive("conv_width", conv_width))
-        self.beta_proj = nn.Linear(d_model, num_heads, bias=False)
+        # q, k, v, b
+        self.widths = [keys, keys, values, num_heads]
+        self.in_proj = InProjection(d_model, self.widths)
+        self.conv = ShortConvolution(2 * keys + values, check_positive("conv_width", conv_width))
         self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
         self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        join_projections(self, state_dict, prefix, ("qkv_proj", "beta_proj"))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
@@ -75,13 +85,39 @@ class DeltaNet(nn.Module):
         shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
         tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
         S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
-        qkv, tail = self.conv(self.qkv_proj(x), tail, cu_seqlens)
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in qkv.split(self.widths, -1))
+        packed = self.in_proj(x)
+        if self.op is not DeltaNet.op:
+            return self._in_parts(packed, S, tail, cu_seqlens)
+        y, S, tail = delta_layer(
+            packed,
+            self.conv.weight,
+            self.norm.weight,
+            None,
+            None,
+            S,
+            tail,
+            self.num_heads,
+            self.key_dim,
+            self.allow_neg_eigval,
+            self.norm.eps,
+            cu_seqlens,
+            self.backend,
+        )
+        return self.out_proj(y), (S, tail)
+
+    def _in_parts(
+        self, packed: Tensor, S: Tensor | None, tail: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`delta_layer` around an op that is not the layer's own."""
+        keys, _, values, heads = self.widths
+        qkv, b, _ = packed.split([2 * keys + values, heads, packed.shape[2] - sum(self.widths)], -1)
+        qkv, tail = self.conv(qkv, tail, cu_seqlens)
+        q, k, v = (part.unflatten(-1, (heads, -1)) for part in qkv.split(self.widths[:3], -1))
         o, S = self.op(
             q,
             k,
             v,
-            self.beta_proj(x),
+            b,
             initial_state=S,
             output_final_state=True,
             cu_seqlens=cu_seqlens,
@@ -91,3 +127,6 @@ class DeltaNet(nn.Module):
             allow_neg_eigval=self.allow_neg_eigval,
         )
         return self.out_proj(self.norm(o).flatten(-2)), (S, tail)
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.gated_delta_net(self, x, state)

@@ -1,18 +1,24 @@
 """The mixer of Gated DeltaNet."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from holdfast.ops import gated_delta_rule
+from holdfast.ops.delta_layer import delta_layer
 
+from . import step
 from .check import check_divides, check_input, check_positive, check_state, head_width, wide
 from .decay_init import initial_A_log, initial_dt_bias
+from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
 from .short_convolution import ShortConvolution
+from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(Mixer):
     """Gated DeltaNet: DeltaNet with Mamba-2's decay and a swish output gate.
 
         q, k, v = conv(W x);  beta = sigmoid(W_b x);  g = -exp(A_log) softplus(W_a x + dt_bias)
@@ -39,7 +45,7 @@ class GatedDeltaNet(nn.Module):
         ValueError: for sizes that are not positive or do not divide, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in its place
+    # holdfast.parallel puts the same over several ranks in its place; with another, what stands around it runs apart
     op = staticmethod(gated_delta_rule)
 
     def __init__(
@@ -66,15 +72,18 @@ class GatedDeltaNet(nn.Module):
         self.allow_neg_eigval = allow_neg_eigval
         self.backend = backend
         keys, values = num_heads * self.key_dim, self.num_v_heads * self.value_dim
-        self.widths = [keys, keys, values]
-        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
-        self.conv = ShortConvolution(sum(self.widths), check_positive("conv_width", conv_width))
-        self.decay_beta_proj = nn.Linear(d_model, 2 * self.num_v_heads, bias=False)
+        # q, k, v, output gate, a, b
+        self.widths = [keys, keys, values, values, self.num_v_heads, self.num_v_heads]
+        self.in_proj = InProjection(d_model, self.widths)
+        self.conv = ShortConvolution(2 * keys + values, check_positive("conv_width", conv_width))
         self.A_log = nn.Parameter(initial_A_log(self.num_v_heads))
         self.dt_bias = nn.Parameter(initial_dt_bias(self.num_v_heads))
-        self.gate_proj = nn.Linear(d_model, values, bias=False)
         self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
         self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        join_projections(self, state_dict, prefix, ("qkv_proj", "gate_proj", "decay_beta_proj"))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
@@ -87,11 +96,36 @@ class GatedDeltaNet(nn.Module):
         shape = (sequences, self.num_v_heads, self.key_dim, self.value_dim)
         tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
         S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
-        qkv, tail = self.conv(self.qkv_proj(x), tail, cu_seqlens)
-        q, k, v = qkv.split(self.widths, -1)
+        packed = self.in_proj(x)
+        if self.op is not GatedDeltaNet.op:
+            return self._in_parts(packed, S, tail, cu_seqlens)
+        y, S, tail = delta_layer(
+            packed,
+            self.conv.weight,
+            self.norm.weight,
+            self.A_log,
+            self.dt_bias,
+            S,
+            tail,
+            self.num_heads,
+            self.key_dim,
+            self.allow_neg_eigval,
+            self.norm.eps,
+            cu_seqlens,
+            self.backend,
+        )
+        return self.out_proj(y), (S, tail)
+
+    def _in_parts(
+        self, packed: Tensor, S: Tensor | None, tail: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`delta_layer` around an op that is not the layer's own."""
+        keys, _, values, *_ = self.widths
+        qkv, gate, a, b, _ = packed.split([2 * keys + values, *self.widths[3:], packed.shape[2] - sum(self.widths)], -1)
+        qkv, tail = self.conv(qkv, tail, cu_seqlens)
+        q, k, v = qkv.split(self.widths[:3], -1)
         q, k = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k))
-        v, gate = (part.unflatten(-1, (self.num_v_heads, -1)) for part in (v, self.gate_proj(x)))
-        a, b = self.decay_beta_proj(x).chunk(2, -1)
+        v, gate = (part.unflatten(-1, (self.num_v_heads, -1)) for part in (v, gate))
         o, S = self.op(
             q,
             k,
@@ -109,3 +143,6 @@ class GatedDeltaNet(nn.Module):
             allow_neg_eigval=self.allow_neg_eigval,
         )
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, tail)
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.gated_delta_net(self, x, state)

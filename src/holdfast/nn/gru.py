@@ -58,13 +58,13 @@ class GRU(Stack):
             backend,
         )
 
+    def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
+        # the op's gates are r, z, n and m: the candidate's input part and its recurrent part, which r multiplies
+        return torch.cat([bias_ih[:2] + bias_hh[:2], bias_ih[2:], bias_hh[2:]])
+
     def _step(
         self, x: Tensor, R: Tensor, b: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if b is not None:
-            # the op's gates are r, z, n and m, the recurrent part of the candidate; x has n's bias already
-            r, z, m = b
-            b = torch.stack([r, z, torch.zeros_like(m), m])
         return gru(x, R, b, state, True, cu_seqlens, backend=self.backend)
 
     def forward(

@@ -6,13 +6,15 @@ from torch import Tensor, nn
 from holdfast.ops import mlstm
 from holdfast.recurrences.mlstm import Gating
 
+from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .norm import HeadLayerNorm
+from .step import Mixer
 
 State = tuple[Tensor, Tensor, Tensor]
 
 
-class MLSTM(nn.Module):
+class MLSTM(Mixer):
     """xLSTM's matrix memory: queries and keys at half width, an input and a forget gate a head, sigmoid output gate.
 
         q, k, v = W x;  i, f = cap(W_if x + b);  h = mlstm(q, k, v, i, f);  y = W_o (sigmoid(W_g x) layernorm(h))
@@ -111,3 +113,6 @@ class MLSTM(nn.Module):
         )
         y = torch.sigmoid(gate.to(dtype)) * self.norm(h)
         return self.out_proj(y.to(h.dtype).flatten(-2)), final
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.mlstm(self, x, state)

@@ -6,9 +6,11 @@ from torch import Tensor, nn
 from holdfast.ops import retnet
 from holdfast.recurrences.packing import packed_beside
 
+from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .norm import GatedRMSNorm
 from .rotary import rotate
+from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 
@@ -23,7 +25,7 @@ def _positions(x: Tensor, sequences: int, seen: Tensor | None, cu_seqlens: Tenso
     return steps - cu_seqlens[sequence] + start[sequence], start + cu_seqlens.diff()
 
 
-class RetNet(nn.Module):
+class RetNet(Mixer):
     """Multi-scale retention: rotated queries and keys, a constant decay a head, values at twice the width.
 
         q, k, v = W x;  o = retnet(rotate(q), rotate(k), v);  y = W_o (rmsnorm(o) silu(W_g x))
@@ -95,3 +97,6 @@ class RetNet(nn.Module):
         q, k = rotate(q, position, self.rotary_base), rotate(k, position, self.rotary_base)
         o, S = self.op(q, k, v, None, S, True, cu_seqlens, self.backend)
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, after)
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.retnet(self, x, state)

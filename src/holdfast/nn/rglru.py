@@ -5,13 +5,15 @@ from torch import Tensor, nn
 
 from holdfast.ops import rglru
 
+from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .lru_gates import HeadLinear, initial_rate, input_scale, log_magnitude
+from .step import Mixer
 
 State = tuple[Tensor]
 
 
-class RGLRU(nn.Module):
+class RGLRU(Mixer):
     """Griffin's recurrent block, without its short convolution:
 
         u, z = W x;  r, i = sigmoid(W_a u + b_a), sigmoid(W_x u + b_x);  log a = -decay_strength softplus(Lambda) r
@@ -72,3 +74,6 @@ class RGLRU(nn.Module):
         write = (input_scale(log_a) * i.sigmoid() * u).to(u.dtype)
         o, h = self.op(log_a.exp(), write, h, True, cu_seqlens, self.backend)
         return self.out_proj(o * F.gelu(z)), (h,)
+
+    def _token(self, x: Tensor, state: State) -> Tensor:
+        return step.rglru(self, x, state)

@@ -10,11 +10,12 @@ from holdfast.ops import rotlru
 
 from .check import check_input, check_positive, check_state, head_width, wide
 from .lru_gates import HeadLinear, initial_rate, input_scale, log_magnitude
+from .step import Mixer
 
 State = tuple[Tensor]
 
 
-class RotLRU(nn.Module):
+class RotLRU(Mixer):
     """A linear recurrent unit on pairs of channels, with a magnitude and an angle a pair and token:
 
         u, z = W x;  r, i = sigmoid(W_a u + b_a), sigmoid(W_x u + b_x);  log a = -decay_strength softplus(Lambda) r

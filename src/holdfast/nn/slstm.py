@@ -7,11 +7,12 @@ from holdfast.ops import slstm
 
 from .check import check_divides, check_input, check_positive, check_state, wide
 from .norm import HeadLayerNorm
+from .step import Mixer
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class SLSTM(nn.Module):
+class SLSTM(Mixer):
     """xLSTM's scalar memory: exponential gates, and recurrent weights that mix the channels of a head.
 
         i, f, z, o = W x_t + R h_{t-1} + b;  h = slstm(...);  y = W_o layernorm(h)

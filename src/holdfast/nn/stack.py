@@ -88,10 +88,14 @@ class Stack(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """One layer in one direction, or in both as heads of one call.
 
-        x [B, T, gates, H, D], R [gates, H, D, D], b [gates, H, D], state [S, N, H, D]. x has the bias
-        of weight_ih, b is that of weight_hh. Returns h [B, T, H, D] and the final state.
+        x [B, T, gates, H, D], R [gates, H, D, D], b of the op's gates [*, H, D], as `_bias` makes it, state
+        [S, N, H, D]. Returns h [B, T, H, D] and the final state.
         """
         raise NotImplementedError
+
+    def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
+        """Both biases [gates, H, D] as the op adds them: in its kernel, which finds their gradient too."""
+        return bias_ih + bias_hh
 
     def _groups(self, layer: int, x: Tensor) -> list[list[str]]:
         """The suffixes of a layer's directions, together those that run as heads of one call.
@@ -110,10 +114,11 @@ class Stack(nn.Module):
         inputs, weights, biases = [], [], []
         for suffix in suffixes:
             given = sequences.turned(x) if suffix.endswith("_reverse") else x
-            bias_ih, b = (getattr(self, name + suffix, None) for name in ("bias_ih", "bias_hh"))
-            inputs.append(F.linear(given, getattr(self, "weight_ih" + suffix), bias_ih).unflatten(-1, heads))
+            inputs.append(F.linear(given, getattr(self, "weight_ih" + suffix)).unflatten(-1, heads))
             weights.append(getattr(self, "weight_hh" + suffix).unflatten(0, heads))
-            biases += [] if b is None else [b.unflatten(0, heads)]
+            if self.bias:
+                both = (getattr(self, name + suffix).unflatten(0, heads) for name in ("bias_ih", "bias_hh"))
+                biases.append(self._bias(*both))
         if states is not None:
             states = states.unflatten(-1, heads[1:]).transpose(1, 2).flatten(2, 3).to(wide(inputs[0].dtype))
         b = _joined(biases, 1) if biases else None

@@ -75,7 +75,7 @@ def causal_conv1d(
     given = {"x": x, "weight": weight, "bias": bias, "initial_state": initial_state}
     checked = check_arguments(ARGUMENTS, cu_seqlens, given)
     call = ConvCall(**checked, activation=_named(activation))
-    y, final = conv_forward(*call, cu_seqlens, output_final_state, needs_grad(*call[:4]), name_of(backend))
+    y, final = conv_forward(*call[:5], cu_seqlens, output_final_state, needs_grad(*call[:4]), name_of(backend))
     return y, final if output_final_state else None
 
 
@@ -126,22 +126,26 @@ def _named(activation: Any) -> str:
 def problem(call: ConvCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
     """What planning needs to know of a call: sizes B, T, D of x [B, T, D], W of weight [D, W], of packed sequences N.
 
-    And x's dtype and traits. cu_seqlens: int32 or int64 [N + 1], or None. grad: whether a backward pass may follow.
-    Reads no values and raises nothing for a call that was checked.
+    Of heads that are normalised H and K. And x's dtype and traits. cu_seqlens: int32 or int64 [N + 1], or None. grad:
+    whether a backward pass may follow. Reads no values and raises nothing for a call that was checked.
     """
     sizes = dict(zip("BTD", call.x.shape, strict=True)) | {"W": call.weight.shape[1]}
     if cu_seqlens is not None:
         sizes["N"] = cu_seqlens.shape[0] - 1
+    if call.heads:
+        sizes |= {"H": call.heads, "K": call.head_dim}
     traits = {"bias": call.bias is not None, "varlen": cu_seqlens is not None, "needs_grad": grad}
+    traits["heads"] = call.heads > 0
     return Problem.of("causal_conv1d", "conv", call.x.dtype, sizes, traits)
 
 
 _SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
 
 
-def _select(
+def select(
     call: ConvCall, cu_seqlens: Tensor | None, grad: bool, direction: Direction, backend: str
 ) -> tuple[Any, Plan]:
+    """The backend that runs a pass of a call, and its plan: for a layer's own ops too."""
     x, offsets = call.x, None if cu_seqlens is None else cu_seqlens.shape[0]
     # what `problem` reads, in less time than it takes to make and hash a Problem
     key = (
@@ -151,6 +155,7 @@ def _select(
         x.device,
         call.weight.shape,
         call.bias is None,
+        call[5:],
         offsets,
         grad,
         direction,
@@ -178,7 +183,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """ConvCall -> (y [B, T, D] in x's dtype, the last inputs [N, W - 1, D] in float32 or wider; [0] without final)."""
     call = ConvCall(x, weight, bias, initial_state, activation)
-    chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
+    chosen, plan = select(call, cu_seqlens, grad, "forward", backend)
     with torch.autocast(x.device.type, enabled=False):
         y, last = chosen.forward(plan, call, cu_seqlens, final)
     return y.contiguous(), x.new_empty(0) if last is None else last.contiguous()
@@ -204,7 +209,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of x, weight, bias and initial_state; an empty tensor for one that was not given."""
     call = ConvCall(x, weight, bias, initial_state, activation)
-    chosen, plan = _select(call, cu_seqlens, True, "backward", backend)
+    chosen, plan = select(call, cu_seqlens, True, "backward", backend)
     with torch.autocast(x.device.type, enabled=False):
         grads = chosen.backward(plan, call, cu_seqlens, grad_y, grad_final)
     return tuple(x.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
@@ -243,7 +248,7 @@ def _update(
 ) -> Tensor:
     """y [B, T, D] in x's dtype; conv_state [B, W - 1, D] is updated."""
     call = ConvCall(x, weight, bias, None, activation)
-    chosen, plan = _select(call, None, False, "forward", backend)
+    chosen, plan = select(call, None, False, "forward", backend)
     with torch.autocast(x.device.type, enabled=False):
         if isinstance(chosen, TritonConv):
             return chosen.update(call, conv_state)

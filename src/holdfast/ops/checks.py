@@ -15,6 +15,7 @@ from holdfast.recurrences.simple_gla import SIMPLE_GLA
 
 from .causal_conv1d import BACKENDS as CONV_BACKENDS
 from .causal_conv1d import causal_conv1d, causal_conv1d_update
+from .delta_layer import delta_layer
 from .families import backends_of, op_of
 from .gated_rms_norm import BACKENDS as GATED_NORM_BACKENDS
 from .gated_rms_norm import gated_rms_norm
@@ -22,6 +23,9 @@ from .inter_chunk_scan import BACKENDS as INTER_CHUNK_BACKENDS
 from .inter_chunk_scan import inter_chunk_scan
 from .intra_chunk import BACKENDS as INTRA_CHUNK_BACKENDS
 from .intra_chunk import intra_chunk
+from .layer_step import BACKENDS as LAYER_STEP_BACKENDS
+from .layer_step import LayerStep
+from .layer_step_checks import DRAWN, draw_delta, stepped
 from .parity import cast, largest_error, leaves, relative_error, values_and_grads
 
 # relative to the float64 oracle; outputs and gradients in float32
@@ -159,6 +163,8 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
     attempt = of_draw(draw_conv, partial(convolve, backend="pytorch"), seed, device)
     for backend in CONV_BACKENDS:
         yield Check("causal_conv1d", backend, ((attempt, partial(convolve, backend=backend.name)),))
+    for backend in LAYER_STEP_BACKENDS:
+        yield Check("layer_step", backend, (_layer_step(draw_delta, backend.name, seed, device),))
 
 
 def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
@@ -172,6 +178,8 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
         ("simple_gla", "hopper", replace(few, T=2100, H=1), half, {}),
         ("simple_gla", "triton", few, torch.float32, {}),
         ("gated_delta_rule", "hopper", replace(few, T=700), half, both),
+        ("gated_delta_rule", "hopper", replace(few, K=192), half, {}),
+        ("mlstm", "hopper", replace(few, K=192), half, {}),
         ("mlstm", "triton", few, torch.float32, {"gating": "sigmoid"}),
         ("lstm", "fused", Sizes(B=2, T=35, H=1, D=512), half, {}),
     ):
@@ -190,8 +198,14 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
     ):
         attempt = of_draw(partial(draw_chunks, **chunks), partial(inside, backend="chunked"), seed, device, dtype)
         yield from _checks("intra_chunk", INTRA_CHUNK_BACKENDS, backend, attempt, partial(inside, backend=backend))
+    for dtype in (torch.float32, half):
+        attempt = of_draw(draw_delta_layer, delta_layer_of, seed, device, dtype)
+        yield from _checks("causal_conv1d", CONV_BACKENDS, "triton", attempt, delta_layer_of)
     attempt = replace(of_draw(draw_conv, partial(decode, backend="pytorch"), seed, device), grads=False)
     yield from _checks("causal_conv1d", CONV_BACKENDS, "triton", attempt, partial(decode, backend="triton"))
+    for draw in DRAWN.values():
+        attempt, run = _layer_step(draw, "triton", seed, device)
+        yield from _checks("layer_step", LAYER_STEP_BACKENDS, "triton", attempt, run)
 
 
 def _checks(
@@ -199,6 +213,13 @@ def _checks(
 ) -> Iterator[Check]:
     """One check, of the backend of that name."""
     return (Check(op, backend, ((attempt, run),)) for backend in backends if backend.name == name)
+
+
+def _layer_step(draw: Callable[..., LayerStep], backend: str, seed: int, device: torch.device) -> Try:
+    """A mixer's token, which has no gradients."""
+    kind = type(draw(Draw(seed), SIZES))
+    attempt = of_draw(lambda d: draw(d, SIZES)._asdict(), partial(stepped, kind, backend="pytorch"), seed, device)
+    return replace(attempt, grads=False), partial(stepped, kind, backend=backend)
 
 
 def _compose(a: dict[str, Tensor], inter: str | None = None, intra: str | None = None) -> tuple[Tensor, Tensor]:
@@ -256,6 +277,27 @@ def draw_conv(draw: Draw, W: int = 4) -> dict[str, Tensor]:
 
 def convolve(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor | None]:
     return causal_conv1d(**a, activation="silu", output_final_state=True, backend=backend)
+
+
+def draw_delta_layer(draw: Draw) -> dict[str, Tensor]:
+    """Arguments of `delta_layer_of`: heads of 16 channels, 2 of q and k and 4 of v; 12 columns that nothing reads."""
+    B, T, H, K = SIZES.B, SIZES.T, SIZES.H, SIZES.K
+    keys, values = 2 * K, H * K
+    channels = 2 * keys + values
+    return {
+        "packed": draw.normal(B, T, channels + values + 2 * H + 12),
+        "conv_weight": draw.normal(channels, 4, scale=0.5),
+        "norm_weight": draw.normal(K),
+        "A_log": draw.normal(H),
+        "dt_bias": draw.normal(H),
+        "initial_state": draw.state(B, H, K, K),
+        "tail": draw.state(B, 3, channels),
+    }
+
+
+def delta_layer_of(a: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """What stands between the projections of `nn.GatedDeltaNet`, by the backends of its parts that a call takes."""
+    return delta_layer(*a.values(), 2, SIZES.K, False, 1e-5, None, None)
 
 
 def decode(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.common.pullback import pull_back
 from holdfast.kernels.common.replay import replayed
 from holdfast.recurrences.delta_rule import Inputs, check_options, prepared
 
@@ -62,6 +63,73 @@ def fused_inputs(
     y, z, decay, opened = _inputs(q, k, gate, strength, A_log, dt_bias, qk_l2norm, 1.0 + allow_neg_eigval)
     q, k = (y, z) if qk_l2norm else (q, k)
     return q, k, g if gate is None else decay, beta if strength is None else opened
+
+
+def gates(
+    a: Tensor | None, b: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, allow_neg_eigval: bool
+) -> tuple[Tensor | None, Tensor]:
+    """The log decay that `fused_inputs` makes of g = a, None without A_log, and the write strength of beta = b.
+
+    For an op's inside, on any device. a, b: [B, T, H]. A_log, dt_bias: [H], or None. Returns float32 (float64 beside
+    float64 b), contiguous.
+    """
+    if not _can_fuse_gates(b, A_log, dt_bias):
+        return _prepared_gates(a, b, A_log, dt_bias, allow_neg_eigval)
+    no_rows = b[..., None]
+    _, _, decay, strength = _forward(no_rows, no_rows, a, b, A_log, dt_bias, False, 1.0 + allow_neg_eigval)
+    return None if a is None else decay, strength
+
+
+def gate_gradients(
+    a: Tensor | None,
+    b: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    allow_neg_eigval: bool,
+    grads: tuple[Tensor | None, Tensor],
+    into: tuple[Tensor | None, Tensor],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of A_log and dt_bias, None where they are, from those of what `gates` returned.
+
+    into: where those of a and b will be, [B, T, H] and [B, T, H or more], parts of a wider tensor; 0 beyond H.
+    """
+    grads = (None if a is None else grads[0], grads[1])
+    if _can_fuse_gates(b, A_log, dt_bias):
+        from holdfast.kernels.common.triton_launch import on_device_of
+        from holdfast.kernels.matrix import triton_delta_inputs
+
+        rate, bias = (None if x is None else x.contiguous() for x in (A_log, dt_bias))
+        given = (b[..., None], b[..., None], a, b, rate, bias)
+        with on_device_of(b):
+            found = triton_delta_inputs.run_backward(given, False, 1.0 + allow_neg_eigval, (None, None, *grads), into)
+        return found[4:]
+    given = {n: x for n, x in enumerate((a, b, A_log, dt_bias)) if x is not None}
+
+    def run(*leaves: Tensor) -> list[Tensor]:
+        at = dict(zip(given, leaves, strict=True))
+        made = _prepared_gates(*(at.get(n) for n in range(4)), allow_neg_eigval)
+        return [x for x in made if x is not None]
+
+    asked = [x for x in grads if x is not None]
+    found = dict(zip(given, pull_back(run, [*given.values()], asked), strict=True))
+    if a is not None:
+        into[0].copy_(found[0])
+    into[1].zero_()
+    into[1][..., : b.shape[2]].copy_(found[1])
+    return found.get(2), found.get(3)
+
+
+def _can_fuse_gates(b: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> bool:
+    wide = any(x is not None and x.dtype == torch.float64 for x in (A_log, dt_bias))
+    return not wide and can_fuse(b, b, torch.promote_types(b.dtype, torch.float32))
+
+
+def _prepared_gates(
+    a: Tensor | None, b: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, allow_neg_eigval: bool
+) -> tuple[Tensor | None, Tensor]:
+    _, _, decay, strength = prepared(b, b, a, b, A_log, dt_bias, False, True, allow_neg_eigval)
+    wide = strength.dtype
+    return None if decay is None else decay.to(wide).contiguous(), strength.contiguous()
 
 
 def _forward(

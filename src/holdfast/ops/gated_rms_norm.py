@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.common.planning import remembered, resolve
+from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.matrix.gated_norm import ACTIVATIONS, Activation, GatedNormCall, PyTorchGatedNorm
 from holdfast.kernels.matrix.triton_gated_norm import TritonGatedNorm
 from holdfast.planner import Direction, Plan, Problem
@@ -25,6 +26,7 @@ ARGUMENTS = {
 }
 
 
+@replayed
 def gated_rms_norm(
     o: Tensor,
     gate: Tensor | None = None,
@@ -61,12 +63,8 @@ def gated_rms_norm(
         raise ValueError(f"activation: expected 'silu' or 'sigmoid'; got {activation!r}")
     eps = number("eps", eps, 0)
     given = check_arguments(ARGUMENTS, None, {"o": o, "gate": gate, "weight": weight})
-    weight = given["weight"]
-    if weight is not None and weight.dim() == 1:
-        weight = weight[None]
-    return gated_norm_forward(
-        given["o"], given["gate"], weight, eps, activation, needs_grad(o, gate, weight), name_of(backend)
-    )
+    grad = needs_grad(o, gate, weight)
+    return gated_norm_forward(*given.values(), eps, activation, grad, name_of(backend))
 
 
 def problem(call: GatedNormCall, grad: bool) -> Problem:
@@ -75,21 +73,43 @@ def problem(call: GatedNormCall, grad: bool) -> Problem:
     grad: whether a backward pass may follow. Reads no values and raises nothing for a call that was checked.
     """
     batch, length, heads, width = call.o.shape
-    weights = 1 if call.weight is None else call.weight.shape[0]
+    weights = 1 if call.weight is None or call.weight.dim() == 1 else call.weight.shape[0]
     sizes = {"B": batch, "T": length, "H": heads, "D": width, "G": weights}
     traits = {"gate": call.gate is not None, "weight": call.weight is not None, "needs_grad": grad}
     return Problem.of("gated_rms_norm", "matrix", call.o.dtype, sizes, traits)
 
 
-def _select(call: GatedNormCall, grad: bool, direction: Direction, backend: str) -> tuple[Any, Plan]:
-    return resolve(BACKENDS, problem(call, grad), describe(call.o.device), backend, direction)
+_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+
+
+def select(call: GatedNormCall, grad: bool, direction: Direction, backend: str) -> tuple[Any, Plan]:
+    """The backend that runs a pass of a call, and its plan: for a layer's own ops too."""
+    o, weight = call.o, call.weight
+    # what `problem` reads, in less time than it takes to make and hash a Problem
+    key = (
+        BACKENDS,
+        o.shape,
+        o.dtype,
+        o.device,
+        call.gate is None,
+        None if weight is None else weight.shape,
+        grad,
+        direction,
+        backend,
+    )
+    found = _SELECTED.get(key)
+    if found is None:
+        if len(_SELECTED) >= 4096:
+            _SELECTED.clear()
+        found = _SELECTED[key] = resolve(BACKENDS, problem(call, grad), describe(o.device), backend, direction)
+    return found
 
 
 def _forward(
     o: Tensor, gate: Tensor | None, weight: Tensor | None, eps: float, activation: str, grad: bool, backend: str
 ) -> Tensor:
     call = GatedNormCall(o, gate, weight, eps, activation)
-    chosen, plan = _select(call, grad, "forward", backend)
+    chosen, plan = select(call, grad, "forward", backend)
     with torch.autocast(o.device.type, enabled=False):
         return chosen.forward(plan, call).contiguous()
 
@@ -103,7 +123,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of o, gate and weight; an empty tensor for one that was not given."""
     call = GatedNormCall(o, gate, weight, eps, activation)
-    chosen, plan = _select(call, True, "backward", backend)
+    chosen, plan = select(call, True, "backward", backend)
     with torch.autocast(o.device.type, enabled=False):
         grads = chosen.backward(plan, call, grad_y)
     return tuple(o.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
@@ -127,5 +147,7 @@ def _backward(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), None, None, None, None
 
 
-gated_norm_backward = define("gated_norm_backward", _gradients, _gradients_fake)
-gated_norm_forward = differentiable(define("gated_norm_forward", _forward, _forward_fake), _save, _backward, inputs=3)
+# replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
+gated_norm_backward = replayed(define("gated_norm_backward", replayed(_gradients, False), _gradients_fake), False)
+_norm = define("gated_norm_forward", replayed(_forward, False), _forward_fake)
+gated_norm_forward = differentiable(_norm, _save, _backward, inputs=3, run=replayed(_norm, False))

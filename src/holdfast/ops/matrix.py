@@ -21,22 +21,23 @@ from holdfast.kernels.matrix.triton_decode import TritonDecode
 from holdfast.kernels.matrix.triton_delta import TritonDelta
 from holdfast.kernels.matrix.triton_gla import TritonGLA
 from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
+from holdfast.kernels.matrix.wide import Wide
 from holdfast.planner import Direction, Plan, Problem
+from holdfast.planner.models.matrix_wide import WIDEST, key_slices
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 from holdfast.recurrences.scalars import flag
 
 from .check import name_of, needs_grad
 from .registration import define, differentiable
+from .unserved import warn_of_unserved
 
-HOPPER = OneName(Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())
-BACKENDS = (
-    HOPPER,
-    TritonDecode(),
-    OneName(TritonSinglePass(), TritonDelta(), TritonGLA()),
-    Chunked(),
-    Reference(),
-)
+# bytes; Inductor asserts it of the results of custom ops
+ALIGNMENT = 16
+
+HOPPER = OneName(*map(Wide, (Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())))
+_KERNELS = (HOPPER, TritonDecode(), OneName(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))))
+BACKENDS = (*_KERNELS, Chunked(), Reference())
 
 
 def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
@@ -100,6 +101,8 @@ def _select(
             _SELECTED.clear()
         what, device = problem(op, call, cu_seqlens, grad), describe(v.device)
         found = _SELECTED[key] = resolve(BACKENDS, what, device, backend, direction)
+        if not backend:
+            warn_of_unserved(_KERNELS, what, device)
     return found
 
 
@@ -146,13 +149,14 @@ def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str)
     """
     batch, length, heads, _ = call.v.shape
     if call.stabilizer is not None:
-        # scale n . q, whole and of earlier chunks
-        return call.v.new_empty(2, batch, heads, length, dtype=torch.float32)
+        # scale n . q, whole and of earlier chunks, which each of K's slices has
+        return call.v.new_empty(1 + key_slices(call.k.shape[3]), batch, heads, length, dtype=torch.float32)
     if grad and backend in ("", HOPPER.name) and call.g is not None and call.g.dim() == 4:
         sizes = {"B": 1, "T": 1, "H": 1, "Hq": 1, "K": int(call.k.shape[3]), "V": int(call.v.shape[3])}
         one = replace(problem("gla", call, cu_seqlens, grad), sizes=tuple(sizes.items()))
-        if HOPPER.reject(one, describe(call.v.device)) is None:
-            return call.v.new_empty(kept_shape(call.g, call.v.shape[3], cu_seqlens))
+        is_whole = max(one["K"], one["V"]) <= WIDEST
+        if is_whole and HOPPER.reject(one, describe(call.v.device)) is None:
+            return call.v.new_empty(kept_shape(call.v.shape, call.k.shape[3], cu_seqlens))
     return call.v.new_empty(0)
 
 
@@ -199,7 +203,10 @@ def _gradients(
 
 
 def _laid_out(grad: Tensor, of: Tensor) -> Tensor:
-    """grad, contiguous; or like `of`, where a head's tokens are side by side."""
+    """grad, contiguous; or like `of`, where a head's tokens are side by side. It begins at a multiple of 16 bytes."""
+    if grad.storage_offset() * grad.element_size() % ALIGNMENT:
+        # one of several that a kernel wrote to one buffer; compiled graphs take results to be aligned
+        grad = grad.clone()
     if _is_by_head(of):
         return grad if _is_by_head(grad) else grad.transpose(1, 2).contiguous().transpose(1, 2)
     return grad.contiguous()

@@ -41,7 +41,7 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
 
         def count_changes(*arguments: Any) -> Any:
             # autograd finds by a tensor's version that what it saved has been written to
-            torch.autograd.graph.increment_version([arguments[n] for n in places])
+            torch.autograd.graph.increment_version([x for n in places if (x := arguments[n]) is not None])
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 return op(*arguments)
 

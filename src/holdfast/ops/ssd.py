@@ -3,10 +3,12 @@
 from torch import Tensor
 
 from holdfast.kernels.common.replay import replayed
+from holdfast.recurrences.scalars import flag
 from holdfast.recurrences.ssd import SSD
 
 from . import matrix
-from .check import prepare
+from .check import name_of, needs_grad, prepare
+from .ssd_op import ssd_forward
 
 
 @replayed
@@ -48,4 +50,10 @@ def ssd(
     """
     arguments = {"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     given = prepare(SSD, cu_seqlens, arguments | {"initial_state": initial_state})
-    return matrix.run(SSD, SSD.map(**given, dt_softplus=dt_softplus), output_final_state, cu_seqlens, backend)
+    if given["A"].dim() == 2:
+        return matrix.run(SSD, SSD.map(**given, dt_softplus=dt_softplus), output_final_state, cu_seqlens, backend)
+    flag("dt_softplus", dt_softplus)
+    flag("output_final_state", output_final_state)
+    tensors = given.values()
+    y, final, *_ = ssd_forward(*tensors, dt_softplus, cu_seqlens, needs_grad(*tensors), name_of(backend))
+    return y, final if output_final_state else None

@@ -149,7 +149,7 @@ def breaks_at(monkeypatch, number):
         raise SystemExit(0)
 
     monkeypatch.setattr(session, "lost", lost)
-    monkeypatch.setattr(live.os, "execv", execv)
+    monkeypatch.setattr(session.os, "execv", execv)
     return replaced
 
 
@@ -161,10 +161,10 @@ def test_a_broken_device_is_a_row_and_another_process_goes_on_after_it(monkeypat
     line = ["bench", "--suite", "smoke", "--match", "rglru", "--device", "cpu", "--seconds", "0.01", "--cold", "1"]
     line += ["--runners", "holdfast chunked,holdfast reference", "--commit", "abc", "--fresh"]
     replaced = breaks_at(monkeypatch, 2)
-    monkeypatch.setattr(live.sys, "argv", ["holdfast", *line])
+    monkeypatch.setattr(session.sys, "argv", ["holdfast", *line])
     result = CliRunner().invoke(app, line)
     assert "an illegal memory access" in result.output
-    assert replaced == [[live.sys.executable, "-m", "holdfast", *line[:-1]]]
+    assert replaced == [[session.sys.executable, "-m", "holdfast", *line[:-1]]]
     draft = tmp_path / "benchmarks/results/cpu/smoke.unfinished.json"
     assert [(row.status, row.detail) for row in read(draft).rows] == [
         ("ok", ""),
@@ -186,7 +186,7 @@ def test_suites_that_were_finished_are_not_measured_again_when_a_run_goes_on(mon
     line = ["bench", "--suite", "proposal-057,mlx-recurrence", "--scaled", "--match", "rotlru", "--device", "cpu"]
     line += ["--seconds", "0.01", "--runners", "holdfast chunked", "--commit", "abc"]
     breaks_at(monkeypatch, 3)
-    monkeypatch.setattr(live.sys, "argv", ["holdfast", *line])
+    monkeypatch.setattr(session.sys, "argv", ["holdfast", *line])
     CliRunner().invoke(app, line)
     folder = tmp_path / "benchmarks/results/cpu"
     done = read(folder / "proposal-057-scaled.json").rows
@@ -300,7 +300,7 @@ def test_bench_then_report(monkeypatch, tmp_path, roof):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--suite", "smok"], "--suite: expected one of smoke, flashrnn"),
+        (["--suite", "smok"], "--suite: expected one of models, smoke, flashrnn"),
         (["--op", "glaa", "--shape", "B=1"], "op: expected one of elman"),
         (["--op", "gla", "--shape", "B=x"], "--shape: expected AXIS=SIZE"),
         (["--op", "gla", "--shape", "B=1"], "sizes: gla needs B, T, H, K, V; missing T, H, K, V"),

@@ -236,7 +236,7 @@ def test_a_row_whose_host_takes_over_half_of_its_time_is_bound_by_it(median, hos
 @pytest.mark.parametrize(("method", "bound"), [("events", True), ("events", False), ("graph", False)])
 def test_a_gpu_is_timed_by_events_or_replays(method, bound, roof, monkeypatch):
     # whose time is longer depends on what else the machine does
-    monkeypatch.setattr("holdfast.cli.bench.measure.bound_by_host", lambda median, host: bound)
+    monkeypatch.setattr("holdfast.cli.bench.clock.bound_by_host", lambda median, host: bound)
     row = measure(replace(GLA, passes="fwd"), HoldfastRunner("chunked"), torch.device("cuda"), roof, method)
     assert (row.status, row.detail) == ("ok", "")
     assert ("replay" in row.method) == (bound or method == "graph")

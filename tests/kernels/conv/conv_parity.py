@@ -17,9 +17,13 @@ def plan(block=16, segments=4, steps=2, chunks=3, warps=4):
 
 
 def example(
-    B=2, T=37, D=20, W=4, dtype=torch.float32, bias=True, state=True, lengths=None, activation="silu", device="cpu"
-):
-    """A call, x a slice of a wider tensor as a projection leaves it, and its offsets. lengths: of packed sequences."""
+    B=2, T=37, D=20, W=4, dtype=torch.float32, bias=True, state=True, lengths=None, activation="silu", heads=0,
+    head_dim=0, device="cpu",
+):  # fmt: skip
+    """A call, x a slice of a wider tensor as a projection leaves it, and its offsets. lengths: of packed sequences.
+
+    heads: of head_dim channels, which are normalised.
+    """
     draw = torch.Generator().manual_seed(D)
 
     def normal(*shape):
@@ -36,13 +40,25 @@ def example(
         normal(D).to(device) if bias else None,
         normal(sequences, W - 1, D).to(device) if state else None,
         activation,
+        heads,
+        head_dim,
     )
     return call, offsets
 
 
 def run(backend, which, call, offsets, grads, final=True):
+    """A layer's call, whose heads are normalised, has the gradients of its parts, and that of x in a wider tensor."""
     y, last = backend.forward(which, call, offsets, final)
-    found = [y, last, *backend.backward(which, call, offsets, *grads)]
+    grad_y, grad_final = grads
+    into = None
+    if call.heads:
+        halves = [call.heads // 2 * call.head_dim] * 2
+        grad_y = tuple(x.contiguous() for x in grad_y.split([*halves, call.x.shape[2] - sum(halves)], -1))
+        into = torch.full_like(grads[0].repeat(1, 1, 2), torch.nan)[..., 3 : call.x.shape[2] + 3]
+    found = [y, last, *backend.backward(which, call, offsets, grad_y, grad_final, into)]
+    if into is not None:
+        assert found[2] is into
+        found[2] = into.contiguous()
     return {name: x for name, x in zip(NAMES, found, strict=True) if x is not None}
 
 
@@ -102,6 +118,11 @@ def interpreted():
     checked(lengths=(0, 24, 3), state=False, dtype=torch.float16)
     checked(lengths=(0, 0), activation="")
     checked(T=3, which=plan(segments=2, steps=4, chunks=1))
+    # queries and keys of a layer; heads that fill their blocks, and that do not
+    checked(heads=2, head_dim=6, bias=False)
+    checked(D=48, heads=2, head_dim=16, W=3, dtype=torch.float16, state=False, final=False, bias=False)
+    checked(D=60, heads=4, head_dim=9, W=2, lengths=(5, 1, 0, 27, 2), bias=False)
+    checked(D=24, heads=2, head_dim=12, T=5, activation="")
     checked(T=0)
     for state in (torch.float32, torch.float16):
         call, _ = example(T=9, state=False, dtype=torch.float16)
@@ -111,7 +132,13 @@ def interpreted():
 
 def apart(device="cpu"):
     """What other sequences hold, NaN too, reaches neither outputs nor gradients."""
-    call, offsets = example(lengths=(5, 30, 4), D=16, device=device)
+    for heads in (0, 2):
+        _apart(heads, device)
+    print("none leaks")
+
+
+def _apart(heads, device):
+    call, offsets = example(lengths=(5, 30, 4), D=16, heads=heads, head_dim=3 * heads, device=device)
     grad_y, grad_final = torch.randn(1, 39, 16).to(device), torch.randn(3, 3, 16).to(device)
     clean = run(TritonConv(), plan(), call, offsets, (grad_y, grad_final))
     for x in (call.x, grad_y):
@@ -123,4 +150,3 @@ def apart(device="cpu"):
         assert torch.equal(clean[name][:, 5:35], spoilt[name][:, 5:35]), name
     for name in ("final", "dinitial"):
         assert torch.equal(clean[name][1], spoilt[name][1]), name
-    print("none leaks")

@@ -28,12 +28,16 @@ def problem(dtype="bfloat16", traits=("bias",), **sizes):
     return Problem.of("causal_conv1d", "conv", dtype, sizes, dict.fromkeys(traits, True))
 
 
+# of a layer: 6 heads of 128, or 4 of 192
+HEADS = {"H": 12, "K": 128}, {"H": 8, "K": 192, "D": 3072}
+# of 16 bytes, or 8, of each token that is read ahead
+LOADS = {"forward": "ld.global.v4.b32", "backward": "ld.global.v2.b32"}
 STATES = ("initial", "final", "dfinal", "dinitial", "parts")
 
 
 def given(kernel, dtype, more, absent=()):
     """Arguments of a kernel by name: pointers of x's dtype, weights in float32."""
-    narrow = dict.fromkeys(("x", "y", "dy", "dx"), dtype)
+    narrow = dict.fromkeys(("x", "y", "dy", "dk", "dv", "dx"), dtype)
     wide = dict.fromkeys(("weight", "bias", *STATES, "dweight", "dbias", "state"), torch.float32)
     made = narrow | wide | {"bounds": torch.int32} | dict.fromkeys(absent) | more
     return {name: made.get(name, 4096) for name in kernel.arg_names}
@@ -46,16 +50,36 @@ def given(kernel, dtype, more, absent=()):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(direction, whole, dtype, capability):
     """whole: packed, with states and a bias; otherwise what a layer in training takes."""
-    kernel = conv_forward if direction == "forward" else conv_backward
-    what = problem(str(dtype).removeprefix("torch."))
-    chosen = model.candidates(what, Device.named("h200"), direction)[0].plan
-    constants = {name.upper(): number for name, number in chosen.values if name != "warps"} | {"SILU": True, "W": 4}
-    absent = () if whole else (*STATES[:4], "bias", "bounds")
-    made = compile_for(kernel, capability, given(kernel, dtype, constants, absent), num_warps=chosen["warps"])
+    made, steps = compiled(
+        direction, dtype, capability, ("dk", "dv") if whole else ("dk", "dv", *STATES[:4], "bias", "bounds")
+    )
     if not whole:
         assert made.stack == 0
-    # 16 bytes a load of each token that is read ahead
-    assert made.ptx.count("ld.global.v4.b32") >= chosen["steps"]
+    assert made.ptx.count(LOADS[direction]) >= steps
+
+
+def compiled(direction, dtype, capability, absent, **heads):
+    """The kernel with the best plan for an H200, and the tokens that it reads ahead. heads: sizes of a layer's."""
+    kernel = conv_forward if direction == "forward" else conv_backward
+    what = problem(str(dtype).removeprefix("torch."), ("heads",) if heads else (), **heads)
+    chosen = model.candidates(what, Device.named("h200"), direction)[0].plan
+    constants = {name.upper(): number for name, number in chosen.values if name != "warps"} | {"SILU": True, "W": 4}
+    constants |= {"K": heads.get("K", 0)}
+    made = compile_for(kernel, capability, given(kernel, dtype, constants, absent), num_warps=chosen["warps"])
+    return made, chosen["steps"]
+
+
+@pytest.mark.sizes("heads")
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_layers_compiles_for_gpus_that_are_not_here(direction, dtype, heads, capability):
+    made, steps = compiled(direction, dtype, capability, (*STATES[:4], "bias", "bounds"), **heads)
+    assert made.stack == 0
+    assert made.ptx.count(LOADS[direction]) >= steps
+    # y and the gradient of x, part of a packed tensor, are written as they are read
+    assert LOADS[direction].replace("ld", "st") in made.ptx
 
 
 @pytest.mark.parametrize("capability", TARGETS)

@@ -163,7 +163,7 @@ def test_what_the_loop_keeps_survives_the_other_form(which, lengths):
     # numbers that bfloat16 holds
     states = torch.randn(len(which.states), B * T, 2, 12).bfloat16().float()
     gates = torch.randn(B * T, 2, len(which.gates), 12).bfloat16().float()
-    time = kept.timeline(B, T, bounds)
+    time = kept.timeline(B, T, bounds, torch.device("cpu"))
     h = torch.zeros(B, T, 2, 12)
     time.put(states[0], h, 0, len(time.sizes))
     packed = kept.pack(call, bounds, states, gates)

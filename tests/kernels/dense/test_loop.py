@@ -16,9 +16,11 @@ from holdfast.recurrences.gru import gru
 from holdfast.recurrences.lstm import lstm
 from holdfast.recurrences.slstm import slstm
 
+CPU = torch.device("cpu")
+
 
 def test_a_batch_has_as_many_rows_every_step():
-    time = timeline(3, 4, None)
+    time = timeline(3, 4, None, CPU)
     assert time.sizes == [3, 3, 3, 3]
     x = torch.arange(12).view(3, 4)
     assert [row.tolist() for row in time.steps(x)] == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
@@ -28,7 +30,7 @@ def test_a_batch_has_as_many_rows_every_step():
 
 
 def test_packed_sequences_run_longest_first_and_drop_out():
-    time = timeline(1, 7, torch.tensor([0, 2, 2, 6, 7]))
+    time = timeline(1, 7, torch.tensor([0, 2, 2, 6, 7]), CPU)
     assert time.sizes == [3, 2, 1, 1]
     assert time.sequences.tolist() == [2, 0, 3, 1]
     x = 10 * torch.arange(7)[None]
@@ -42,7 +44,7 @@ def test_packed_sequences_run_longest_first_and_drop_out():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
 def test_blocks_cover_every_step_once(rows):
-    time = timeline(1, 7, torch.tensor([0, 2, 2, 6, 7]))
+    time = timeline(1, 7, torch.tensor([0, 2, 2, 6, 7]), CPU)
     spans = time.blocks(rows)
     assert [t for start, stop in spans for t in range(start, stop)] == [0, 1, 2, 3]
     assert all(stop - start == 1 or time.offsets[stop] - time.offsets[start] <= rows for start, stop in spans)
@@ -51,7 +53,7 @@ def test_blocks_cover_every_step_once(rows):
 @pytest.mark.parametrize("bounds", [[1, 7], [0, 6], [0, 5, 3, 7]])
 def test_wrong_offsets_are_refused(bounds):
     with pytest.raises(ValueError, match="cu_seqlens: expected offsets"):
-        timeline(1, 7, torch.tensor(bounds))
+        timeline(1, 7, torch.tensor(bounds), CPU)
 
 
 def test_columns_put_what_x_and_what_r_feed_next_to_each_other():

@@ -61,6 +61,26 @@ def check(inputs, norm=True, largest=1.0):
             assert mine <= max(2 * by_torch, floors[got.dtype]), (mine, by_torch)
 
 
+def check_packed(inputs, largest=1.0):
+    """Gradients of g and beta in a wider tensor, and zeros behind them."""
+    g, beta = inputs[2:4]
+    made = kernels.run_forward(inputs, False, largest)
+    grads = weights_of(made)
+    heads = beta.shape[2]
+    wide = beta.new_full((*beta.shape[:2], 2 * heads + 9), torch.nan)
+    into = None if g is None else wide[..., 2 : heads + 2], wide[..., heads + 2 : -2]
+    found = kernels.run_backward(inputs, False, largest, grads, into)
+    alone = kernels.run_backward(inputs, False, largest, grads)
+    assert found[2] is into[0]
+    assert found[3] is into[1]
+    assert g is None or torch.equal(into[0], alone[2])
+    assert torch.equal(into[1][..., :heads], alone[3])
+    assert not into[1][..., heads:].any()
+    assert wide[..., -2:].isnan().all()
+    for got, right in zip(found[4:], alone[4:], strict=True):
+        assert right is None or torch.equal(got, right)
+
+
 def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -76,4 +96,7 @@ def interpreted():
     q, k, *rest = example()
     check((1e-4 * q, k * torch.tensor([0.0, 1e-3])[:, None], *rest))
     check(example(T=0))
+    check_packed(example(T=9, H=3))
+    check_packed(example(without=("g", "A_log", "dt_bias"), dtype=torch.float16, gates=torch.float16), largest=2.0)
+    check_packed(example(T=0))
     print("all checked")

@@ -1,5 +1,7 @@
 """The kernels of gated_rms_norm, called as their backend is, against its PyTorch form in float64."""
 
+import math
+
 import torch
 
 from holdfast.kernels.matrix.gated_norm import GatedNormCall, PyTorchGatedNorm
@@ -24,12 +26,21 @@ def example(
         return torch.randn(shape, generator=draw).to(dtype).to(device)
 
     gates = normal(B, T, 2 * H * D)[..., H * D :].unflatten(-1, (H, D)) if gate else None
-    weight = 1 + 0.1 * normal(weights, D).float() if weights else None
+    weight = 1 + 0.1 * normal(weights, D).float().squeeze(0) if weights else None
     return GatedNormCall(normal(B, T, H, D), gates, weight, 1e-5, activation)
 
 
-def run(backend, which, call, grad_y):
-    grads = backend.backward(which, call, grad_y)
+def run(backend, which, call, grad_y, packed=False):
+    """packed: whether the gradient of the gate is to be in a wider tensor."""
+    into = None
+    if packed and call.gate is not None:
+        width = math.prod(call.o.shape[2:])
+        wide = call.o.new_full((*call.o.shape[:2], 2 * width + 3), torch.nan)
+        into = wide[..., 3 : 3 + width].unflatten(-1, call.o.shape[2:])
+    grads = backend.backward(which, call, grad_y, into)
+    if into is not None:
+        assert grads[1] is into
+        grads[1] = into.contiguous()
     found = dict(zip(NAMES, [backend.forward(which, call), *grads], strict=True))
     return {name: x for name, x in found.items() if x is not None}
 
@@ -46,6 +57,9 @@ def errors(call, which):
     got = run(TritonGatedNorm(), which, call, grad_y)
     assert {name: x.dtype for name, x in got.items()} == {name: x.dtype for name, x in same.items()}
     assert all(x.is_contiguous() for x in got.values())
+    for backend, its in ((TritonGatedNorm(), which), (PyTorchGatedNorm(), Plan("pytorch"))):
+        apart, packed = (run(backend, its, call, grad_y, packed) for packed in (False, True))
+        assert all(torch.equal(apart[name], packed[name]) for name in apart)
     return {
         name: (relative_error(got[name].double(), x), relative_error(same[name].double(), x))
         for name, x in right.items()

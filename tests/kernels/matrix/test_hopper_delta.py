@@ -36,7 +36,7 @@ def problem(sizes=(), traits=(), dtype="bfloat16"):
         (problem(traits={"decay=vector": True}), H200, "a vector decay"),
         (problem(traits={"normalizer": True}), H200, "a normaliser"),
         (problem({"V": 20}), H200, "a V that 8 divides; got 20"),
-        (problem({"K": 256}), H200, "got K = 256"),
+        (problem({"K": 264}), H200, "got K = 264"),
         (problem({"T": 2**23}), H200, "a T up to 4194240; got 8388608"),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 
 from holdfast.kernels.matrix.triton_delta import TritonDelta
 from holdfast.planner import Device, Problem
-from holdfast.planner.models.matrix_triton_delta import candidates, states_fit_gradients
+from holdfast.planner.models.matrix_triton_delta import candidates, gradient_parts, states_fit_gradients
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.triton_delta_gradients import delta_gradients
@@ -40,6 +40,7 @@ def arguments(name, dtype, width, columns, block, **given):
         "CHUNK": 32 if is_float32 else 64,
         "WIDE": dtype != torch.bfloat16,
         "PRECISION": "tf32x3",
+        "PARTS": gradient_parts(width),
         "cu_seqlens": None,
         "scale": 0.5,
     }
@@ -68,6 +69,12 @@ def test_the_planned_blocks_compile_on_hopper(name, most):
     assert "wgmma" in made.ptx
     assert made.shared <= device.shared_per_block
     assert made.stack <= most
+
+
+def test_gradients_of_wide_keys_compile_on_hopper():
+    """K = 256, V = 512, in two programs: in one 2.4 KB spilt."""
+    made = compile_for(delta_gradients, 90, arguments("gradients", torch.bfloat16, 256, 512, 32), num_warps=8)
+    assert made.stack <= 500
 
 
 @pytest.mark.slow

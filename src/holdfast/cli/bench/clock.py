@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from .failure import one_line
+
 Method = Literal["events", "graph"]
 # Time for the runs of one row, and how many they are at least and at most; --seconds changes the first.
 SECONDS, LEAST, MOST = 1.0, 5, 100
@@ -121,3 +123,20 @@ def host_ms(run: Callable[[], object], device: torch.device, runs: int = 10) -> 
         times.append((time.perf_counter() - start) * 1e3)
     synchronize(device)
     return statistics.median(times)
+
+
+def device_times(
+    run: Callable[[], object], device: torch.device, method: Method = "events"
+) -> tuple[Times, float | None, str]:
+    """The times of a run, what it costs the host, and what is to be said of them.
+
+    Where the device waits for the host, its own time is that of replays. The note says of a run that it
+    cannot be captured.
+    """
+    times, host = time_runs(run, device, method), host_ms(run, device)
+    if method == "events" and bound_by_host(times.median_ms, host):
+        try:
+            return time_runs(run, device, "graph"), host, ""
+        except RuntimeError as error:
+            return times, host, f"cannot be captured: {one_line(error)[:80]}"
+    return times, host, ""

@@ -13,7 +13,8 @@ import torch
 
 from .child import request
 from .clock import seconds_of, synchronize
-from .measure import one_line, one_pass
+from .failure import one_line
+from .measure import one_pass
 from .subject import Refused
 
 

@@ -1,8 +1,6 @@
 """Measures in front of a person: progress, a table for each case, where the results went."""
 
 import gc
-import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from .record import Record, commit, device_facts, device_folder, now, read, vers
 from .result import Result
 from .roofs import Roofs, roofs
 from .selection import Selection, runners_of
-from .session import DeviceLost, Each, Job, count, run, unfinished
+from .session import DeviceLost, Each, Job, count, new_process, run, unfinished
 from .subject import Runner
 from .table import COLUMNS, cells
 
@@ -158,8 +156,7 @@ def measure_live(named: list[Named], device: torch.device, choices: Choices, res
             raise
         except DeviceLost as said:
             console.print(f"{said}, as this one does now in a new process", highlight=False, soft_wrap=True)
-            again = [argument for argument in sys.argv[1:] if argument != "--fresh"]
-            os.execv(sys.executable, [sys.executable, "-m", "holdfast", *again])
+            new_process()
         console.print(f"written to {out}", highlight=False, soft_wrap=True)
     if choices.counters is not None:
         with console.status("hardware counters"):

@@ -11,7 +11,8 @@ from torch import Tensor
 from holdfast.ops.parity import cast, leaves, relative_error
 
 from .case import Case, better_in_chunks, checked
-from .clock import Method, bound_by_host, host_ms, time_calls, time_runs
+from .clock import Method, device_times, time_calls
+from .failure import one_line
 from .floor import floor_bytes, history_bytes, operations
 from .memory import extra_bytes
 from .result import Result, of_case
@@ -108,16 +109,13 @@ def _compare(case: Case, subject: Subject, got: list[Tensor], device: torch.devi
 def _timed(
     row: Result, case: Case, run: Callable[[], object], device: torch.device, roof: Roofs, method: Method
 ) -> Result:
-    times = time_calls(run, device) if case.kind == "host" else time_runs(run, device, method)
-    host = None if case.kind == "host" else host_ms(run, device)
-    if method == "events" and bound_by_host(times.median_ms, host):
-        # the device waits for the host: its own time is that of replays
-        try:
-            times = time_runs(run, device, "graph")
-        except RuntimeError as error:
-            row = replace(row, note="; ".join(filter(None, (row.note, f"cannot be captured: {one_line(error)[:80]}"))))
+    if case.kind == "host":
+        times, host, note = time_calls(run, device), None, ""
+    else:
+        times, host, note = device_times(run, device, method)
     row = replace(
         row,
+        note="; ".join(filter(None, (row.note, note))),
         median_ms=times.median_ms,
         low_ms=times.low_ms,
         high_ms=times.high_ms,
@@ -179,12 +177,6 @@ def _measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, meth
             plan=predicted.plan,
         )
     return _timed(row, case, run, device, roof, method)
-
-
-def one_line(error: BaseException) -> str:
-    """Type and text of an error, on one line of at most 300 characters."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
 
 
 def measure(case: Case, runner: Runner, device: torch.device, roof: Roofs, method: Method = "events") -> Result:

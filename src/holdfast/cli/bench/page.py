@@ -8,6 +8,8 @@ from . import sections
 from .figure import can_plot
 from .glance import is_ours
 from .groups import Group, groups
+from .models.row import ModelsRecord
+from .models.section import section
 from .plot import draw, error_plot, roofline, roofline_rows
 from .record import Record
 from .result import Result
@@ -26,8 +28,9 @@ _HEADS = {
 }
 
 
-def page(records: Sequence[Record]) -> str:
-    """The page: for each record what it was measured with, what it comes to, then a plot and a table for each group."""
+def page(records: Sequence[Record], models: Sequence[ModelsRecord] = ()) -> str:
+    """The page: whole models, then for each other record what it was measured with, what it comes to, and a plot and a
+    table for each group."""
     # those that have something to draw: there are fewer colours than runners
     drawn = dict.fromkeys(
         row.runner for record in records for row in record.rows if row.median_ms is not None or row.step_errors
@@ -37,6 +40,9 @@ def page(records: Sequence[Record]) -> str:
     note = "" if with_plots else '<p class="dim">Without plots: matplotlib is not installed.</p>'
     names = _names(records)
     links = "".join(f'<a href="#r{n}">{escape(name)}</a>' for n, name in enumerate(names))
+    titles = [f"Models on {each.device['name']}, {each.date[:16].replace('T', ' ')}" for each in models]
+    whole = "\n".join(section(each, f"m{n}", titles[n]) for n, each in enumerate(models))
+    links = "".join(f'<a href="#m{n}">{escape(title)}</a>' for n, title in enumerate(titles)) + links
     sections_ = "\n".join(_record(records, n, names, runners, with_plots) for n in range(len(records)))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -47,6 +53,7 @@ The floor is the time that the inputs and outputs alone take at the copy bandwid
 "Holdfast" in a line is the fastest of its backends, "best peer" the fastest other implementation of the same function.
 </p>
 {note}<nav>{links}</nav>
+{whole}
 {sections_}
 </body></html>
 """

@@ -10,7 +10,8 @@ import torch
 from .case import Case
 from .child import request
 from .counters import SWEEP_BYTES
-from .measure import one_line, one_pass
+from .failure import one_line
+from .measure import one_pass
 from .subject import Runner
 
 

@@ -21,7 +21,8 @@ from .roofs import Roofs
 
 FORMAT = "holdfast-bench-1"
 _PACKAGES = (
-    "holdfast", "torch", "triton", "fla-core", "mlstm_kernels", "mamba-ssm", "flashrnn", "accelerated-scan"
+    "holdfast", "torch", "triton", "fla-core", "flash-linear-attention", "mlstm_kernels", "mamba-ssm", "flashrnn",
+    "accelerated-scan",
 )  # fmt: skip
 
 

@@ -1,8 +1,11 @@
 """Runs cases one after the other and keeps the record on disk up to date."""
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -38,6 +41,12 @@ class Job:
 def unfinished(out: Path) -> Path:
     """Where a run keeps its rows until it has all of them, so that it takes nothing away from an earlier one."""
     return out.with_name(f"{out.stem}.unfinished{out.suffix}")
+
+
+def new_process() -> NoReturn:
+    """Puts a new process of the same command in the place of this one, to go on where it stopped."""
+    again = [argument for argument in sys.argv[1:] if argument != "--fresh"]
+    os.execv(sys.executable, [sys.executable, "-m", "holdfast", *again])
 
 
 def run(job: Job, record: Record, out: Path, each: Each = lambda case, runner, result: None) -> Record:

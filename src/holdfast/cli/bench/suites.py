@@ -173,6 +173,13 @@ def _mlx_recurrence() -> Iterator[Case]:
         yield from at({"B": 3, "T": T, "H": 12, "K": 64, "V": 64})
 
 
+def _wide_states() -> Iterator[Case]:
+    for op in ("simple_gla", "ssd", "gla", "gated_delta_rule", "mlstm"):
+        # xLSTM-7B's heads, and those of GatedDeltaNet(768) and RetNet(768) by default
+        for sizes in ({"B": 4, "T": 4096, "H": 8, "K": 256, "V": 512}, {"B": 8, "T": 2048, "H": 4, "K": 192, "V": 384}):
+            yield from _cases(op, "bfloat16", f"{op}: K {sizes['K']}, V {sizes['V']}")(sizes)
+
+
 def _smoke() -> Iterator[Case]:
     matrix = _cases("gated_delta_rule", "float32", "gated_delta_rule: length")
     for T in (64, 128, 256):
@@ -217,6 +224,9 @@ SUITES = {
             "that library's shape: batch 3, length 512",
             _mlx_recurrence,
         ),
+        Suite(
+            "wide-states", "States wider than a kernel's", "heads of xLSTM-7B and of modules' defaults", _wide_states
+        ),
     )
 }
 
@@ -226,4 +236,4 @@ def suite_named(name: str) -> Suite:
     try:
         return SUITES[name]
     except KeyError:
-        raise ValueError(f"--suite: expected one of {', '.join(SUITES)}; got {name!r}") from None
+        raise ValueError(f"--suite: expected one of models, {', '.join(SUITES)}; got {name!r}") from None

@@ -16,7 +16,8 @@ from holdfast.planner.tables import Table, Timing
 
 from .case import Case
 from .clock import time_runs
-from .measure import LIMITS, lost, measure, one_line, one_pass
+from .failure import one_line
+from .measure import LIMITS, lost, measure, one_pass
 from .record import versions
 from .roofs import Roofs
 from .selection import EVERYTHING, Selection

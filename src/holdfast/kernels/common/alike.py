@@ -30,6 +30,11 @@ def _is_there() -> bool:
         return False
 
 
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """What autocast casts to on devices of a kind, or None where it is off."""
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 class Alike:
     """Finds calls that are like one: some that are may be told apart, none that is not is taken for it.
 
@@ -48,6 +53,8 @@ class Alike:
         self.is_plain = self.is_plain and not any(x.data_ptr() & 15 for x in tensors)
         if self.is_plain:
             self.device, self.records = tensors[0].get_device(), torch.is_grad_enabled()
+            self.kind = tensors[0].device.type
+            self.cast = autocast_dtype(self.kind)
             self.tensors, self.others = _picks(places), _picks([n for n in range(len(values)) if n not in places])
             self.constants = self.others(values)
             self.check = _check_of(tensors)
@@ -62,7 +69,7 @@ class Alike:
         if self.others(values) != self.constants or any(x.is_nested for x in tensors) or not self.check(*tensors):
             return None
         # which the check leaves out
-        if torch.is_grad_enabled() != self.records:
+        if torch.is_grad_enabled() != self.records or autocast_dtype(self.kind) != self.cast:
             return None
         bits = 0
         for x in tensors:

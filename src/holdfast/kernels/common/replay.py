@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from .alike import CONSTANT, Alike
+from .alike import CONSTANT, Alike, autocast_dtype
 from .arena import in_one
 from .compiling import is_rehearsal, side_by_side
 from .planning import remembered
@@ -38,6 +38,13 @@ class Replay:
         self.steps = [(step, [slot for slot, n in last.items() if n == at]) for at, step in enumerate(steps)]
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        if torch._C._is_any_autocast_enabled():
+            # its casts are among what was recorded, and it is off where an op turned it off
+            with torch._C._DisableAutocast():
+                return self._run(tensors)
+        return self._run(tensors)
+
+    def _run(self, tensors: Sequence[Tensor]) -> Any:
         slots = [*tensors, *self.rest]
         for step, done in self.steps:
             step(slots)
@@ -110,7 +117,7 @@ _LAST = object()
 def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool = False) -> Callable[..., Any]:
     """run, which launches with triton_launch and gluon_launch alone; calls on a GPU are recorded, then replayed.
 
-    above_autograd: run is what users call, under autograd and autocast, and is run itself where they take part.
+    above_autograd: run is what users call, under autograd, and is run itself where a gradient is recorded.
     changes: run writes to its arguments, so that no rehearsal may run it.
     """
     known: dict[Any, Any] = remembered()
@@ -134,8 +141,7 @@ def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool
         device = tensors[0].get_device()
         if device >= 0 and device != torch.cuda.current_device():
             return run(*arguments, **named)
-        if above_autograd and torch.is_autocast_enabled(tensors[0].device.type):
-            return run(*arguments, **named)
+        key.append(autocast_dtype(tensors[0].device.type))
         place = tuple(key)
         found = known.get(place)
         if found.__class__ is Replay:

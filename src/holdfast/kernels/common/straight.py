@@ -18,13 +18,13 @@ from .recording import Slot, filled
 _RAN: dict[int, list[tuple[Callable[..., Any], tuple[Any, ...], tuple[Tensor, ...]]]] = {}
 
 
-def note_differentiable(op: Callable[..., Any], arguments: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+def note_differentiable(op: Callable[..., Any], arguments: tuple[Any, ...], outputs: Any) -> None:
     """Tells a thread that finds out that an op that records a gradient returned outputs for arguments.
 
     op: does the same for tensors that no transform of torch.func has wrapped.
     """
     if _RAN and (ran := _RAN.get(threading.get_ident())) is not None:
-        ran.append((op, arguments, outputs))
+        ran.append((op, arguments, _made(outputs)))
 
 
 class Straight:
@@ -42,8 +42,12 @@ class Straight:
             arguments = constants.copy()
             for at, number in places:
                 arguments[at] = slots[number]
-            slots += op(*arguments)
+            slots += _made(op(*arguments))
         return filled(self.outputs, slots)
+
+
+def _made(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if outputs.__class__ is tuple else (outputs,)
 
 
 def _slots(values: list[Any]) -> list[tuple[int, int]]:
@@ -61,7 +65,7 @@ def find(run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, A
     finally:
         del _RAN[thread]
     alike = Alike(arguments, named)
-    if not (alike.is_plain and ran and all(isinstance(made, tuple) for *_, made in ran)):
+    if not (alike.is_plain and ran):
         return outputs, None
     tensors = [*alike.tensors((*arguments, *named.values()))]
     if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):

@@ -26,6 +26,12 @@ def _kinds(numbers: tuple[int | float, ...]) -> tuple[Any, ...]:
     return tuple((x == 1, x % 16 == 0, -(2**31) <= x < 2**31) if isinstance(x, int) else None for x in numbers)
 
 
+@lru_cache
+def may_overlap(device: torch.device) -> bool:
+    """Whether a launch may start there before the one ahead of it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Makes x's device the current one, on which `launch` runs."""
     # entering torch.cuda's own context takes longer than finding that it is not needed

@@ -47,20 +47,40 @@ def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
     return bounds
 
 
+def refuse_copy_in_capture(device: torch.device, given: str) -> None:
+    """Raises RuntimeError where offsets would go from the host to device while a CUDA graph is captured."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"cu_seqlens: expected offsets on {device}, on a backend that reads them there, while a CUDA graph is "
+            f"captured, which copies nothing from the host; got {given}"
+        )
+
+
+def placed(cu_seqlens: Tensor, device: torch.device) -> Tensor:
+    """The offsets, contiguous on device. Raises RuntimeError where a captured CUDA graph would have to copy them."""
+    if cu_seqlens.device.type != device.type:
+        refuse_copy_in_capture(device, f"offsets on {cu_seqlens.device}")
+    return cu_seqlens.to(device).contiguous()
+
+
 def on_device(cu_seqlens: Tensor | None, length: int, device: torch.device) -> Tensor | None:
     """The offsets as a kernel reads them, contiguous on its device; unchecked while a CUDA graph is captured.
 
-    Raises ValueError unless they rise from 0 to length.
+    Raises ValueError unless they rise from 0 to length, RuntimeError where a captured graph would have to copy them.
     """
     if cu_seqlens is None:
         return None
     if not (cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing()):
         sequence_bounds(cu_seqlens, length)
-    return cu_seqlens.to(device).contiguous()
+    return placed(cu_seqlens, device)
 
 
 def buckets(bounds: Sequence[int], device: torch.device) -> list[Bucket]:
-    """Groups the non-empty sequences between the bounds by length, padding at most doubling the tokens."""
+    """Groups the non-empty sequences between the bounds by length, padding at most doubling the tokens.
+
+    Raises RuntimeError while a CUDA graph is captured on device.
+    """
+    refuse_copy_in_capture(device, "a backend that groups the sequences on the host")
     groups: dict[int, list[int]] = {}
     for n, (start, end) in enumerate(pairwise(bounds)):
         if end > start:

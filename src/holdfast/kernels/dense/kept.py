@@ -41,7 +41,7 @@ def gates_dtype(cell: Cell, dtype: torch.dtype) -> torch.dtype:
 def pack(call: DenseCall, cu_seqlens: Tensor | None, states: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
     """From the loop's own states [S, rows, H, D] and gates [rows, H, G, D]."""
     batch, length, _, heads, width = call.x.shape
-    time, column = timeline(batch, length, cu_seqlens), layout.arrange(call.cell).column
+    time, column = timeline(batch, length, cu_seqlens, call.x.device), layout.arrange(call.cell).column
     state_shape, gate_shape = shapes(call.cell, batch, length, heads, width)
     kept_states = states.new_zeros(state_shape)
     kept_gates = call.x.new_zeros(gate_shape, dtype=gates_dtype(call.cell, call.x.dtype))
@@ -59,7 +59,7 @@ def unpack(
 ) -> tuple[Tensor, Tensor]:
     """To the loop's own states and gates, float32. call.x lends only its shape."""
     batch, length, _, heads, width = call.x.shape
-    time, column = timeline(batch, length, cu_seqlens), layout.arrange(call.cell).column
+    time, column = timeline(batch, length, cu_seqlens, call.x.device), layout.arrange(call.cell).column
     others = states.unflatten(1, (batch, length))[..., :width]
     rows = [time.rows(x).reshape(batch * length, heads, width).float() for x in (h, *others)]
     every = gates.unflatten(0, (batch, length))[..., :width, :]

@@ -42,7 +42,8 @@ class Loop:
     def forward(
         self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        time, places, dtype = timeline(*call.x.shape[:2], cu_seqlens), layout.arrange(call.cell), _dtype(call)
+        time = timeline(*call.x.shape[:2], cu_seqlens, call.x.device)
+        places, dtype = layout.arrange(call.cell), _dtype(call)
         run = self.cells.forward(call.cell, dtype, call.x.device)
         gates = _pre_activations(call, time, places)
         states, rows = _history(call.cell, time, gates, save)
@@ -85,7 +86,7 @@ class Loop:
         grad_final: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         cell, dtype = call.cell, _dtype(call)
-        time, places = timeline(*call.x.shape[:2], cu_seqlens), layout.arrange(cell)
+        time, places = timeline(*call.x.shape[:2], cu_seqlens, call.x.device), layout.arrange(cell)
         run = self.cells.backward(cell, dtype, call.x.device)
         weights = places.weights(call.R, dtype)
         initial = _initial_state(call, time)

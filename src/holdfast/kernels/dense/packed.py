@@ -49,6 +49,7 @@ def groups(cu_seqlens: Tensor, length: int, most: int, device: torch.device) -> 
     """Sequences of like length together, at most so many, on device; empty ones are in none. Reads cu_seqlens, which
     may be on another device, on the host."""
     bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length), dtype=torch.int64)
+    varlen.refuse_copy_in_capture(device, f"offsets on {cu_seqlens.device}")
     lengths = bounds.diff()
     order = [n for n in lengths.argsort(descending=True, stable=True).tolist() if lengths[n] > 0]
     found: list[list[int]] = []

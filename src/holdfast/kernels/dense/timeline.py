@@ -68,16 +68,19 @@ class Timeline:
         return spans
 
 
-def timeline(batch: int, length: int, cu_seqlens: Tensor | None) -> Timeline:
-    """The timeline of a [batch, length] call. Raises ValueError for offsets that do not rise from 0 to length."""
+def timeline(batch: int, length: int, cu_seqlens: Tensor | None, device: torch.device) -> Timeline:
+    """The timeline of a [batch, length] call on device.
+
+    Raises ValueError for offsets that do not rise from 0 to length, RuntimeError while a CUDA graph is captured there.
+    """
     if cu_seqlens is None:
         return Timeline([batch] * length, list(range(0, batch * length + 1, batch)) if batch else [0] * (length + 1))
     bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length), dtype=torch.int64)
+    varlen.refuse_copy_in_capture(device, f"offsets on {cu_seqlens.device}")
     lengths = bounds.diff()
     sequences = lengths.argsort(descending=True, stable=True)
     steps = torch.arange(int(lengths.max()), dtype=torch.int64)
     running = steps[:, None] < lengths[sequences]
     sizes = running.sum(1).tolist()
     order = (bounds[sequences] + steps[:, None])[running]
-    device = cu_seqlens.device
     return Timeline(sizes, [0, *accumulate(sizes)], order.to(device), sequences.to(device))

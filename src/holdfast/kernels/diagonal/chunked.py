@@ -71,7 +71,7 @@ class _Run:
         self.call, self.chunk = call, chunk
         self.dtype = torch.promote_types(call.x.dtype, torch.float32)
         self.length = call.x.shape[1]
-        self.ends = Ends.of(cu_seqlens, self.length)
+        self.ends = Ends.of(cu_seqlens, self.length, call.x.device)
         self.gate = call.a.to(self.dtype).exp() if call.log else call.a.to(self.dtype)
         if call.theta is not None:
             self.gate = self.gate * pairs.turn(call.theta.to(self.dtype))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.common.triton_support import refusal
-from holdfast.kernels.common.varlen import sequence_bounds
+from holdfast.kernels.common.varlen import placed, sequence_bounds
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import inter_chunk_scan as model
 
@@ -72,12 +72,10 @@ class Run:
         self.plan = plan
         self.call = InterChunkCall(*(None if x is None else x.contiguous() for x in call))
         self.batch, self.chunks, self.heads, self.keys, self.values = call.states.shape
-        if cu_seqlens is None:
-            self.sequences = self.batch
-        else:
+        bounds, self.sequences = None, self.batch
+        if cu_seqlens is not None:
             sequence_bounds(cu_seqlens, self.chunks)
-            self.sequences = cu_seqlens.shape[0] - 1
-        bounds = None if cu_seqlens is None else cu_seqlens.to(call.states.device).contiguous()
+            bounds, self.sequences = placed(cu_seqlens, call.states.device), cu_seqlens.shape[0] - 1
         self.sizes = (bounds, self.chunks, self.heads, self.keys, self.values)
         self.rank = 0 if call.W is None else call.W.shape[4]
         self.padded_rank = 1 << max(self.rank - 1, 0).bit_length()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.common.triton_support import refusal
-from holdfast.kernels.common.varlen import sequence_bounds
+from holdfast.kernels.common.varlen import placed, sequence_bounds
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import diagonal_scan as model
 from holdfast.recurrences.definition import DiagonalCall
@@ -88,9 +88,10 @@ class Run:
         self.plan, self.call, self.rows = plan, call, rows
         self.pairs = call.theta is not None
         batch, self.length, self.channels = call.x.shape
-        self.bounds = None if cu_seqlens is None else cu_seqlens.to(call.x.device).contiguous()
+        self.bounds = None
         if cu_seqlens is not None:
             sequence_bounds(cu_seqlens, self.length)
+            self.bounds = placed(cu_seqlens, call.x.device)
             self.piece, self.per_row, self.sequences = self.length, 1, cu_seqlens.shape[0] - 1
         else:
             self.piece = min(piece or self.length, self.length)

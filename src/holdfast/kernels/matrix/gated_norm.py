@@ -18,7 +18,7 @@ class GatedNormCall(NamedTuple):
 
     o: Tensor  # [B, T, H, D]
     gate: Tensor | None = None  # [B, T, H, D]
-    weight: Tensor | None = None  # [1, D], shared by the heads, or [H, D]
+    weight: Tensor | None = None  # [D], shared by the heads, or [H, D]
     eps: float = 1e-5
     activation: Activation = "silu"
 
@@ -38,14 +38,19 @@ class PyTorchGatedNorm:
         """y [B, T, H, D], contiguous, in o's dtype."""
         return _run(call).contiguous()
 
-    def backward(self, plan: Plan, call: GatedNormCall, grad_y: Tensor) -> list[Tensor | None]:
-        """Gradients of o, gate and weight, None where the input is."""
+    def backward(
+        self, plan: Plan, call: GatedNormCall, grad_y: Tensor, into: Tensor | None = None
+    ) -> list[Tensor | None]:
+        """Gradients of o, gate and weight, None where the input is. into: where that of gate will be, part of a wider
+        tensor."""
         given = {name: x for name, x in zip(call._fields[:3], call[:3], strict=True) if x is not None}
 
         def run(*leaves: Tensor) -> tuple[Tensor]:
             return (_run(call._replace(**dict(zip(given, leaves, strict=True)))),)
 
         grads = dict(zip(given, pull_back(run, list(given.values()), [grad_y]), strict=True))
+        if into is not None:
+            grads["gate"] = into.copy_(grads["gate"])
         return [grads.get(name) for name in call._fields[:3]]
 
 

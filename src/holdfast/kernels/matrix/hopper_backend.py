@@ -5,6 +5,9 @@ it finds the states anew, so that none is kept from the forward pass. The adjoin
 gradient of the initial state.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,17 +47,34 @@ class Hopper:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        o, (final,) = self.forward_rows(plan, [call], cu_seqlens)
+        return o, final
+
+    def forward_rows(
+        self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """o, and the final state of each slice of K. calls: a slice each, beside the same v."""
+        from . import hopper_launch as launch
+
+        v = launch.tileable(calls[0].v)
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
+        sums = [None] if len(calls) == 1 else launch.sums_of(o, plan["columns"], len(calls), cu_seqlens)
+        return o, [self._swept(plan, call, v, o, cu_seqlens, each) for call, each in zip(calls, sums, strict=True)]
+
+    def _swept(
+        self, plan: Plan, call: MatrixCall, v: Tensor, o: Tensor, cu_seqlens: Tensor | None, sums: Any
+    ) -> Tensor:
+        """The final state; o is filled or, with more slices to come, sums."""
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_launch as launch
         from .hopper_resident_launch import run_resident
 
-        q, k, v = (launch.tileable(x) for x in call[:3])
-        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
+        q, k = (launch.tileable(x) for x in call[:2])
         final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
-            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+            return final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
         start, span, gates = (
             aligned(call.initial_state),
             plan["span"],
@@ -62,12 +82,12 @@ class Hopper:
         )
         if plan["resident"]:
             run_resident(q, k, v, o, gates, start, final)
-            return o, final
+            return final
         ends = launch.Ends(start, final)
         if cu_seqlens is None and span * launch.TOKENS < v.shape[1]:
             ends = launch.Ends(start, final, added=launch.added(k, v, gates, span))
-        launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens)
-        return o, final
+        launch.run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens, sums)
+        return final
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None

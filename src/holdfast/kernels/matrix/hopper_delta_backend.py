@@ -6,6 +6,7 @@ from torch import Tensor
 from holdfast.kernels.common.gluon_support import without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import matrix_hopper_delta as model
+from holdfast.planner.models import matrix_hopper_delta_wide as wide
 from holdfast.planner.models.matrix_hopper import WIDEST
 from holdfast.planner.models.matrix_triton_delta import WIDEST as GRADIENTS_WIDEST
 from holdfast.recurrences.definition import MatrixCall
@@ -27,9 +28,9 @@ class HopperDelta:
             return "it has the delta rule alone"
         if reason := refusal(problem, device, _UNSERVED):
             return reason
-        if problem["K"] > WIDEST:
-            return f"its registers hold a state of {WIDEST} rows; got K = {problem['K']}"
-        if problem.needs_grad and problem["V"] > GRADIENTS_WIDEST:
+        if problem["K"] > wide.WIDEST:
+            return f"its registers hold a state of {wide.WIDEST} rows; got K = {problem['K']}"
+        if problem.needs_grad and problem["K"] <= WIDEST and problem["V"] > GRADIENTS_WIDEST:
             return f"its gradients take a V up to {GRADIENTS_WIDEST}; got {problem['V']}"
         if problem["T"] > LONGEST:
             return f"a grid has an axis of 65535 chunks at most: it needs a T up to {LONGEST}; got {problem['T']}"
@@ -39,12 +40,18 @@ class HopperDelta:
         return call.delta
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        return model.candidates(problem, device, direction)
+        return (model if problem["K"] <= WIDEST else wide).candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         from holdfast.kernels.common import varlen
         from holdfast.kernels.common.gluon_launch import aligned
 
+        if call.k.shape[3] > WIDEST:
+            from . import triton_delta_passes
+            from .hopper_delta_wide_passes import WidePasses
+
+            with torch.cuda.device_of(call.v):
+                return triton_delta_passes.forward(plan, call, cu_seqlens, WidePasses)
         from . import hopper_delta_launch as launch
         from .hopper_launch import TOKENS, Gates, tileable
 
@@ -69,6 +76,11 @@ class HopperDelta:
     ) -> tuple[list[Tensor | None], Tensor | None]:
         from . import hopper_delta_passes, triton_delta_passes
 
+        if call.k.shape[3] > WIDEST:
+            from .hopper_delta_wide_passes import WidePasses
+
+            with torch.cuda.device_of(call.v):
+                return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final, WidePasses)
         if call.v.shape[3] <= WIDEST:
             return hopper_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)
         with torch.cuda.device_of(call.v):

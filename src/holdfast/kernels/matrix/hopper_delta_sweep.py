@@ -153,7 +153,7 @@ def delta_sweep(
                 [
                     (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
                     (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
-                    (_score, (tiles, places, numbers, STAGES)),
+                    (score, (tiles, places, numbers, STAGES)),
                     (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
                     (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
                 ],
@@ -174,7 +174,7 @@ def delta_sweep(
         gl.warp_specialize(
             [
                 (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (_score, (tiles, places, numbers, STAGES)),
+                (score, (tiles, places, numbers, STAGES)),
                 (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
                 (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
             ],
@@ -184,7 +184,7 @@ def delta_sweep(
 
 
 @gluon.jit
-def _score(tiles, places, numbers, STAGES: gl.constexpr):
+def score(tiles, places, numbers, STAGES: gl.constexpr):
     """Scaled products of keys and queries with the decay between them, [earlier, later]."""
     q_tiles, k_tiles, _, _, p_tiles = tiles
     gates, _, loaded, gated, scored, free = places

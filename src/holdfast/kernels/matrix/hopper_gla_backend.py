@@ -3,6 +3,9 @@
 A forward pass that a backward pass may follow leaves it the state before each chunk.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,8 @@ class HopperGLA:
 
     name = "hopper"
     reads_output = True
+    # g may have fewer heads than v, each for some of these; its gradient has v's
+    groups_decays = True
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if "decay=vector" not in problem.traits:
@@ -45,24 +50,37 @@ class HopperGLA:
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
         """o, the final state and, if the plan keeps them, the states before each chunk."""
+        o, (final,), *kept = self.forward_rows(plan, [call], cu_seqlens)
+        return o, final, *kept
+
+    def forward_rows(self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None) -> tuple[Any, ...]:
+        """The same of a call in slices of K, a call each beside the same v: final states are a list.
+
+        The plan keeps states of a whole call alone.
+        """
         from holdfast.kernels.common import varlen
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_gla_launch as launch
+        from .hopper_launch import sums_of
 
-        q, k, v, g, beta = launch.inputs(call)
-        cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
-        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
-        kept = None
-        if plan["keeps"]:
-            kept = torch.empty(kept_shape(g, v.shape[3], cu_seqlens), dtype=v.dtype, device=v.device)
-        found = (o, final) if kept is None else (o, final, kept)
-        if v.numel() == 0:
-            final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
-            return found
-        launch.run_sweep(q, k, g, v, o, aligned(call.initial_state), final, kept, call.scale, beta, cu_seqlens)
-        return found
+        shape, dtype, device = calls[0].v.shape, calls[0].v.dtype, calls[0].v.device
+        cu_seqlens = varlen.on_device(cu_seqlens, shape[1], device)
+        o = torch.empty(shape, dtype=dtype, device=device)
+        sums = [None] if len(calls) == 1 else sums_of(o, tile(shape[3]), len(calls), cu_seqlens)
+        finals, kept = [], None
+        for call, each in zip(calls, sums, strict=True):
+            q, k, v, g, beta = launch.inputs(call)
+            final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=device)
+            finals.append(final)
+            if plan["keeps"]:
+                kept = torch.empty(kept_shape(shape, k.shape[3], cu_seqlens), dtype=dtype, device=device)
+            if v.numel() == 0:
+                final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+                continue
+            start = aligned(call.initial_state)
+            launch.run_sweep(q, k, g, v, o, start, final, kept, call.scale, beta, cu_seqlens, sums=each)
+        return (o, finals) if kept is None else (o, finals, kept)
 
     def backward(
         self,
@@ -90,12 +108,15 @@ class HopperGLA:
         if v.numel() == 0:
             if grad_start is not None:
                 grad_start = grad_start.zero_() if end is None else grad_start.copy_(end)
-            return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_start
+            grads = [None if x is None else torch.zeros_like(x) for x in call[:6]]
+            grads[3] = g.new_zeros(*v.shape[:3], g.shape[3])
+            return grads, grad_start
         if states is None:
             _, _, states = self.forward(model.plan(keeps=True), call, cu_seqlens)
         u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
-        dq, dk = (torch.empty(*g.shape, dtype=v.dtype, device=v.device) for _ in range(2))
-        dg = torch.empty(g.shape, dtype=torch.float32, device=v.device)
+        heads = (*v.shape[:3], k.shape[3])
+        dq, dk = (torch.empty(heads, dtype=v.dtype, device=v.device) for _ in range(2))
+        dg = torch.empty(heads, dtype=torch.float32, device=v.device)
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         dbeta = None
         if beta is not None:
@@ -111,9 +132,9 @@ class HopperGLA:
         return [ungroup(dq, q), ungroup(dk, k), dv, dg.to(call.g.dtype), dbeta, None], grad_start
 
 
-def kept_shape(g: Tensor, values: int, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
-    """Of a state of so many values for each chunk of 64 tokens, as the kernels keep and read it."""
-    batch, length, heads, keys = g.shape
+def kept_shape(shape: Sequence[int], keys: int, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
+    """Of a state of so many keys for each chunk of 64 tokens, as the kernels keep and read it. shape: v's."""
+    batch, length, heads, values = shape
     # packed sequences have spare chunks between them
     chunks = -(-length // model.CHUNK) if cu_seqlens is None else length // model.CHUNK + cu_seqlens.shape[0] - 1
     return batch, chunks * model.CHUNK, heads, tile(keys) * tile(values) // model.CHUNK

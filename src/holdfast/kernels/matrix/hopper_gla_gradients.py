@@ -70,7 +70,7 @@ def _token(tile):
     return tokens_of(tile.load(FLAT))
 
 
-@gluon.jit(do_not_specialize=["T", "qk_group", "v_group"])
+@gluon.jit(do_not_specialize=["T", "qk_group", "g_group", "v_group"])
 def gla_gradients(
     q_desc,
     k_desc,
@@ -88,6 +88,7 @@ def gla_gradients(
     sequences,
     T,
     qk_group,
+    g_group,
     v_group,
     scale,
     H: gl.constexpr,
@@ -95,9 +96,9 @@ def gla_gradients(
 ):
     """Grid (ceil(KEYS / 64) * H, chunks, B), or (ceil(KEYS / 64) * H * chunks,) of packed sequences.
 
-    q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H, KEYS], by descriptors of blocks [1, 64, 1, 64]; v, u:
-    [B, T, H / v_group, V] and [B, T, H, V] of blocks [1, 64, 1, columns]. states, ends: the state that enters each
-    chunk and the gradient of the one that leaves it, as hopper_gla_sweep.py keeps them, of blocks [1, 64, 1, 64].
+    q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H / g_group, KEYS], by descriptors of blocks [1, 64, 1, 64];
+    v, u: [B, T, H / v_group, V] and [B, T, H, V] of blocks [1, 64, 1, columns]. states, ends: the state that enters
+    each chunk and the gradient of the one that leaves it, as hopper_gla_sweep.py keeps them, of blocks [1, 64, 1, 64].
     dq, dk, dg: [B, T, H, KEYS], dg in float32. ends may be in the memory of dg, or of dq if V is 64: a program reads
     its part where it then writes. beta: float32 [B, T, H], and dbeta: float32 [ceil(KEYS / 64), B, T, H], what each 64
     columns have of its gradient; or both None. cu: [N + 1], where packed sequences begin and end, or None; chunks are
@@ -155,7 +156,7 @@ def gla_gradients(
     tma_load(v_desc, [batch, token, head // v_group, 0], pairs_come, v4)
     tma_load(u_desc, [batch, token, head, 0], pairs_come, u4)
     mbarrier.expect(own_come, own_width)
-    tma_load(g_desc, [batch, token, head, half * HALF], own_come, g_tile)
+    tma_load(g_desc, [batch, token, head // g_group, half * HALF], own_come, g_tile)
     tma_load(q_desc, [batch, token, head // qk_group, half * HALF], own_come, q_tile)
     tma_load(k_desc, [batch, token, head // qk_group, half * HALF], own_come, k_tile)
     mbarrier.expect(states_come, states_width)

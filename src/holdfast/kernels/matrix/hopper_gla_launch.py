@@ -9,7 +9,7 @@ from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_gla_gradients import gla_gradients
 from .hopper_gla_sweep import gla_sweep
-from .hopper_launch import LAYOUT, TOKENS, kind, tileable, width_of
+from .hopper_launch import LAYOUT, TOKENS, Sums, kind, tileable, width_of
 
 DECAYS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 # of rows that one instruction reads: a thread finds all of its numbers beside one address
@@ -29,10 +29,11 @@ def run_sweep(
     beta: Tensor | None,
     cu_seqlens: Tensor | None,
     reverse: bool = False,
+    sums: Sums | None = None,
 ) -> None:
-    """One launch of `gla_sweep`, whose arguments these are; g's heads are a multiple of those of q, k and v."""
-    batch, length, heads, keys = g.shape
-    values = v.shape[3]
+    """One launch of `gla_sweep`, whose arguments these are; out's heads are a multiple of those of q, k, g and v."""
+    batch, length, heads, values = out.shape
+    keys = g.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     wide, tall = width_of(keys), width_of(values)
     arguments = (
@@ -47,14 +48,23 @@ def run_sweep(
         end,
         cu_seqlens,
         None if cu_seqlens is None else out,
+        None if sums is None else sums.sums,
         length,
         heads,
         heads // k.shape[2],
+        heads // g.shape[2],
         heads // v.shape[2],
         scale,
     )
-    constants = {"KEYS": keys, "VALUES": values, "REVERSE": reverse}
-    types = (k.dtype, wide, tall, start is None, end is None, kept is None, beta is None, kind(cu_seqlens))
+    constants = {
+        "KEYS": keys,
+        "VALUES": values,
+        "REVERSE": reverse,
+        "ADDS": sums is not None and sums.adds,
+        "LEAVES": sums is not None and sums.leaves,
+    }
+    optional = (start, end, kept, beta, None if sums is None else sums.sums)
+    types = (k.dtype, wide, tall, *(x is None for x in optional), kind(cu_seqlens))
     launch(gla_sweep, (sequences * heads, 1, 1), arguments, constants, tall // 16, types)
 
 
@@ -96,6 +106,7 @@ def run_gradients(
         None if cu_seqlens is None else cu_seqlens.shape[0] - 1,
         length,
         heads // q.shape[2],
+        heads // g.shape[2],
         heads // v.shape[2],
         scale,
     )

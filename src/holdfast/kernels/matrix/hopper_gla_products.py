@@ -22,6 +22,7 @@ from .hopper_gates import CHUNK, store_rows, unknown
 from .hopper_gla_scores import scores_of
 from .hopper_gla_tokens import HALF
 from .hopper_gla_walk import PAIR, STAGES, fetch_keys, fetch_values, token_of
+from .hopper_slices import in_sums, place_of_sums, size_of_sums
 
 
 @gluon.jit
@@ -62,6 +63,7 @@ def multiply(
     end_ptr,
     o_ptr,
     cu_ptr,
+    sums_ptr,
     T,
     H,
     walk,
@@ -69,6 +71,8 @@ def multiply(
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     REVERSE: gl.constexpr,
+    ADDS: gl.constexpr,
+    LEAVES: gl.constexpr,
 ):
     """The products of every chunk, and the state from the first to the last."""
     _, k_desc, qk_tiles, qk_come, _ = keys
@@ -97,6 +101,10 @@ def multiply(
         state = gl.zeros([V, K], gl.float32, s_layout)
     else:
         state = gl.load(start_ptr + corner + columns[None, :] * VALUES + rows[:, None], mask=inside, other=0.0)
+    if ADDS or LEAVES:
+        place = (batch, 0, T) if aside is None else (batch, aside[0], T)
+        sums_ptr += place_of_sums(place, H, V, aside is not None)
+        chunk_of_sums = size_of_sums(H, V)
 
     stage = 0
     phase = 0
@@ -149,19 +157,24 @@ def multiply(
         by_key = reinterpret(decays, gl.float32, [PAIR, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         decay = by_key.index(i % PAIR).load(gl.SliceLayout(0, s_layout))[None, :]
         o, written = warpgroup_mma_wait(0, deps=(o, written))
+        if ADDS:
+            o = o + gl.load(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout))
         vt = gl.convert_layout(written, v_layout)
         o = warpgroup_mma(vt, p_tile if REVERSE else p_tile.permute((1, 0)), o, is_async=True)
         state = warpgroup_mma(written, q if REVERSE else k, state * decay, is_async=True)
         o = warpgroup_mma_wait(1, deps=(o,))
         # in the place of values that all have read
         barrier()
-        v.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
+        if LEAVES:
+            gl.store(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout), o)
+        else:
+            v.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
         fence_async_shared()
         barrier()
-        if aside is None:
+        if aside is None and not LEAVES:
             tma_store(o_desc, [batch, token, head, 0], v)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
-        if aside is not None:
+        if aside is not None and not LEAVES:
             # no branch while a product runs
             if i > 0 if REVERSE else i + 1 < count:
                 tma_store(o_desc, [batch, token, head, 0], v)
@@ -175,7 +188,7 @@ def multiply(
             stage = 0
             phase ^= 1
 
-    if aside is not None and not REVERSE:  # noqa: SIM102 - known while compiling
+    if aside is not None and not REVERSE and not LEAVES:  # noqa: SIM102 - known while compiling
         if count > 0:
             _store_last(v_tiles.index((count - 1) % PAIR), o_ptr, cu_ptr, T, H, VALUES)
     if end_ptr is not None:

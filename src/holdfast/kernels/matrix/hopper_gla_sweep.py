@@ -28,7 +28,7 @@ from .hopper_gla_walk import PAIR, STAGES, fetch_keys, fetch_values, token_of
 from .hopper_gla_weigh import PARTS, fetch_decays, weigh
 
 
-@gluon.jit(do_not_specialize=["T", "H", "qk_group", "v_group"])
+@gluon.jit(do_not_specialize=["T", "H", "qk_group", "g_group", "v_group"])
 def gla_sweep(
     k_desc,
     q_desc,
@@ -41,24 +41,29 @@ def gla_sweep(
     end_ptr,
     cu_ptr,
     o_ptr,
+    sums_ptr,
     T,
     H,
     qk_group,
+    g_group,
     v_group,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     REVERSE: gl.constexpr,
+    ADDS: gl.constexpr,
+    LEAVES: gl.constexpr,
 ):
     """Grid (B * H,), or (N * H,) of packed sequences.
 
-    q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H, KEYS], v: [B, T, H / v_group, VALUES], o: [B, T, H, VALUES],
-    by descriptors of blocks [1, 64, 1, columns], of g 64 columns.
+    q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H / g_group, KEYS], v: [B, T, H / v_group, VALUES], o: [B, T, H,
+    VALUES], by descriptors of blocks [1, 64, 1, columns], of g 64 columns.
     kept: S as each chunk reads it, rounded, [B, 64 chunks, H, K V / 64] of blocks [1, 64, 1, 64], or None, K and V the
     widths of tiles. Its columns are [K / 64, V / 64, 64], and a row is that of one of each 64 values.
     beta: float32 [B, T, H], or None for 1. start, end: S before and after the sweep, float32 [B, H, KEYS, VALUES], or
     None. cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that
     end in another sequence, N for B in states, and kept's chunks T // 64 + N, sequence n's from begin // 64 + n on.
+    sums, ADDS, LEAVES: of a state in slices of K, as in hopper_sweep.py.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -116,7 +121,7 @@ def gla_sweep(
     values = (v_desc, v_tiles, v_come, head // v_group)
     for half in gl.static_range(K // HALF):
         mbarrier.expect(g_come.index(half), g_desc.block_type.nbytes, pred=count > 0)
-        fetch_decays(g_desc, g_tiles, g_come, half, (batch, token_of(0, walk, REVERSE), head, count > 0))
+        fetch_decays(g_desc, g_tiles, g_come, half, (batch, token_of(0, walk, REVERSE), head // g_group, count > 0))
     for i in gl.static_range(STAGES - 1):
         mbarrier.expect(qk_come.index(i), 2 * k_desc.block_type.nbytes, pred=i < count)
         fetch_keys(keys, walk, i, i, REVERSE)
@@ -142,6 +147,7 @@ def gla_sweep(
                     end_ptr,
                     o_ptr,
                     cu_ptr,
+                    sums_ptr,
                     T,
                     H,
                     walk,
@@ -149,6 +155,8 @@ def gla_sweep(
                     KEYS,
                     VALUES,
                     REVERSE,
+                    ADDS,
+                    LEAVES,
                 ),
             ),
             (
@@ -171,6 +179,7 @@ def gla_sweep(
                     beta_ptr,
                     T,
                     H,
+                    g_group,
                     walk,
                     scale,
                     REVERSE,
@@ -201,6 +210,7 @@ def _weigh(
     beta_ptr,
     T,
     H,
+    g_group,
     walk,
     scale,
     REVERSE: gl.constexpr,
@@ -213,7 +223,7 @@ def _weigh(
     stage = 0
     phase = 0
     for i in range(count):
-        following = (batch, token_of(i + 1, walk, REVERSE), head, i + 1 < count)
+        following = (batch, token_of(i + 1, walk, REVERSE), head // g_group, i + 1 < count)
         if beta_ptr is None:
             beta: gl.constexpr = None
             strength: gl.constexpr = None

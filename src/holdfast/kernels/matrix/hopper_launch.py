@@ -1,5 +1,6 @@
 """Launches of the Hopper kernels: descriptors of tensors, grids and strides."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,28 @@ class Kept:
     begins: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of a state in slices of K, what the outputs of those before add up to: see hopper_slices.py.
+
+    adds: whether there are some. leaves: whether there are more to come.
+    """
+
+    sums: Tensor
+    adds: bool
+    leaves: bool
+
+
+def sums_of(out: Tensor, width: int, slices: int, cu_seqlens: Tensor | None) -> Iterator[Sums]:
+    """For each slice of K in turn. out [B, T, H, V]. width: columns of v a block."""
+    batch, length, heads, values = out.shape
+    chunks = batch * -(-length // TOKENS) if cu_seqlens is None else length // TOKENS + cu_seqlens.shape[0] - 1
+    shape = (chunks, heads, -(-values // width), width * TOKENS)
+    sums = torch.empty(shape, dtype=torch.float32, device=out.device)
+    for i in range(slices):
+        yield Sums(sums, i > 0, i < slices - 1)
+
+
 def width_of(columns: int) -> int:
     """The tile that holds so many columns."""
     return 64 if columns <= 64 else 128
@@ -131,6 +154,7 @@ def run_sweep(
     span: int,
     kept: Kept | None = None,
     cu_seqlens: Tensor | None = None,
+    sums: Sums | None = None,
 ) -> None:
     """One launch of `sweep`: out [B, T, H, V] of q, k [B, T, *, K] and v [B, T, *, V]; H is a multiple of their heads.
 
@@ -147,6 +171,8 @@ def run_sweep(
         "TURNED": ends.turned,
         "SAVE": 0 if kept is None else kept.save,
         "SAVE_TURNED": wide > width_of(columns),
+        "ADDS": sums is not None and sums.adds,
+        "LEAVES": sums is not None and sums.leaves,
         "STAGES": stages,
     }
     arguments = (
@@ -169,6 +195,7 @@ def run_sweep(
         ends.passing,
         cu_seqlens,
         None if cu_seqlens is None else out,
+        None if sums is None else sums.sums,
         length,
         heads,
         heads // q.shape[2],
@@ -180,7 +207,7 @@ def run_sweep(
     )
     added = None if ends.added is None else ends.added.states
     optional = (ends.start, added, ends.end, ends.passing, None if kept is None else kept.row, cu_seqlens)
-    types = (*gates.types(), q.dtype, wide, width, *map(kind, optional))
+    types = (*gates.types(), q.dtype, wide, width, *map(kind, optional), sums is None)
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
     launch(sweep, grid, arguments, constants, width // 16, types, None, segments > 1)

@@ -4,6 +4,8 @@ The division by d = max(|norm|, exp(-m)) + eps makes two numbers a token of each
 with them the normaliser is one more column of the state.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from holdfast.kernels.common.gluon_support import without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import matrix_hopper_mlstm as model
 from holdfast.planner.models.matrix_hopper import WIDEST, tile
+from holdfast.planner.models.matrix_wide import Cut
 from holdfast.recurrences.definition import MatrixCall
 
 from .hopper_matrix import refusal
@@ -46,22 +49,43 @@ class HopperMLSTM:
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """o, the final state, and norm [2, B, H, T]: n . q, scaled, whole and of earlier chunks."""
+        o, (final,), norm = self.forward_rows(plan, [call], cu_seqlens)
+        return o, final, norm
+
+    def forward_rows(
+        self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """o, the final state of each slice of K, and norm [1 + slices, B, H, T].
+
+        calls: a slice each, beside the same v. norm: the whole, and of each slice what earlier chunks have of it.
+        """
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_launch
         from . import hopper_mlstm_launch as launch
 
-        q, k, v = (hopper_launch.tileable(x) for x in call[:3])
+        v = hopper_launch.tileable(calls[0].v)
         batch, length, heads, values = v.shape
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        final = torch.empty(batch, heads, k.shape[3], values + 1, dtype=torch.float32, device=v.device)
-        norm = torch.empty(2, batch, heads, length, dtype=torch.float32, device=v.device)
-        if v.numel() == 0:
-            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state), norm
-        gates = hopper_launch.Gates(call.g, call.beta, call.scale)
-        start = aligned(call.initial_state)
-        launch.run_forward(q, k, v, o, gates, call.stabilizer, norm, start, final, call.eps, plan["stages"])
-        return o, final, norm
+        norm = torch.empty(1 + len(calls), batch, heads, length, dtype=torch.float32, device=v.device)
+        sums, finals, before = [None], [], None
+        if len(calls) > 1:
+            sums = hopper_launch.sums_of(o, tile(values), len(calls), None)
+        for i, (call, each) in enumerate(zip(calls, sums, strict=True)):
+            q, k = (hopper_launch.tileable(x) for x in call[:2])
+            start = call.initial_state
+            final = torch.empty(batch, heads, k.shape[3], values + 1, dtype=torch.float32, device=v.device)
+            finals.append(final)
+            if v.numel() == 0:
+                final.zero_() if start is None else final.copy_(start)
+                continue
+            so_far = norm[0] if i + 1 == len(calls) else torch.empty_like(norm[0])
+            norms = so_far, norm[1 + i], before
+            gates = hopper_launch.Gates(call.g, call.beta, call.scale)
+            ends = aligned(start), final
+            launch.run_forward(q, k, v, o, gates, call.stabilizer, norms, *ends, call.eps, plan["stages"], each)
+            before = so_far
+        return o, finals, norm
 
     def backward(
         self,
@@ -73,11 +97,12 @@ class HopperMLSTM:
         o: Tensor | None = None,
         norm: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
-        """norm: what forward returned, which runs again without it. o is not read."""
+        """norm: what forward returned, which runs again without it. o is read where the call is a slice of K."""
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_launch
         from . import hopper_mlstm_launch as launch
+        from .triton_inner import inner
 
         q, k, v = (hopper_launch.tileable(x) for x in call[:3])
         batch, length, heads, values = v.shape
@@ -102,7 +127,10 @@ class HopperMLSTM:
         before = None if w is None else torch.empty_like(w)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        launch.run_queries(u, v, k, q, dq, gates, call.stabilizer, norm, start, before, kept, call.eps, plan["stages"])
+        products = inner(u, o) if Cut.of(plan).key_slices > 1 else None
+        ends = start, before
+        stages = plan["stages"]
+        launch.run_queries(u, v, k, q, dq, gates, call.stabilizer, norm, *ends, kept, call.eps, stages, products)
         passing = None if w is None else (before * w).sum((2, 3))
         dg, dbeta = (torch.empty_like(left[0]).transpose(1, 2) for _ in range(2))
         launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, w, grad_state, passing, kept, plan["adjoint_stages"])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.gluon_launch import launch, tiles
 
-from .hopper_launch import LAYOUT, ROUNDING, TOKENS, Gates, width_of
+from .hopper_launch import LAYOUT, ROUNDING, TOKENS, Gates, Sums, width_of
 from .hopper_mlstm_adjoint import normalized_adjoint
 from .hopper_mlstm_queries import normalized_queries
 from .hopper_mlstm_sweep import normalized_sweep
@@ -39,17 +39,28 @@ def run_forward(
     o: Tensor,
     gates: Gates,
     m: Tensor,
-    norm: Tensor,
+    norms: tuple[Tensor, Tensor, Tensor | None],
     start: Tensor | None,
     end: Tensor,
     eps: float,
     stages: int,
+    sums: Sums | None = None,
 ) -> None:
-    """o [B, T, H, V] and norm [2, B, H, T] of q, k, v; start, end: states [B, H, K, V + 1]."""
+    """o [B, T, H, V] of q, k, v; start, end: states [B, H, K, V + 1].
+
+    norms: [B, H, T] each, where norm and its part of earlier chunks go; and that of the slices of K before this one,
+    with sums of these, or None.
+    """
     batch, length, heads, values = o.shape
     keys = q.shape[3]
     wide, width = width_of(keys), width_of(values)
-    constants = {"KEYS": keys, "VALUES": values, "STAGES": stages}
+    constants = {
+        "KEYS": keys,
+        "VALUES": values,
+        "ADDS": sums is not None and sums.adds,
+        "LEAVES": sums is not None and sums.leaves,
+        "STAGES": stages,
+    }
     arguments = (
         _tiles(q, wide),
         _tiles(k, wide),
@@ -58,7 +69,8 @@ def run_forward(
         gates.g,
         gates.beta,
         m,
-        norm,
+        *norms,
+        None if sums is None else sums.sums,
         start,
         end,
         length,
@@ -70,7 +82,8 @@ def run_forward(
         gates.scale,
         eps,
     )
-    types = (*gates.types(), q.dtype, wide, width, start is None, *(stride < 2**31 for stride in m.stride()))
+    wide_strides = (stride < 2**31 for stride in m.stride())
+    types = (*gates.types(), q.dtype, wide, width, start is None, sums is None, norms[2] is None, *wide_strides)
     launch(normalized_sweep, (batch * heads, 1, 1), arguments, constants, width // 16, types)
 
 
@@ -88,10 +101,12 @@ def run_queries(
     kept: Kept,
     eps: float,
     stages: int,
+    inner: Tensor | None = None,
 ) -> None:
     """dq [B, T, H, K], and into kept what the adjoint sweep takes up. norm [2, B, H, T]: of run_forward.
 
-    start, before: the states before the first and the last chunk, [B, H, K, V + 1].
+    start, before: the states before the first and the last chunk, [B, H, K, V + 1]. inner [B, H, T]: u . o, where q and
+    k are a slice of K and do not tell.
     """
     batch, length, heads, keys = dq.shape
     values = v.shape[3]
@@ -107,6 +122,7 @@ def run_queries(
         gates.beta,
         m,
         norm,
+        inner,
         start,
         before,
         kept.saved,
@@ -122,7 +138,7 @@ def run_queries(
         eps,
     )
     wide_strides = (stride < 2**31 for stride in m.stride())
-    types = (*gates.types(), q.dtype, wide, width, start is None, before is None, *wide_strides)
+    types = (*gates.types(), q.dtype, wide, width, start is None, before is None, inner is None, *wide_strides)
     launch(normalized_queries, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
 
 

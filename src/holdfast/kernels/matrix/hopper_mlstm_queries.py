@@ -62,6 +62,7 @@ from .hopper_normalizer import to_half
         "beta_ptr",
         "m_ptr",
         "norm_ptr",
+        "inner_ptr",
         "start_ptr",
         "before_ptr",
         "left_ptr",
@@ -77,6 +78,7 @@ def normalized_queries(
     beta_ptr,
     m_ptr,
     norm_ptr,
+    inner_ptr,
     start_ptr,
     before_ptr,
     saved_ptr,
@@ -105,9 +107,9 @@ def normalized_queries(
     """Grid (B * H,).
 
     q, k: [B, T, H / k_group, KEYS]; v: [B, T, H / v_group, VALUES]; u, dq: [B, T, H, *], by descriptors of blocks
-    [1, 64, 1, columns]. norm: [2, B, H, T], whole and of earlier chunks. left [4, B, H, T]: INVERSE, SLOPE,
-    OF_STABILIZER and ROW. start, before: S and n before the first and the last chunk, float32 [B, H, KEYS,
-    VALUES + 1], or None.
+    [1, 64, 1, columns]. norm: [2, B, H, T], whole and of earlier chunks. inner: u . o, [B, H, T], or None: then the
+    sweep finds it, unless q and k are but a slice of K. left [4, B, H, T]: INVERSE, SLOPE, OF_STABILIZER and ROW.
+    start, before: S and n before the first and the last chunk, float32 [B, H, KEYS, VALUES + 1], or None.
     saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], rounded, and saved_n [.., KEYS]: S and n before every SAVE-th
     chunk, but for a first of 0.
     """
@@ -141,6 +143,8 @@ def normalized_queries(
     of_tokens = gl.program_id(0).to(gl.int64) * T
     m_ptr += of_head(H, m_b, m_h)
     norm_ptr += of_tokens
+    if inner_ptr is not None:
+        inner_ptr += of_tokens
     left_ptr += of_tokens
     count = gl.cdiv(T, CHUNK)
     entry = gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE)
@@ -158,6 +162,7 @@ def normalized_queries(
                     places,
                     (parts, pairs, slopes),
                     dq_desc,
+                    inner_ptr,
                     left_ptr,
                     start_ptr,
                     before_ptr,
@@ -221,6 +226,7 @@ def _multiply(
     places,
     sums,
     dq_desc,
+    inner_ptr,
     left_ptr,
     start_ptr,
     before_ptr,
@@ -301,7 +307,11 @@ def _multiply(
         p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
         p = warpgroup_mma(v, u.permute((1, 0)), p, use_acc=False, is_async=True)
         kq = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
-        kq = warpgroup_mma(k, q.permute((1, 0)), kq, use_acc=False, is_async=True)
+        if inner_ptr is None:
+            kq = warpgroup_mma(k, q.permute((1, 0)), kq, use_acc=False, is_async=True)
+        else:
+            tokens = i * CHUNK + gl.arange(0, CHUNK, each)
+            across = gl.load(inner_ptr + tokens, mask=tokens < T, other=0.0)
         dq = gl.zeros([K, CHUNK], gl.float32, q_layout)
         dq = warpgroup_mma(held, u.permute((1, 0)), dq, use_acc=False, is_async=True)
 
@@ -317,7 +327,8 @@ def _multiply(
 
         p, kq = warpgroup_mma_wait(1, deps=(p, kq))
         p = p * weight
-        pairs.store(parts_of_columns(p * kq, 4))
+        if inner_ptr is None:
+            pairs.store(parts_of_columns(p * kq, 4))
         state = state * decay[:, None]
         dq, held = warpgroup_mma_wait(0, deps=(dq, held))
         read = gates.index(stage * VECTORS + READ).load(token)
@@ -327,9 +338,9 @@ def _multiply(
         parts.store(parts_of_columns(dq * qt.to(gl.float32), warps))
         barrier()
         row = gl.sum(parts.load(of_warps), 0)
-        inner = gl.convert_layout(gl.sum(pairs.load(of_four), 0), each)
         inverse = columns.index(stage * COLUMNS + INVERSE).load(each)
-        across = row + inner * inverse
+        if inner_ptr is None:
+            across = row + gl.convert_layout(gl.sum(pairs.load(of_four), 0), each) * inverse
         slope = across * columns.index(stage * COLUMNS + OF_NORM).load(each)
         slopes.store(slope)
         barrier()

@@ -36,6 +36,7 @@ from .hopper_gates import (
     within,
 )
 from .hopper_normalizer import normalize, to_half
+from .hopper_slices import in_sums, place_of_sums, size_of_sums
 
 
 @gluon.jit(
@@ -54,7 +55,16 @@ from .hopper_normalizer import normalize, to_half
         "m_t",
         "m_h",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "m_ptr", "norm_ptr", "start_ptr", "end_ptr"],
+    do_not_specialize_on_alignment=[
+        "g_ptr",
+        "beta_ptr",
+        "m_ptr",
+        "norm_ptr",
+        "earlier_ptr",
+        "before_ptr",
+        "start_ptr",
+        "end_ptr",
+    ],
 )
 def normalized_sweep(
     q_desc,
@@ -65,6 +75,9 @@ def normalized_sweep(
     beta_ptr,
     m_ptr,
     norm_ptr,
+    earlier_ptr,
+    before_ptr,
+    sums_ptr,
     start_ptr,
     end_ptr,
     T,
@@ -84,13 +97,17 @@ def normalized_sweep(
     eps,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
+    ADDS: gl.constexpr,
+    LEAVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Grid (B * H,).
 
     q, k: [B, T, H / qk_group, KEYS]; v, o: [B, T, H / v_group or H, VALUES], by descriptors of blocks
-    [1, 64, 1, columns]. norm: [2, B, H, T]. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1];
-    start may be None.
+    [1, 64, 1, columns]. norm, earlier: [B, H, T], norm and its part of earlier chunks.
+    sums, ADDS, LEAVES: of a state in slices of K, as in hopper_sweep.py; before, with ADDS: the norm of the slices
+    before this one, [B, H, T]; norm is then of all so far, earlier of this slice alone.
+    start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1]; start may be None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -123,7 +140,11 @@ def normalized_sweep(
     g_ptr += of_head(H, g_b, g_h)
     beta_ptr += of_head(H, beta_b, beta_h)
     m_ptr += of_head(H, m_b, m_h)
-    norm_ptr += gl.program_id(0).to(gl.int64) * T
+    of_tokens = gl.program_id(0).to(gl.int64) * T
+    norm_ptr += of_tokens
+    earlier_ptr += of_tokens
+    if ADDS:
+        before_ptr += of_tokens
     count = gl.cdiv(T, CHUNK)
     tiles = (q_tiles, k_tiles, v_tiles)
     sources = (q_desc, k_desc, v_desc)
@@ -139,10 +160,14 @@ def normalized_sweep(
                     o_desc,
                     start_ptr,
                     end_ptr,
+                    sums_ptr,
+                    T,
                     H,
                     count,
                     KEYS,
                     VALUES,
+                    ADDS,
+                    LEAVES,
                     STAGES,
                 ),
             ),
@@ -152,7 +177,7 @@ def normalized_sweep(
                 (
                     (q_tiles, k_tiles, gates, decays, loaded, gated),
                     (pairs, n_tile, w_tile, across, quotients, summed, divided),
-                    (start_ptr, end_ptr, m_ptr, norm_ptr),
+                    (start_ptr, end_ptr, m_ptr, norm_ptr, earlier_ptr, before_ptr),
                     m_t,
                     H,
                     T,
@@ -160,6 +185,7 @@ def normalized_sweep(
                     eps,
                     KEYS,
                     VALUES,
+                    ADDS,
                     STAGES,
                 ),
             ),
@@ -226,10 +252,14 @@ def _multiply(
     o_desc,
     start_ptr,
     end_ptr,
+    sums_ptr,
+    T,
     H,
     count,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
+    ADDS: gl.constexpr,
+    LEAVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The products of every chunk, and the state from the first to the last."""
@@ -263,6 +293,9 @@ def _multiply(
     else:
         at = columns[None, :] * (VALUES + 1) + rows[:, None]
         state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
+    if ADDS or LEAVES:
+        sums_ptr += place_of_sums((batch, 0, T), H, V, False)
+        chunk_of_sums = size_of_sums(H, V)
 
     stage = 0
     phase = 0
@@ -301,18 +334,26 @@ def _multiply(
         last = stage
         read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))
         state = state * decay[:, None]
+        if ADDS:
+            earlier = gl.load(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout))
         o, held = warpgroup_mma_wait(0, deps=(o, held))
         o = o * read[None, :]
+        if ADDS:
+            o = o + earlier
         o, state, vt, written = warpgroup_mma_wait(0, deps=(o, state, vt, written))
         o = warpgroup_mma(vt, p_tile, o, is_async=True)
         state = warpgroup_mma(written, k, state, is_async=True)
         mbarrier.wait(divided, i & 1)
         quotient = quotients.load(gl.SliceLayout(0, o_layout))
         o, vt = warpgroup_mma_wait(1, deps=(o, vt))
-        o_tile.reshape([CHUNK, V]).permute((1, 0)).store((o * quotient[None, :]).to(dtype))
+        if LEAVES:
+            gl.store(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout), o)
+        else:
+            o_tile.reshape([CHUNK, V]).permute((1, 0)).store((o * quotient[None, :]).to(dtype))
         fence_async_shared()
         barrier()
-        tma_store(o_desc, [batch, i * CHUNK, head, 0], o_tile)
+        if not LEAVES:
+            tma_store(o_desc, [batch, i * CHUNK, head, 0], o_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
         stage += 1
         if stage == STAGES:

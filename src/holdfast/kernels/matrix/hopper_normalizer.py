@@ -65,14 +65,16 @@ def normalize(
     eps,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
+    ADDS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Each chunk's 1 / (max(|norm|, exp(-m)) + eps) for the warps that multiply; norm and its part of earlier chunks,
-    [2, B, H, T].
+    """Each chunk's 1 / (max(|norm|, exp(-m)) + eps) for the warps that multiply; norm and its part of earlier chunks.
+
+    ADDS: norm is a part of the whole, of which pointers has the rest.
     """
     q_tiles, k_tiles, gates, decays, loaded, gated = chunks
     pairs, n_tile, w_tile, across, quotients, summed, divided = norms
-    start_ptr, end_ptr, m_ptr, norm_ptr = pointers
+    start_ptr, end_ptr, m_ptr, norm_ptr, earlier_ptr, before_ptr = pointers
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
@@ -91,6 +93,8 @@ def normalize(
     for i in range(count):
         token = i * CHUNK + gl.arange(0, CHUNK, each)
         floor = floor_of(gl.load(m_ptr + token.to(gl.int64) * m_t, mask=token < T, other=0.0))
+        if ADDS:
+            before = gl.load(before_ptr + token, mask=token < T, other=0.0)
         n_tile.permute((1, 0)).store(_halves(n, mma, dtype))
         mbarrier.wait(gated.index(stage), phase)
         w_tile.permute((1, 0)).store(_halves(gates.index(stage * VECTORS + WRITE).load(of_row), mma, dtype))
@@ -111,11 +115,13 @@ def normalize(
         earlier = across.load(each) * gates.index(stage * VECTORS + READ).load(each)
         mbarrier.wait(summed, i & 1)
         total = gl.sum(pairs.load(sums), 0) + earlier
+        if ADDS:
+            total += before
         quotients.store(1.0 / (gl.maximum(gl.abs(total), floor) + eps))
         barrier()
         mbarrier.arrive(divided, count=1)
         gl.store(norm_ptr + token, total, mask=token < T)
-        gl.store(norm_ptr + gl.num_programs(0).to(gl.int64) * T + token, earlier, mask=token < T)
+        gl.store(earlier_ptr + token, earlier, mask=token < T)
         stage += 1
         if stage == STAGES:
             stage = 0

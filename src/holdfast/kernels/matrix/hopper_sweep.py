@@ -72,6 +72,7 @@ def sweep(
     passing_ptr,
     cu_ptr,
     o_ptr,
+    sums_ptr,
     T,
     H,
     qk_group,
@@ -90,6 +91,8 @@ def sweep(
     TURNED: gl.constexpr,
     SAVE: gl.constexpr,
     SAVE_TURNED: gl.constexpr,
+    ADDS: gl.constexpr,
+    LEAVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Grid (B * H, slices of v, segments of `span` chunks), or (N * H, slices, 1) of packed sequences.
@@ -109,6 +112,8 @@ def sweep(
     saved: [B, H, segments * ceil(span / SAVE), VALUES, KEYS], or [..., KEYS, VALUES] if SAVE_TURNED, the state before
     every SAVE-th chunk of each segment, rounded; or None. A first state of 0 is not written. Packed:
     [H, T // (64 SAVE) + N, ...], sequence n's from first // (64 SAVE) + n on.
+    sums: of a state in slices of K, what the outputs of those before add up to, as hopper_slices.py says, or None.
+    ADDS: it is added to the output. LEAVES: the output is left there, in float32, and o is not written.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -200,6 +205,7 @@ def sweep(
                     before_ptr,
                     passing_ptr,
                     o_ptr,
+                    sums_ptr,
                     place,
                     H,
                     chunk0,
@@ -209,6 +215,8 @@ def sweep(
                     TURNED,
                     SAVE,
                     SAVE_TURNED,
+                    ADDS,
+                    LEAVES,
                     STAGES,
                 ),
             ),

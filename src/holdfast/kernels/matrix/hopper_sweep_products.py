@@ -33,6 +33,7 @@ from .hopper_gates import (
     wait_for_launch,
 )
 from .hopper_segments import entering
+from .hopper_slices import in_sums, place_of_sums, size_of_sums
 
 
 @gluon.jit
@@ -51,6 +52,7 @@ def multiply(
     before_ptr,
     passing_ptr,
     o_ptr,
+    sums_ptr,
     place,
     H,
     chunk0,
@@ -60,6 +62,8 @@ def multiply(
     TURNED: gl.constexpr,
     SAVE: gl.constexpr,
     SAVE_TURNED: gl.constexpr,
+    ADDS: gl.constexpr,
+    LEAVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The products of every chunk, and the state from the first to the last."""
@@ -101,6 +105,9 @@ def multiply(
     else:
         corner += slice_ * V
         at = columns[None, :] * VALUES + rows[:, None]
+    if ADDS or LEAVES:
+        sums_ptr += place_of_sums(place, H, V, o_ptr is not None)
+        chunk_of_sums = size_of_sums(H, V)
     stage = 0
     phase = 0
     last = 0
@@ -149,6 +156,8 @@ def multiply(
         o = gl.zeros([V, CHUNK], gl.float32, o_layout)
         o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
         read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))
+        if ADDS:
+            earlier = gl.load(sums_ptr + chunk * chunk_of_sums + in_sums(V, o_layout))
         if parts is not None:
             mbarrier.wait(x_loaded.index(stage), phase)
             x = x_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(o_layout).to(gl.float32) * read[None, :]
@@ -159,6 +168,8 @@ def multiply(
         if parts is not None:
             row = o * x
         o = o * read[None, :]
+        if ADDS:
+            o = o + earlier
         o = warpgroup_mma(v.permute((1, 0)), p_tiles.index(i & 1), o, is_async=True)
         if parts is not None:
             parts.index(stage).store(parts_of_columns(row, warps))
@@ -169,7 +180,10 @@ def multiply(
         following = _written(v_tiles, gates, onward, read_layout, write_layout)
         o, state, written = warpgroup_mma_wait(0, deps=(o, state, following))
         slot = i & 1 if x_tiles is None else stage
-        o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
+        if LEAVES:
+            gl.store(sums_ptr + chunk * chunk_of_sums + in_sums(V, o_layout), o)
+        else:
+            o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
         # one barrier: this chunk's tiles and scores are read, its output is there, the last has left
         fence_async_shared()
         tma_store_wait(0)
@@ -178,15 +192,16 @@ def multiply(
         mbarrier.arrive(spent.index(i & 1), count=1)
         if x_tiles is not None:
             mbarrier.arrive(x_free.index(last), count=1, pred=i > 0)
-        if o_ptr is None:
-            tma_store(o_desc, [batch, chunk * CHUNK, head, slice_ * V], o_tiles.index(slot))
-        else:
-            if left < CHUNK:
-                # the tile's other rows are the next sequence's
-                corner_of_o = o_ptr + (chunk * CHUNK).to(gl.int64) * (H * VALUES) + slice_ * V
-                store_rows(o_tiles.index(slot), corner_of_o, H * VALUES, left, VALUES - slice_ * V)
+        if not LEAVES:
+            if o_ptr is None:
+                tma_store(o_desc, [batch, chunk * CHUNK, head, slice_ * V], o_tiles.index(slot))
             else:
-                tma_store(o_desc, [batch, first + chunk * CHUNK, head, slice_ * V], o_tiles.index(slot))
+                if left < CHUNK:
+                    # the tile's other rows are the next sequence's
+                    corner_of_o = o_ptr + (chunk * CHUNK).to(gl.int64) * (H * VALUES) + slice_ * V
+                    store_rows(o_tiles.index(slot), corner_of_o, H * VALUES, left, VALUES - slice_ * V)
+                else:
+                    tma_store(o_desc, [batch, first + chunk * CHUNK, head, slice_ * V], o_tiles.index(slot))
         left -= CHUNK
         last = stage
         stage = onward

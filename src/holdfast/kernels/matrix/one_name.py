@@ -25,7 +25,7 @@ class OneName:
     def __init__(self, *members: Member) -> None:
         (self.name,) = {member.name for member in members}
         self.members = members
-        self.reads_output = any(map(_reads_output, members))
+        self.reads_output = any(map(reads_output, members))
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         reasons = [member.reject(problem, device) for member in self.members]
@@ -40,12 +40,12 @@ class OneName:
 
     def backward(self, plan: Plan, call: MatrixCall, *args: Any) -> tuple[list[Tensor | None], Tensor | None]:
         member = self._of(call)
-        return member.backward(plan, call, *(args if _reads_output(member) else args[:3]))
+        return member.backward(plan, call, *(args if reads_output(member) else args[:3]))
 
     def _of(self, call: MatrixCall) -> Member:
         (member,) = (member for member in self.members if member.takes(call))
         return member
 
 
-def _reads_output(member: Member) -> bool:
+def reads_output(member: Member) -> bool:
     return getattr(member, "reads_output", False)

@@ -24,10 +24,11 @@ from .triton_sweep import FLOOR, tile
 def _block(
     k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
     v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
-    block, steps, rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    block, steps, rows, own_rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of V's columns: S, dS', dO, U and Y, sums with its part, and dV, which is stored."""
+    """One block of V's columns: own rows of S and dS', dO, U and Y, sums with its part, and dV, which is stored."""
     EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
     columns = block + tl.arange(0, BLOCK_V)
     mask = there & (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
@@ -35,7 +36,8 @@ def _block(
     at_ds = after_low_ptr + after_slot + state_rows(after_low_ptr, after_high_ptr, columns, after_row, CHUNK)[:, None]
     s = tl.load(at_s + rows[None, :], mask=mask, other=0.0)
     ds = tl.load(at_ds + rows[None, :], mask=mask, other=0.0)
-    through += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 1)
+    if PARTS == 1:
+        through += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 1)
     v = tile(v_ptr, steps, columns, v_step, live, COLUMNS, EVEN_V)
     do = tile(do_ptr, steps, columns, do_step, live, COLUMNS, EVEN_V)
     # [V, C] from here on
@@ -50,10 +52,17 @@ def _block(
     strength += tl.sum(y * error, 0)
     dv_at = dv_ptr + token * COLUMNS + (at * COLUMNS)[:, None] + columns[None, :]
     dv = tl.trans((y * beta[None, :]).to(dv_ptr.dtype.element_ty))
-    tl.store(dv_at, dv, mask=live[:, None] & (columns < COLUMNS)[None, :])
+    mask = live[:, None] & (columns < COLUMNS)[None, :]
+    tl.store(dv_at, dv, mask=mask if PARTS == 1 else mask & (tl.program_id(0) % PARTS == 0))
     y = y.to(k.dtype)
     dp = tl.dot(do, u, dp, input_precision=PRECISION)
     z = tl.dot(tl.trans(y), u, z, input_precision=PRECISION)
+    if PARTS > 1:
+        # in shared memory again: rows of a product's operand are not to be had alone
+        mask = there & (columns < COLUMNS)[:, None] & (own_rows < WIDTH)[None, :]
+        s = tl.load(at_s + own_rows[None, :], mask=mask, other=0.0)
+        ds = tl.load(at_ds + own_rows[None, :], mask=mask, other=0.0)
+        through += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 1)
     return s, ds, do, u, y, dp, z, strength, through
 
 
@@ -88,17 +97,21 @@ def delta_gradients(
     dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, cu_seqlens,
     T, H, sequences, scale, lowest, window, q_batch, q_step, q_head, k_batch, k_step, k_head,
     v_batch, v_step, v_head, do_batch, do_step, do_head, slot_chunk, slot_head, slot_row,
-    after_chunk, after_head, after_row,
+    after_chunk, after_head, after_row, part_size,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    CHUNK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head. low, high: S; after_low, after_high: dS'; both as delta_forward keeps them.
+    """One chunk of one head, and one of PARTS of K's columns in dq and dk.
 
-    dq, dk [B, T, H, WIDTH], whose memory may hold S, dv [B, T, H, COLUMNS]; dg, dbeta [B, T, H], float32 or None.
+    low, high: S; after_low, after_high: dS'; both as delta_forward keeps them. dq, dk [B, T, H, WIDTH], whose memory
+    may hold S, dv [B, T, H, COLUMNS]; dbeta [B, T, H], float32 or None; dg likewise, [PARTS, B, T, H], what each part
+    has of it, part_size numbers apart.
     """
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
-    head = (tl.program_id(0) % H).to(tl.int64)
-    program = tl.program_id(0) // H
+    OWN: tl.constexpr = BLOCK_K // PARTS
+    part = tl.program_id(0) % PARTS
+    head = (tl.program_id(0) // PARTS % H).to(tl.int64)
+    program = tl.program_id(0) // (PARTS * H)
     n, batch, first, end, chunk = place(program, cu_seqlens, T, sequences, lowest, window, CHUNK)
     steps, rows = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     start = first + chunk * CHUNK
@@ -136,9 +149,12 @@ def delta_gradients(
 
     dp = tl.zeros([CHUNK, CHUNK], tl.float32)
     z = tl.zeros([CHUNK, CHUNK], tl.float32)
-    dq = tl.zeros([BLOCK_K, CHUNK], tl.float32)
-    dk_read = tl.zeros([BLOCK_K, CHUNK], tl.float32)
-    dk_write = tl.zeros([BLOCK_K, CHUNK], tl.float32)
+    own_rows = rows
+    if PARTS > 1:
+        own_rows = part * OWN + tl.arange(0, OWN)
+    dq = tl.zeros([OWN, CHUNK], tl.float32)
+    dk_read = tl.zeros([OWN, CHUNK], tl.float32)
+    dk_write = tl.zeros([OWN, CHUNK], tl.float32)
     strength = tl.zeros([CHUNK], tl.float32)
     through = tl.zeros([BLOCK_V], tl.float32)
     # code for each block takes longer to compile than many are worth: 79 s of one core for eight of float32
@@ -149,8 +165,8 @@ def delta_gradients(
         s, ds, do, u, y, dp, z, strength, through = _block(
             k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
             v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
-            block, steps, rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
-            WIDTH, COLUMNS, BLOCK_V, CHUNK, PRECISION,
+            block, steps, rows, own_rows, live, there, token, at, slot, slot_row, after_slot, after_row,
+            v_step, do_step, WIDTH, COLUMNS, BLOCK_V, CHUNK, PARTS, PRECISION,
         )  # fmt: skip
         # before the last block's products, so that fewer tiles are in registers at a time
         if block + BLOCK_V >= COLUMNS:
@@ -161,31 +177,36 @@ def delta_gradients(
         s, ds, do, u, y, dp, z, strength, through = _block(
             k, a, p, dp, z, strength, through, to_here, to_end, beta, is_strong, share,
             v_ptr, do_ptr, dv_ptr, low_ptr, high_ptr, after_low_ptr, after_high_ptr,
-            block, steps, rows, live, there, token, at, slot, slot_row, after_slot, after_row, v_step, do_step,
-            WIDTH, COLUMNS, BLOCK_V, CHUNK, PRECISION,
+            block, steps, rows, own_rows, live, there, token, at, slot, slot_row, after_slot, after_row,
+            v_step, do_step, WIDTH, COLUMNS, BLOCK_V, CHUNK, PARTS, PRECISION,
         )  # fmt: skip
         dq, dk_read, dk_write = _products(s, ds, do, u, y, dq, dk_read, dk_write, PRECISION)
     if not FEW:
         e, f, across, strength = _pairs(q, k, dp, z, strength, between, beta, is_strong, itself, scale, PRECISION)
 
-    out = token * WIDTH + (at * WIDTH)[:, None] + rows[None, :]
-    out_mask = live[:, None] & (rows < WIDTH)[None, :]
+    out = token * WIDTH + (at * WIDTH)[:, None] + own_rows[None, :]
+    out_mask = live[:, None] & (own_rows < WIDTH)[None, :]
+    if PARTS > 1:
+        across *= (part == 0).to(tl.float32)
     dq *= (scale * to_here)[None, :]
     dk_read *= (-to_here * beta)[None, :]
     dk_write *= to_end[None, :]
     if dg_ptr is not None:
         # read again: kept from above, they would take registers all the way
-        query = tl.trans(tile(q_ptr, steps, rows, q_step, live, WIDTH, EVEN_K)).to(tl.float32)
+        query = tl.trans(tile(q_ptr, steps, own_rows, q_step, live, WIDTH, EVEN_K)).to(tl.float32)
         reading = query * dq
-        key = tl.trans(tile(k_ptr, steps, rows, k_step, live, WIDTH, EVEN_K)).to(tl.float32)
+        key = tl.trans(tile(k_ptr, steps, own_rows, k_step, live, WIDTH, EVEN_K)).to(tl.float32)
         written = tl.sum(key * dk_write, 0)
         # of each token's decay: what reads past it, and what is written before it and reaches the end
         dg = tl.cumsum(across + tl.sum(reading + key * dk_read, 0), 0, reverse=True)
         dg += tl.cumsum(written, 0) - written
         dg += tl.sum(through, 0) * tl.exp2(total.to(tl.float32))
-        tl.store(dg_ptr + token + at, tl.where(own <= FLOOR, 0.0, dg), mask=live)
+        tl.store(dg_ptr + part.to(tl.int64) * part_size + token + at, tl.where(own <= FLOOR, 0.0, dg), mask=live)
     if dbeta_ptr is not None:
-        tl.store(dbeta_ptr + token + at, strength, mask=live)
+        tl.store(dbeta_ptr + token + at, strength, mask=live & (part == 0))
+    if PARTS > 1:
+        k = tile(k_ptr, steps, own_rows, k_step, live, WIDTH, EVEN_K)
+        q = tile(q_ptr, steps, own_rows, q_step, live, WIDTH, EVEN_K)
     dq = tl.dot(tl.trans(k), tl.trans(f), dq, input_precision=PRECISION)
     tl.store(dq_ptr + out, tl.trans(dq.to(dq_ptr.dtype.element_ty)), mask=out_mask)
     dk = tl.dot(tl.trans(q), f, dk_read + dk_write, input_precision=PRECISION)

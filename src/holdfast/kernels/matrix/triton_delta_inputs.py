@@ -112,10 +112,11 @@ def backward(
     q_ptr, k_ptr, g_ptr, beta_ptr, rate_ptr, bias_ptr, dy_ptr, dz_ptr, ddecay_ptr, dstrength_ptr,
     dq_ptr, dk_ptr, dg_ptr, dbeta_ptr, parts_ptr,
     tiles, B, T, Hq, H, eps, largest, q_b, q_t, q_h, k_b, k_t, k_h, g_b, g_t, g_h, beta_b, beta_t, beta_h,
-    dy_b, dy_t, dy_h, dz_b, dz_t, dz_h,
+    dy_b, dy_t, dy_h, dz_b, dz_t, dz_h, dg_b, dg_t, dbeta_b, dbeta_t, rest,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients, contiguous, by the same programs. ddecay, dstrength: contiguous [B, T, H].
+    """The gradients, by the same programs. ddecay, dstrength: contiguous [B, T, H]; dq and dk contiguous, dg and dbeta
+    with heads side by side, and behind dbeta's `rest` columns of zeros.
 
     parts: float32 [2, p, H], what each of the p programs of the gates adds up for A_log and for dt_bias.
     """
@@ -147,24 +148,27 @@ def backward(
                 dg = -ddecay * sigmoid(g)
                 rate_sums += ddecay * log_sigmoid(-g)
                 bias_sums += dg
-                tl.store(dg_ptr + to, dg.to(dg_ptr.dtype.element_ty), mask=inside)
+                at = places(token, T, dg_b, dg_t)[:, None] + heads[None, :]
+                tl.store(dg_ptr + at, dg.to(dg_ptr.dtype.element_ty), mask=inside)
             if dbeta_ptr is not None:
                 at = places(token, T, beta_b, beta_t)[:, None] + heads.to(tl.int64)[None, :] * beta_h
                 open_ = sigmoid(tl.load(beta_ptr + at, mask=inside, other=0.0).to(tl.float32))
                 dbeta = tl.load(dstrength_ptr + to, mask=inside, other=0.0).to(tl.float32)
                 dbeta *= largest * open_ * (1.0 - open_)
-                tl.store(dbeta_ptr + to, dbeta.to(dbeta_ptr.dtype.element_ty), mask=inside)
+                at = places(token, T, dbeta_b, dbeta_t)[:, None] + heads[None, :]
+                wide = (token < B * T)[:, None] & (heads < H + rest)[None, :]
+                tl.store(dbeta_ptr + at, dbeta.to(dbeta_ptr.dtype.element_ty), mask=wide)
         if dg_ptr is not None:
             at = part.to(tl.int64) * H + heads
             tl.store(parts_ptr + at, tl.sum(rate_sums, 0), mask=heads < H)
             tl.store(parts_ptr + parts * H + at, tl.sum(bias_sums, 0), mask=heads < H)
 
 
-def _shape(q: Tensor, gates: Tensor | None, wants_rows: bool) -> tuple[int, int, int, dict[str, int]]:
-    """Programs of rows, tiles of tokens, heads of the gates, and constants."""
+def _shape(q: Tensor, gates: Tensor | None, wants_rows: bool, rest: int = 0) -> tuple[int, int, int, dict[str, int]]:
+    """Programs of rows, tiles of tokens, heads of the gates, and constants. rest: columns behind the heads."""
     batch, length, query_heads, width = q.shape
     heads = 1 if gates is None else gates.shape[2]
-    block, block_heads = triton.next_power_of_2(width), triton.next_power_of_2(heads)
+    block, block_heads = triton.next_power_of_2(width), triton.next_power_of_2(heads + rest)
     rows, tokens = max(1, TILE // block), max(1, TILE // (4 * block_heads))
     tiles = -(-batch * length * query_heads // rows) if wants_rows else 0
     constants = {"D": width, "BLOCK_D": block, "ROWS": rows, "BLOCK_H": block_heads, "TOKENS": tokens}
@@ -200,20 +204,28 @@ def run_forward(inputs: Inputs, norm: bool, largest: float) -> tuple[Tensor | No
     return y, z, decay, strength
 
 
-def run_backward(inputs: Inputs, norm: bool, largest: float, grads: Any) -> tuple[Tensor | None, ...]:
-    """Gradients of inputs, in their dtypes, of those of what run_forward returned; None for what was not given."""
+def run_backward(
+    inputs: Inputs, norm: bool, largest: float, grads: Any, into: tuple[Tensor | None, Tensor] | None = None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of inputs, in their dtypes, of those of what run_forward returned; None for what was not given.
+
+    into: where those of g and beta will be, parts [B, T, H] and [B, T, H or more] of a wider tensor; what is beyond
+    beta's heads becomes 0.
+    """
     q, k, g, beta, rate, bias = (_dense(inputs[0]), _dense(inputs[1]), *inputs[2:])
-    tiles, blocks, heads, constants = _shape(q, beta if g is None else g, norm)
+    rest = 0 if into is None else into[1].shape[2] - beta.shape[2]
+    tiles, blocks, heads, constants = _shape(q, beta if g is None else g, norm, rest)
     dy, dz = (_dense(x) if norm else None for x in grads[:2])
     ddecay, dstrength = (None if x is None else grad.contiguous() for x, grad in ((g, grads[2]), (beta, grads[3])))
     dq, dk = (torch.empty(q.shape, dtype=q.dtype, device=q.device) if norm else None for _ in range(2))
-    dg, dbeta = (None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (g, beta))
+    dg, dbeta = into or (None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (g, beta))
     sums = min(PARTS, blocks)
     parts = None if g is None else torch.empty(2, sums, heads, dtype=torch.float32, device=q.device)
     if q.shape[0] * q.shape[1]:
         tensors = (q, k, g, beta, rate, bias, dy, dz, ddecay, dstrength, dq, dk, dg, dbeta, parts)
         strides = (s for x in (q, k, g, beta, dy, dz) for s in _strides(x))
-        numbers = (tiles, *q.shape[:3], heads, L2_EPS, largest, *strides)
+        steps = (s for x in (dg, dbeta) for s in _strides(x)[:2])
+        numbers = (tiles, *q.shape[:3], heads, L2_EPS, largest, *strides, *steps, rest)
         launch(backward, (tiles + sums,), tensors, numbers, constants, WARPS)
     drate = dbias = None
     if parts is not None:

@@ -1,7 +1,7 @@
 """Runs a call of the delta rule through the launches of triton_delta_*.py: which tensors, in what order."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.kernels.common import varlen
 from holdfast.kernels.common.triton_launch import launch
 from holdfast.planner import Plan
-from holdfast.planner.models.matrix_triton_delta import padded, states_fit_gradients
+from holdfast.planner.models.matrix_triton_delta import gradient_parts, padded, states_fit_gradients
 from holdfast.recurrences.definition import MatrixCall
 
 from .triton_delta_gradients import delta_gradients
@@ -115,15 +115,22 @@ class DeltaPasses:
     cu_seqlens: Tensor | None
     sequences: int
     places: int
+    # whether a walk may leave states where gradients will be written
+    shares_memory: ClassVar[bool] = True
 
-    @staticmethod
-    def of(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "DeltaPasses":
+    @classmethod
+    def of(cls, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> Self:
         """Raises ValueError for offsets that do not rise from 0 to T; while a CUDA graph is captured they go unread."""
         cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
-        q, k, v = (_tokenwise(x) for x in call[:3])
+        q, k, v = (cls.read(x) for x in call[:3])
         state = None if call.initial_state is None else call.initial_state.contiguous()
         counts = _places(v, plan["chunk"], cu_seqlens)
-        return DeltaPasses(plan, q, k, v, _rows(call.g), _rows(call.beta), state, call.scale, cu_seqlens, *counts)
+        return cls(plan, q, k, v, _rows(call.g), _rows(call.beta), state, call.scale, cu_seqlens, *counts)
+
+    @staticmethod
+    def read(x: Tensor) -> Tensor:
+        """x [B, T, H, D] as the walks read it."""
+        return _tokenwise(x)
 
     @property
     def heads(self) -> int:
@@ -183,23 +190,26 @@ class DeltaPasses:
         grads: tuple[Tensor | None, ...],
         window: tuple[int, int],
     ) -> None:
-        """One launch of delta_gradients. grads: dq, dk, dv, dg, dbeta."""
+        """One launch of delta_gradients. grads: dq, dk, dv, dg of each part of K's columns, dbeta."""
         tensors = (
             self.q, self.k, self.v, do, a, self.g, self.beta, *states[:2], *after[:2], *grads, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
             self.v.shape[1], self.heads, self.sequences, self.scale, *window,
             *(number for x in (self.q, self.k, self.v, do) for number in x.stride()[:3]),
-            *states.strides, *after.strides,
+            *states.strides, *after.strides, self.v.shape[:3].numel(),
         )  # fmt: skip
+        parts = gradient_parts(self.k.shape[3])
         places = self.places if self.cu_seqlens is not None else self.sequences * window[1]
-        constants = self.constants(self.plan["grad_columns"]) | self.precision()
-        launch(delta_gradients, (places * self.heads,), tensors, numbers, constants, self.plan["grad_warps"])
+        constants = self.constants(self.plan["grad_columns"]) | {"PARTS": parts} | self.precision()
+        launch(delta_gradients, (places * self.heads * parts,), tensors, numbers, constants, self.plan["grad_warps"])
 
 
-def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32."""
-    run = DeltaPasses.of(plan, call, cu_seqlens)
+def forward(
+    plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, passes: type[DeltaPasses] = DeltaPasses
+) -> tuple[Tensor, Tensor]:
+    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32. passes: whose launches."""
+    run = passes.of(plan, call, cu_seqlens)
     out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(run.sequences, run.heads, call.k.shape[3], call.v.shape[3], dtype=torch.float32)
     if final.numel():
@@ -208,10 +218,18 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
 
 
 def backward(
-    plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    plan: Plan,
+    call: MatrixCall,
+    cu_seqlens: Tensor | None,
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+    passes: type[DeltaPasses] = DeltaPasses,
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
-    run = DeltaPasses.of(plan, call, cu_seqlens)
+    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given.
+
+    passes: whose launches.
+    """
+    run = passes.of(plan, call, cu_seqlens)
     length, heads, chunk = call.v.shape[1], run.heads, plan["chunk"]
     width, columns = call.k.shape[3], call.v.shape[3]
     grad_state = None if run.state is None else torch.empty_like(run.state)
@@ -222,7 +240,7 @@ def backward(
     }
     if run.sequences == 0:
         return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
-    do = _tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
+    do = run.read(torch.zeros_like(call.v) if grad_o is None else grad_o)
     grouped = heads != call.q.shape[2]
     per_head = (*call.v.shape[:3], width)
     # heads of a group are added in float32: rounded first, their errors would be too
@@ -231,9 +249,12 @@ def backward(
         None if x is None else x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
         for x in (grads.get("g"), grads.get("beta"))
     )
+    parts = gradient_parts(width)
+    if dg is not None and parts > 1:
+        dg = dg.new_empty(parts, *dg.shape)
 
     a = run.prepare()
-    if cu_seqlens is None and states_fit_gradients(length, columns, chunk):
+    if run.shares_memory and cu_seqlens is None and states_fit_gradients(length, columns, chunk):
         states = Slots.within(dq, dk, call.k.dtype, chunk)
     else:
         states = Slots.of(call.k, run.places, heads, width, columns, chunk)
@@ -253,6 +274,8 @@ def backward(
         run.reverse(do, a, first, carry, after, part)
         run.gradients(do, a, states, after, (dq, dk, grads["v"], dg, dbeta), part)
         first = carry
+    if dg is not None and parts > 1:
+        dg = dg.sum(0)
     for name, found in (("g", dg), ("beta", dbeta)):
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)

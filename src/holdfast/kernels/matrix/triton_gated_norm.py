@@ -38,27 +38,32 @@ class TritonGatedNorm:
             tensors = (run.o, run.gate, run.weight, y)
             numbers = (run.count, *call.o.shape[1:3], call.eps, *run.strides(run.o), *run.strides(run.gate))
             with on_device_of(y):
-                launch(rows.forward, (run.tiles * run.heads,), tensors, numbers, run.constants(), plan["warps"])
+                launch(rows.norm_forward, (run.tiles * run.heads,), tensors, numbers, run.constants(), plan["warps"])
         return y
 
-    def backward(self, plan: Plan, call: GatedNormCall, grad_y: Tensor) -> list[Tensor | None]:
-        """Gradients of o, gate and weight, None where the input is."""
+    def backward(
+        self, plan: Plan, call: GatedNormCall, grad_y: Tensor, into: Tensor | None = None
+    ) -> list[Tensor | None]:
+        """Gradients of o, gate and weight, None where the input is. into: where that of gate will be, part of a wider
+        tensor."""
         from holdfast.kernels.common.triton_launch import launch, on_device_of
 
         from . import triton_gated_norm_rows as rows
 
         run, dy = _Run(plan, call), _dense(grad_y)
         do = torch.empty(call.o.shape, dtype=call.o.dtype, device=call.o.device)
-        dgate = None if call.gate is None else torch.empty_like(do)
+        dgate = None if call.gate is None else torch.empty_like(do) if into is None else into
         parts = None
         if call.weight is not None:
             parts = torch.empty(plan["parts"], *call.weight.shape, dtype=torch.float32, device=do.device)
         if do.numel():
             tensors = (run.o, run.gate, run.weight, dy, do, dgate, parts)
-            strides = (*run.strides(run.o), *run.strides(run.gate), *run.strides(dy))
+            strides = (stride for x in (run.o, run.gate, dy, dgate) for stride in run.strides(x))
             numbers = (run.count, run.tiles, *call.o.shape[1:3], call.eps, *strides)
             with on_device_of(do):
-                launch(rows.backward, (plan["parts"] * run.heads,), tensors, numbers, run.constants(), plan["warps"])
+                launch(
+                    rows.norm_backward, (plan["parts"] * run.heads,), tensors, numbers, run.constants(), plan["warps"]
+                )
         elif parts is not None:
             parts.zero_()
         return [do, dgate, None if parts is None else parts.sum(0).to(call.weight.dtype)]
@@ -76,7 +81,7 @@ class _Run:
         self.o = _dense(call.o)
         self.gate = None if call.gate is None else _dense(call.gate)
         self.weight = None if call.weight is None else call.weight.contiguous()
-        self.heads = 1 if call.weight is None else call.weight.shape[0]
+        self.heads = 1 if call.weight is None or call.weight.dim() == 1 else call.weight.shape[0]
         self.count = batch * length * heads // self.heads
         self.tiles = -(-self.count // plan["rows"])
         self._constants = {

@@ -33,7 +33,7 @@ def results(rows, head, H, D: tl.constexpr, HEADS: tl.constexpr):
 
 
 @triton.jit
-def forward(
+def norm_forward(
     o_ptr, gate_ptr, weight_ptr, y_ptr, count, T, H, eps,
     o_batch, o_step, o_head, gate_batch, gate_step, gate_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,
@@ -60,9 +60,10 @@ def forward(
 
 
 @triton.jit
-def backward(
+def norm_backward(
     o_ptr, gate_ptr, weight_ptr, dy_ptr, do_ptr, dgate_ptr, parts_ptr, count, tiles, T, H, eps,
     o_batch, o_step, o_head, gate_batch, gate_step, gate_head, dy_batch, dy_step, dy_head,
+    dgate_batch, dgate_step, dgate_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, SIGMOID: tl.constexpr,
 ):  # fmt: skip
     """Gradients of o and gate for some tiles of rows, and the sums over those rows for weight, parts [p, HEADS, D].
@@ -93,7 +94,8 @@ def backward(
             dgate = dy * normal * slope
             if weight_ptr is not None:
                 dgate *= weight[None, :]
-            tl.store(dgate_ptr + to, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
+            at = places(rows, head, T, H, dgate_batch, dgate_step, dgate_head, HEADS)
+            tl.store(dgate_ptr + at[:, None] + columns[None, :], dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
             dy *= value
         if weight_ptr is not None:
             sums += dy * normal

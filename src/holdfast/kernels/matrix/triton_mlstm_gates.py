@@ -5,7 +5,6 @@ tokens and heads turn them over. Sigmoid gating, one launch a pass, is here; exp
 triton_mlstm_stabilizer.py and triton_mlstm_stabilizer_gradient.py.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.common.triton_launch import launch
+from holdfast.kernels.common.triton_launch import launch, may_overlap
+from holdfast.kernels.common.varlen import placed
 
 from .triton_mlstm_stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
 from .triton_mlstm_stabilizer_gradient import mlstm_stabilizer_gradient, mlstm_stabilizer_gradient_maps
@@ -77,13 +77,7 @@ def mlstm_sigmoid_gates_gradient(
 
 def _on_device(cu_seqlens: Tensor | None, device: torch.device) -> Tensor | None:
     """The offsets as the kernels read them."""
-    return None if cu_seqlens is None else cu_seqlens.to(device).contiguous()
-
-
-@lru_cache
-def _overlaps(device: torch.device) -> bool:
-    """Whether a launch may start there before the one ahead of it has ended."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return None if cu_seqlens is None else placed(cu_seqlens, device)
 
 
 def _tiles(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
@@ -98,7 +92,7 @@ def _spans(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any], int]:
     columns = min(HEADS, triton.next_power_of_2(heads))
     rows = min(THREADS // columns, triton.next_power_of_2(triton.cdiv(length, SPAN)))
     grid = (triton.cdiv(length, SPAN * rows), triton.cdiv(heads, columns), batch)
-    constants = {"TOKENS": SPAN, "SPANS": rows, "HEADS": columns, "OVERLAPS": _overlaps(x.device)}
+    constants = {"TOKENS": SPAN, "SPANS": rows, "HEADS": columns, "OVERLAPS": may_overlap(x.device)}
     return grid, constants, max(1, rows * columns // 32)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from .layout import LAYOUTS, Layout
 from .rebound import rebind, twin
+from .token import by_token, reader_of
 
 
 def patch(model: nn.Module, backend: str | None = None) -> int:
@@ -54,6 +55,9 @@ def _attributes(layer: nn.Module, layout: Layout, backend: str | None) -> dict[s
         return replaced
     own = _home(layer)
     forward = rebind(type(layer).forward, twin(own, f"{own.__name__}_on_holdfast_{backend}", replaced))
+    # a forced backend is one of the ops that run in the layer's own code
+    if backend is None and (reader := reader_of(layer)) is not None:
+        forward = by_token(forward, reader)
     return {_slot(layer): MethodType(forward, layer)}
 
 

@@ -5,15 +5,22 @@ from collections.abc import Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
 from . import ranked
+from .gated_norm import covering
 
 # Offsets inside a tile are 32-bit: of at most LONGEST tokens.
 MOST_CHANNELS = 2**20
 LONGEST = 2048
+# A head that is normalised is one block's.
+WIDEST_HEAD = 512
 # Weights and the last inputs of each channel are in registers.
 MOST_TAPS = 16
-# Tokens that a thread reads ahead of its arithmetic, and how often it does, the longest walk first.
+# Tokens that a thread reads ahead of its arithmetic, bytes of each, and how many it walks. Backward it holds as much
+# again for each channel: with 16 bytes it would have 245 registers, and an SM 8 warps, whose latencies nothing hides.
 STEPS = {"forward": 8, "backward": 4}
+BYTES = {"forward": 16, "backward": 8}
 LENGTHS = (64, 32, 128, 16, 8)
+# Warps for each SM, at least, before threads walk further: two waves, that an SM is full and all end at about one time.
+PER_SM = 32
 # Seconds until what was read ahead is there; an estimate.
 LATENCY = 0.8e-6
 # Channels of a program that adds up what tiles have summed.
@@ -28,12 +35,12 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     """All that fit, in no order."""
-    B, T, D, W = (problem[name] for name in "BTDW")
+    B, T, W = (problem[name] for name in "BTW")
     size = ELEMENT[problem.dtype]
-    # 16 bytes a thread and token; fewer where the taps of so many channels do not fit registers
-    channels = max(1, 16 // size // (1 if W <= 4 else 2 if W <= 8 else 4))
+    # fewer where the taps of so many channels do not fit registers
+    channels = max(1, BYTES[direction] // size // (1 if W <= 4 else 2 if W <= 8 else 4))
     steps = STEPS[direction]
-    for block in (64, 32, 128, 256):
+    for block in _blocks(problem):
         for warps in (4, 2, 8, 1):
             segments = 32 * warps * channels // block
             for length in LENGTHS:
@@ -41,12 +48,30 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                 if not segments or rows > LONGEST:
                     continue
                 tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
-                grid = Grid(tiles * -(-D // block), 32 * warps, _registers(direction, channels, steps, W), 1024)
+                blocks = tiles * _across(problem, block)
+                if length > LENGTHS[-1] and blocks * warps < PER_SM * (device.sms or 0):
+                    continue
+                registers = _registers(direction, channels, steps, W, "heads" in problem.traits)
+                grid = Grid(blocks, 32 * warps, registers, 1024)
                 if not grid.fits(device):
                     continue
                 values = {"block": block, "segments": segments, "steps": steps, "chunks": length // steps}
                 plan = Plan("triton", (*values.items(), ("warps", warps)))
                 yield _candidate(plan, problem, device, direction, grid, tiles)
+
+
+def _blocks(problem: Problem) -> tuple[int, ...]:
+    """Channels of a block, the best first."""
+    if "heads" in problem.traits:
+        return (max(16, covering(problem["K"])),)
+    # of fewer than 64, a token's bytes in memory are too few for its rate
+    return (64, 128, 256) if problem["D"] > 32 else (32,)
+
+
+def _across(problem: Problem, block: int) -> int:
+    """Blocks of channels: one for each head that is normalised."""
+    heads, width = (problem["H"], problem["K"]) if "heads" in problem.traits else (0, 0)
+    return heads + -(-(problem["D"] - heads * width) // block)
 
 
 def _candidate(plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int) -> Candidate:
@@ -57,15 +82,18 @@ def _candidate(plan: Plan, problem: Problem, device: Device, direction: Directio
     again = (W - 1) / (4 * length)
     if direction == "forward":
         moved = int(size * B * T * D * (2 + again))
-        return Candidate.of(plan, device, grid, moved, B * T * D * (2 * W + 12), False, serial)
+        return Candidate.of(plan, device, grid, moved, B * T * D * (2 * W + 30), False, serial)
     sums = 4 * tiles * D * (W + ("bias" in problem.traits))
     moved = int(size * B * T * D * (3 + 3 * again)) + sums
     last = Candidate.of(plan, device, Grid(-(-D // REDUCED) * (W + 1), 128, 40, 1024), sums, sums // 4, False)
-    return Candidate.of(plan, device, grid, moved, B * T * D * (6 * W + 24), False, serial).after(last)
+    return Candidate.of(plan, device, grid, moved, B * T * D * (6 * W + 45), False, serial).after(last)
 
 
-def _registers(direction: Direction, channels: int, steps: int, W: int) -> int:
-    """Taps and the last inputs, gradients and sums of each channel, what is read ahead, and addresses."""
+def _registers(direction: Direction, channels: int, steps: int, W: int, heads: bool) -> int:
+    """Taps and the last inputs, gradients and sums of each channel, what is read ahead, and addresses.
+
+    As ptxas allots them for sm_90 with W 4, and a little more.
+    """
     if direction == "forward":
         return min(255, 40 + 2 * W * channels + 4 * steps)
-    return min(255, 64 + 4 * W * channels + 8 * steps)
+    return min(255, (48 if heads else 16) + (4 * W + 3 * steps) * channels)

@@ -105,11 +105,14 @@ def _forward(problem: Problem, device: Device, columns: int, span: int, stages: 
 
 
 def _resident(problem: Problem, device: Device) -> Candidate | None:
-    """The launch of hopper_resident.py; None where a device cannot run all its blocks at once, one a multiprocessor."""
+    """The launch of hopper_resident.py; None where a device cannot run all its blocks at once, one a multiprocessor.
+
+    Nor does it add its outputs to others.
+    """
     pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
     tokens = RESIDENT_CHUNKS * CHUNK
     segments = max(1, -(-problem["T"] // tokens))
-    if problem.varlen or V > WIDEST or pairs * segments > (device.sms or 0):
+    if problem.varlen or "key_slices" in problem.traits or V > WIDEST or pairs * segments > (device.sms or 0):
         return None
     wide, columns = tile(K), tile(V)
     warps = columns // 16 + OTHER_WARPS

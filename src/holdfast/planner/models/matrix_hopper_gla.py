@@ -31,9 +31,12 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     if problem.varlen:
         problem = as_batch(problem)
     found = sweep(problem, device, direction == "backward" or problem.needs_grad)
-    if found is None:
-        return ()
-    return (found if direction == "forward" else _gradients(problem, device).after(found),)
+    if found is None or direction == "forward":
+        return () if found is None else (found,)
+    if "slices" in problem.traits:
+        # whose states no forward pass has kept
+        found = found.after(found)
+    return (_gradients(problem, device).after(found),)
 
 
 def sweep(problem: Problem, device: Device, keeps: bool) -> Candidate | None:

@@ -34,6 +34,11 @@ def states_fit_gradients(length: int, columns: int, chunk: int) -> bool:
     return length % chunk == 0 and columns <= 2 * chunk
 
 
+def gradient_parts(width: int) -> int:
+    """In how many programs a chunk's gradients of q and k are found: registers hold those of 128 columns."""
+    return 1 if width <= 128 else 2
+
+
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans, the fastest first.
 
@@ -53,8 +58,8 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
         # 64 rows of float32 leave no registers
         if found or (chunk > 16 and chunk >= 2 * problem["T"]) or ((size == 4 or narrow) and chunk == 64):
             continue
-        gradients = cache(lambda windows, chunk=chunk: _gradients(problem, device, chunk, size, windows))
-        prepared = _prepare(problem, device, chunk)
+        gradients = cache(lambda windows, chunk=chunk: gradients_of(problem, device, chunk, size, windows))
+        prepared = prepare(problem, device, chunk)
         for columns in (block for block in (128, 64, 32, 16) if block < 2 * V):
             warps = 8 if columns > 64 else 4
             if K * columns > STATE_REGISTERS * 32 * warps or (narrow and columns > 32):
@@ -70,7 +75,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                     found = True
                     yield _walk(problem, device, plan, "forward", shared, stages).after(prepared)
                     continue
-                windows = _windows(problem, chunk, size)
+                windows = windows_of(problem, chunk, size)
                 last = gradients(windows)
                 if last is None:
                     continue
@@ -101,7 +106,7 @@ def _is_narrow(problem: Problem, device: Device) -> bool:
     return (device.capability or (0, 0)) < (9, 0) and max(problem["K"], problem["V"]) > 64
 
 
-def _windows(problem: Problem, chunk: int, size: int) -> int:
+def windows_of(problem: Problem, chunk: int, size: int) -> int:
     """Parts of each sequence, so that their states' gradients stay within KEPT_BYTES, or within one chunk each."""
     if problem.varlen:
         return 1
@@ -116,7 +121,7 @@ def _walk_shared(chunk: int, K: int, columns: int, stages: int, size: int) -> in
     return stages * tiles + size * chunk * (columns + 3 * chunk)
 
 
-def _prepare(problem: Problem, device: Device, chunk: int) -> Candidate:
+def prepare(problem: Problem, device: Device, chunk: int) -> Candidate:
     size = 4 if problem.dtype == "float32" else 2
     pairs, K = problem["B"] * problem["H"], padded(problem["K"])
     grid = Grid(pairs * max(1, -(-problem["T"] // chunk)), 128, 192, size * chunk * (K + 2 * chunk))
@@ -146,17 +151,22 @@ def _walk(problem: Problem, device: Device, plan: Plan, name: str, shared: int, 
     return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)
 
 
-def _gradients(problem: Problem, device: Device, chunk: int, size: int, windows: int) -> Candidate | None:
+def gradients_of(problem: Problem, device: Device, chunk: int, size: int, windows: int) -> Candidate | None:
     """The launches for the gradients; None where no block fits."""
     K, V, pairs = padded(problem["K"]), padded(problem["V"]), problem["B"] * problem["H"]
     narrow = _is_narrow(problem, device)
-    for columns in (block for block in (128, 64, 32, 16) if block < 2 * V and not (narrow and block > 64)):
+    parts = gradient_parts(problem["K"])
+    widest = 32 if parts > 1 else 64 if narrow else 128
+    for columns in (block for block in (128, 64, 32, 16) if block < 2 * V and block <= widest):
         shared = size * (2 * columns * K + 2 * chunk * K + 3 * chunk * columns + 2 * chunk * chunk)
+        if parts > 1:
+            # own rows of both states beside the whole
+            shared += size * columns * K
         if chunk < 64 and not narrow:
             # a gradient changes hands between warps, in float32, beside all of that
             shared += size * chunk * columns + 4 * chunk * max(K, V) + 512
         warps = 8 if max(K, columns) > 64 and not narrow else 4
-        grid = Grid(pairs * max(1, -(-problem["T"] // chunk)), 32 * warps, 255, shared)
+        grid = Grid(parts * pairs * max(1, -(-problem["T"] // chunk)), 32 * warps, 255, shared)
         if not grid.fits(device):
             continue
         plan = Plan("triton", (("grad_columns", columns), ("grad_warps", warps)))
@@ -164,8 +174,8 @@ def _gradients(problem: Problem, device: Device, chunk: int, size: int, windows:
         widths = 2 * problem["K"] * (1 + share) + 3 * problem["V"] + chunk
         states = 2 * problem["K"] * problem["V"] * size
         moved = int(pairs * problem["T"] * (size * widths + 16)) + grid.blocks * states
-        operations = 2 * grid.blocks * chunk * (5 * K * V + chunk * (6 * K + 5 * V))
-        whole = Candidate.of(plan, device, grid, moved, operations, serial=GRADIENT_SECONDS)
+        operations = 2 * grid.blocks * chunk * ((2 + 3 / parts) * K * V + chunk * (6 * K + 5 * V))
+        whole = Candidate.of(plan, device, grid, moved, int(operations), serial=GRADIENT_SECONDS)
         # each window is two launches more
         for _ in range(2 * (windows - 1)):
             whole = whole.after(Candidate.of(plan, device, Grid(1, 32), 0, 0))

@@ -7,9 +7,10 @@ from torch import Tensor
 from holdfast.kernels.common.pullback import pull_back
 from holdfast.kernels.common.varlen import sequence_bounds
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.recurrences.delta_rule import l2_normalize
 from holdfast.recurrences.packing import packed_beside
 
-from ..call import ConvCall
+from ..call import ConvCall, Gradient
 
 
 class PyTorchConv:
@@ -37,16 +38,21 @@ class PyTorchConv:
         plan: Plan,
         call: ConvCall,
         cu_seqlens: Tensor | None,
-        grad_y: Tensor | None,
+        grad_y: Gradient,
         grad_final: Tensor | None,
+        into: Tensor | None = None,
     ) -> list[Tensor | None]:
-        """Gradients of x, weight, bias and initial_state, None where the input is."""
+        """Gradients of x, weight, bias and initial_state, None where the input is. into: where that of x will be."""
+        if isinstance(grad_y, tuple):
+            grad_y = torch.cat([x.flatten(2) for x in grad_y], -1)
         given = {name: x for name, x in zip(call._fields[:4], call[:4], strict=True) if x is not None}
 
         def run(*leaves: Tensor) -> tuple[Tensor, Tensor]:
             return convolve(call._replace(**dict(zip(given, leaves, strict=True))), cu_seqlens)
 
         grads = dict(zip(given, pull_back(run, list(given.values()), [grad_y, grad_final]), strict=True))
+        if into is not None:
+            grads["x"] = into.copy_(grads["x"])
         return [grads.get(name) for name in call._fields[:4]]
 
 
@@ -96,4 +102,8 @@ def _taps(call: ConvCall, rows: Tensor) -> Tensor:
 
 def _activated(call: ConvCall, y: Tensor) -> Tensor:
     """In x's dtype."""
-    return (F.silu(y) if call.activation == "silu" else y).to(call.x.dtype)
+    y = F.silu(y) if call.activation == "silu" else y
+    if call.heads:
+        heads, rest = y.tensor_split([call.heads * call.head_dim], -1)
+        y = torch.cat([l2_normalize(heads.unflatten(-1, (call.heads, call.head_dim))).flatten(-2), rest], -1)
+    return y.to(call.x.dtype)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.triton_support import refusal
 from holdfast.kernels.common.varlen import on_device
-from holdfast.kernels.conv.call import ConvCall
+from holdfast.kernels.conv.call import ConvCall, Gradient
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import causal_conv1d as model
 
@@ -28,6 +28,8 @@ class TritonConv:
             return f"it takes {model.MOST_TAPS} taps at most; got {problem['W']}"
         if problem["D"] > model.MOST_CHANNELS:
             return f"it takes {model.MOST_CHANNELS} channels at most; got {problem['D']}"
+        if "heads" in problem.traits and problem["K"] > model.WIDEST_HEAD:
+            return f"it normalises heads of {model.WIDEST_HEAD} channels at most; got {problem['K']}"
         return None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -47,7 +49,7 @@ class TritonConv:
         if not y.numel():
             return y, None if last is None else _kept(last, call.initial_state)
         tensors = (run.x, run.weight, run.bias, run.initial, y, last, run.bounds)
-        numbers = (*run.sizes, *run.x.stride()[:2])
+        numbers = (*run.sizes, *_steps(run.x))
         with on_device_of(y):
             launch(conv_forward, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
         return y, last
@@ -57,28 +59,35 @@ class TritonConv:
         plan: Plan,
         call: ConvCall,
         cu_seqlens: Tensor | None,
-        grad_y: Tensor | None,
+        grad_y: Gradient,
         grad_final: Tensor | None,
+        into: Tensor | None = None,
     ) -> list[Tensor | None]:
-        """Gradients of x, weight, bias and initial_state, None where the input is."""
+        """Gradients of x, weight, bias and initial_state, None where the input is. into: where that of x will be, part
+        of a wider tensor."""
         from holdfast.kernels.common.triton_launch import launch, on_device_of
 
         from .backward import conv_backward, conv_sums
 
         run, x = _Run(plan, call, cu_seqlens), call.x
-        dx, dweight = (torch.empty(of.shape, dtype=of.dtype, device=x.device) for of in (x, call.weight))
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
+        dweight = torch.empty(call.weight.shape, dtype=call.weight.dtype, device=x.device)
         dbias = None if call.bias is None else torch.empty(call.bias.shape, dtype=call.bias.dtype, device=x.device)
         dinitial = None if call.initial_state is None else run.state()
         if not dx.numel():
             sums = [None if of is None else of.zero_() for of in (dweight, dbias)]
             return [dx, *sums, None if dinitial is None else _kept(dinitial, grad_final)]
-        dy = _rows(torch.zeros_like(x) if grad_y is None else grad_y)
+        if isinstance(grad_y, tuple):
+            grads, dy_steps = tuple(part.contiguous() for part in grad_y), (0, 0)
+        else:
+            dy = _rows(torch.zeros_like(x) if grad_y is None else grad_y)
+            grads, dy_steps = (dy, None, None), _steps(dy)
         dfinal = None if grad_final is None else grad_final.contiguous()
         width = call.weight.shape[1]
         shape = (run.tiles, width + (dbias is not None), x.shape[2])
         parts = torch.empty(shape, dtype=torch.float32, device=x.device)
-        tensors = (run.x, run.weight, run.bias, run.initial, dy, dfinal, dx, dinitial, parts, run.bounds)
-        numbers = (*run.sizes, *run.x.stride()[:2], *dy.stride()[:2])
+        tensors = (run.x, run.weight, run.bias, run.initial, *grads, dfinal, dx, dinitial, parts, run.bounds)
+        numbers = (*run.sizes, *_steps(run.x), *dy_steps, *_steps(dx))
         constants = {"W": width, "BLOCK": model.REDUCED, "ROWS": REDUCED_ROWS}
         blocks = -(-x.shape[2] // model.REDUCED), shape[1]
         with on_device_of(dx):
@@ -110,6 +119,11 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 else x.contiguous()
 
 
+def _steps(x: Tensor) -> tuple[int, ...]:
+    """From a row of the batch to the next, and from a token."""
+    return x.stride()[:2]
+
+
 def _rows(x: Tensor) -> Tensor:
     """x with channels side by side, and tokens near enough for offsets of 32 bits inside a tile."""
     return x if x.stride(2) == 1 and x.stride(1) < model.MOST_CHANNELS else x.contiguous()
@@ -133,12 +147,13 @@ class _Run:
         self.sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         packed = length // rows + self.sequences
         self.tiles = batch * -(-length // rows) if cu_seqlens is None else packed
-        self.across = -(-channels // plan["block"])
-        self.sizes = (length, self.sequences, self.sequences.bit_length(), channels)
+        self.across = call.heads + -(-(channels - call.heads * call.head_dim) // plan["block"])
+        self.sizes = (length, self.sequences, self.sequences.bit_length(), channels, call.heads)
         self._state = self.sequences, width - 1, channels
         self.constants: dict[str, Any] = {
             "SILU": call.activation == "silu",
             "W": width,
+            "K": call.head_dim,
             "BLOCK": plan["block"],
             "SEGMENTS": plan["segments"],
             "STEPS": plan["steps"],

@@ -3,15 +3,22 @@
 import triton
 import triton.language as tl
 
-from .tile import convolved, shifted, taps_of, tokens_of, window_of
+from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, taps_of, tokens_of, window_of
 
 
 @triton.jit
-def before_activation(z, dy, SILU: tl.constexpr):
-    """The gradient of z, given that of its activation."""
+def before_activation(z, dy, is_head, SILU: tl.constexpr, K: tl.constexpr):
+    """The gradient of z, given that of its activation, normalised if is_head."""
     dz = dy.to(tl.float32)
+    y = z
     if SILU:
         open_ = 1.0 / (1.0 + tl.exp(-z))
+        y = z * open_
+    if K > 0:
+        # two sums that do not wait for each other
+        inverse, along = inverse_length(y, is_head), tl.where(is_head, tl.sum(dz * y, 1), 0.0)[:, None]
+        dz = inverse * (dz - inverse * inverse * along * y)
+    if SILU:
         dz *= open_ * (1.0 + z * (1.0 - open_))
     return dz
 
@@ -34,8 +41,8 @@ def last_gradient(dfinal, at, left, stored, channels, W: tl.constexpr):
 
 @triton.jit
 def initial_gradient(
-    taps, x, initial, dy, dfinal, dinitial, count, here, x_step, dy_step, channels,
-    SILU: tl.constexpr, W: tl.constexpr,
+    taps, x, initial, dy, dfinal, dinitial, count, here, is_head, x_step, dy_step, channels,
+    SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """dinitial [W - 1, D] of a sequence of count tokens, which reaches its first W - 1 outputs."""
     zero = tl.zeros([1, 1], tl.int32)
@@ -45,7 +52,7 @@ def initial_gradient(
         inside = (t < count) & here
         now = tl.load(x + t * x_step, mask=inside, other=0.0).to(tl.float32)
         dy_now = tl.load(dy + t * dy_step, mask=inside, other=0.0)
-        grads += (before_activation(convolved(taps, window, now, W), dy_now, SILU),)
+        grads += (before_activation(convolved(taps, window, now, W), dy_now, is_head, SILU, K),)
         window = shifted(window, now, W)
     for i in tl.static_range(W - 1):
         total = tl.zeros_like(grads[0])
@@ -58,38 +65,62 @@ def initial_gradient(
 
 @triton.jit
 def conv_backward(
-    x, weight, bias, initial, dy, dfinal, dx, dinitial, parts, bounds, length, sequences, search, channels,
-    x_row, x_step, dy_row, dy_step,
-    SILU: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, STEPS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    x, weight, bias, initial, dy, dk, dv, dfinal, dx, dinitial, parts, bounds,
+    length, sequences, search, channels, heads, x_row, x_step, dy_row, dy_step, dx_row, dx_step,
+    SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+    STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """dx [B, T, D], dinitial [N, W - 1, D] or None, and what each tile of tokens adds to the gradients of the taps and,
     with a bias, of that: parts [tiles, W or W + 1, D] float32, for `conv_sums`.
 
-    A thread walks W - 1 tokens beyond its own, which its own inputs reach.
+    dy: [B, T, D], dk and dv None; or of the first half of the heads, dk of the others and dv of all further channels,
+    each contiguous. A thread walks W - 1 tokens beyond its own, which its own inputs reach.
     """
     LENGTH: tl.constexpr = STEPS * CHUNKS
     SUMS: tl.constexpr = W if bias is None else W + 1
-    across = tl.cdiv(channels, BLOCK)
+    across = blocks_of(channels, heads, K, BLOCK)
     place = tl.program_id(0) // across
     row, sequence, start, stop, tile = tokens_of(place, bounds, length, sequences, search, SEGMENTS * LENGTH)
-    d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
-    here = (d < channels)[None, :]
+    block = tl.program_id(0) % across
+    is_head = block < heads
+    d, own = channels_of(block, channels, heads, K, BLOCK)
+    here = own[None, :]
     first = start + tile * (SEGMENTS * LENGTH)
     begin, left = (start - first).to(tl.int32), (stop - first).to(tl.int32)
     x += row * x_row + first * x_step + d[None, :]
-    dy += row * dy_row + first * dy_step + d[None, :]
-    dx += (row * length + first) * channels + d[None, :]
+    if dv is None:
+        dy += row * dy_row + first * dy_step + d[None, :]
+    else:
+        half = heads // 2 * K
+        dy = tl.where(is_head, tl.where(block < heads // 2, dy, dk), dv)
+        before = tl.where(is_head, tl.where(block < heads // 2, 0, half), 2 * half)
+        dy_step = tl.where(is_head, half, channels - 2 * half)
+        dy += (row * length + first) * dy_step + (d - before)[None, :]
+    dx += row * dx_row + first * dx_step + d[None, :]
     held = sequence * (W - 1) * channels + d[None, :]
     if initial is not None:
         initial += held
     if dfinal is not None:
         dfinal += held
-    taps = taps_of(weight, bias, d, d < channels, W)
+    taps = taps_of(weight, bias, d, own, W)
     if dinitial is not None:  # noqa: SIM102
         if tile == 0:
             initial_gradient(
-                taps, x, initial, dy, dfinal, dinitial + held, left, here, x_step, dy_step, channels, SILU, W
+                taps,
+                x,
+                initial,
+                dy,
+                dfinal,
+                dinitial + held,
+                left,
+                here,
+                is_head,
+                x_step,
+                dy_step,
+                channels,
+                SILU,
+                W,
+                K,
             )
     offset = tl.arange(0, SEGMENTS)[:, None] * LENGTH
     window = window_of(x, initial, offset, begin, left, here, x_step, channels, W)
@@ -108,7 +139,7 @@ def conv_backward(
             grads += (tl.load(dy + (at + j) * dy_step, mask=inside, other=0.0),)
         for j in tl.static_range(STEPS):
             now = inputs[j].to(tl.float32)
-            dz = before_activation(convolved(taps, window, now, W), grads[j], SILU)
+            dz = before_activation(convolved(taps, window, now, W), grads[j], is_head, SILU, K)
             added = ()
             for i in tl.static_range(W - 1):
                 added += (sums[i] + dz * window[i],)
@@ -121,24 +152,24 @@ def conv_backward(
             gradient = earliest(taps, later, dz, W)
             if dfinal is not None:
                 gradient += last_gradient(dfinal, to, left, stored, channels, W)
-            tl.store(dx + to * channels, gradient.to(dx.dtype.element_ty), mask=stored)
+            tl.store(dx + to * dx_step, gradient.to(dx.dtype.element_ty), mask=stored)
             window, later = shifted(window, now, W), shifted(later, dz, W)
     for j in tl.static_range(W - 1):
         at = offset + chunks * STEPS + j
         inside = (at < left) & here
         now = tl.load(x + at * x_step, mask=inside, other=0.0).to(tl.float32)
         dy_now = tl.load(dy + at * dy_step, mask=inside, other=0.0)
-        dz = before_activation(convolved(taps, window, now, W), dy_now, SILU)
+        dz = before_activation(convolved(taps, window, now, W), dy_now, is_head, SILU, K)
         to = at - (W - 1)
         stored = (to >= offset) & (to < left) & here
         gradient = earliest(taps, later, dz, W)
         if dfinal is not None:
             gradient += last_gradient(dfinal, to, left, stored, channels, W)
-        tl.store(dx + to * channels, gradient.to(dx.dtype.element_ty), mask=stored)
+        tl.store(dx + to * dx_step, gradient.to(dx.dtype.element_ty), mask=stored)
         window, later = shifted(window, now, W), shifted(later, dz, W)
     parts += place.to(tl.int64) * SUMS * channels + d
     for j in tl.static_range(SUMS):
-        tl.store(parts + j * channels, tl.sum(sums[j], 0), mask=d < channels)
+        tl.store(parts + j * channels, tl.sum(sums[j], 0), mask=own)
 
 
 @triton.jit

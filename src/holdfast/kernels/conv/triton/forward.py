@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tile import convolved, shifted, taps_of, tokens_of, window_of
+from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, taps_of, tokens_of, window_of
 
 
 @triton.jit
@@ -20,21 +20,23 @@ def last_inputs(x, initial, final, count, here, x_step, channels, W: tl.constexp
 
 @triton.jit
 def conv_forward(
-    x, weight, bias, initial, y, final, bounds, length, sequences, search, channels, x_row, x_step,
-    SILU: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, STEPS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    x, weight, bias, initial, y, final, bounds, length, sequences, search, channels, heads, x_row, x_step,
+    SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
+    STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """y [B, T, D], and the last inputs of each sequence in final [N, W - 1, D], or None.
 
     initial: [N, W - 1, D] float32, or None. CHUNKS times, a thread reads STEPS tokens ahead of its arithmetic.
+    The first `heads` heads of K channels are normalised; K 0 for none.
     """
     LENGTH: tl.constexpr = STEPS * CHUNKS
-    across = tl.cdiv(channels, BLOCK)
+    across = blocks_of(channels, heads, K, BLOCK)
     row, sequence, start, stop, tile = tokens_of(
         tl.program_id(0) // across, bounds, length, sequences, search, SEGMENTS * LENGTH
     )
-    d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
-    here = (d < channels)[None, :]
+    block = tl.program_id(0) % across
+    d, own = channels_of(block, channels, heads, K, BLOCK)
+    here = own[None, :]
     first = start + tile * (SEGMENTS * LENGTH)
     begin, left = (start - first).to(tl.int32), (stop - first).to(tl.int32)
     x += row * x_row + first * x_step + d[None, :]
@@ -45,7 +47,7 @@ def conv_forward(
         if tile == 0:
             to = final + sequence * (W - 1) * channels + d[None, :]
             last_inputs(x, initial, to, stop - start, here, x_step, channels, W)
-    taps = taps_of(weight, bias, d, d < channels, W)
+    taps = taps_of(weight, bias, d, own, W)
     offset = tl.arange(0, SEGMENTS)[:, None] * LENGTH
     window = window_of(x, initial, offset, begin, left, here, x_step, channels, W)
     for chunk in tl.range(0, tl.minimum(tl.cdiv(left, STEPS), CHUNKS)):
@@ -58,5 +60,7 @@ def conv_forward(
             z = convolved(taps, window, now, W)
             if SILU:
                 z = z / (1.0 + tl.exp(-z))
+            if K > 0:
+                z *= inverse_length(z, block < heads)
             tl.store(y + (at + j) * channels, z.to(y.dtype.element_ty), mask=(at + j < left) & here)
             window = shifted(window, now, W)

@@ -8,6 +8,10 @@ segment. Offsets count from the program's first token.
 import triton
 import triton.language as tl
 
+from holdfast.recurrences.delta_rule import L2_EPS
+
+EPS = tl.constexpr(L2_EPS)
+
 
 @triton.jit
 def tokens_of(place, bounds, length, sequences, search, ROWS: tl.constexpr):
@@ -33,6 +37,31 @@ def tokens_of(place, bounds, length, sequences, search, ROWS: tl.constexpr):
         stop = tl.load(bounds + low + 1).to(tl.int64)
         tile = place - start // ROWS - low
     return row, sequence, start, stop, tile
+
+
+@triton.jit
+def blocks_of(channels, heads, K: tl.constexpr, BLOCK: tl.constexpr):
+    """How many blocks there are of channels: one for each of the first heads, of K channels, then one for BLOCK."""
+    return heads + tl.cdiv(channels - heads * K, BLOCK)
+
+
+@triton.jit
+def channels_of(block, channels, heads, K: tl.constexpr, BLOCK: tl.constexpr):
+    """The channels [BLOCK] of a block, and which of them are its own."""
+    if K == 0:
+        d = block * BLOCK + tl.arange(0, BLOCK)
+        here = d < channels
+    else:
+        first = tl.where(block < heads, block * K, heads * K + (block - heads) * BLOCK)
+        d = first + tl.arange(0, BLOCK)
+        here = d < tl.where(block < heads, first + K, channels)
+    return d, here
+
+
+@triton.jit
+def inverse_length(y, is_head):
+    """What y [S, BLOCK] is multiplied by: 1 unless the block is a head, whose channels beyond K are 0."""
+    return tl.where(is_head, tl.rsqrt(tl.sum(y * y, 1) + EPS), 1.0)[:, None]
 
 
 @triton.jit

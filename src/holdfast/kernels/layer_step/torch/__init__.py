@@ -1,0 +1,1 @@
+"""The step of a layer in PyTorch."""

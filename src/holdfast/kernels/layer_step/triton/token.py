@@ -1,0 +1,173 @@
+"""Device code of a layer's token up to its state: a program takes a head of a sequence and a block of V's columns.
+
+What all programs of a head read - the convolution's tail, a position, mLSTM's n and m - is updated by the launch that
+follows, so that no program writes what another reads. OVERLAPS: that launch starts early, and waits for this one's end.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from holdfast.kernels.matrix.triton_sigmoid import log_sigmoid, sigmoid
+
+from .pieces import advanced, convolved, place_of, silu_at, stabilized
+
+
+@triton.jit
+def conv_token(
+    x, tail, state, weight, bias, a, beta, A_log, dt_bias, D, gate, o,
+    H, state_row, state_head, key_step, x_row, tail_row, tail_step, tail_channel, a_row, beta_row, gate_row,
+    largest, l2_eps, scale,
+    OVERLAPS: tl.constexpr, DELTA: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """ConvStep up to its norm: o [B, H, V] in float32, Mamba-2's with its gate."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+    row, head, split = place_of(H, (V + BLOCK_V - 1) // BLOCK_V)
+    rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
+    x += row * x_row
+    tail += row * tail_row
+    keys = (head // GROUP) * K + rows
+    values = head * V + columns
+    if DELTA:
+        q_at, k_at, v_at = keys, H // GROUP * K + keys, 2 * (H // GROUP) * K + values
+    else:
+        v_at, k_at, q_at = values, H * V + keys, H * V + H // GROUP * K + keys
+    q = convolved(x, tail, weight, bias, q_at, rows < K, tail_step, tail_channel, W, L)
+    k = convolved(x, tail, weight, bias, k_at, rows < K, tail_step, tail_channel, W, L)
+    v = convolved(x, tail, weight, bias, v_at, columns < V, tail_step, tail_channel, W, L)
+    decay = tl.full([BLOCK_K], 1.0, tl.float32)
+    strength = 0.0
+    if a is not None:
+        size = tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
+        strength = -log_sigmoid(-size)
+        decay *= tl.exp(-tl.exp(tl.load(A_log + head).to(tl.float32)) * strength)
+    if DELTA:
+        strength = largest * sigmoid(tl.load(beta + row * beta_row + head).to(tl.float32))
+        q *= tl.rsqrt(tl.sum(q * q, 0) + l2_eps)
+        k *= tl.rsqrt(tl.sum(k * k, 0) + l2_eps)
+    state += row * state_row + head.to(tl.int64) * state_head
+    found = scale * advanced(state, key_step, q, k, v, decay, strength, rows, columns, K, V, DELTA)
+    if D is not None:
+        found += tl.load(D + head).to(tl.float32) * v
+    if not DELTA:
+        found *= silu_at(gate + row * gate_row, values, columns < V)
+    tl.store(o + row * H * V + values, found, mask=columns < V)
+
+
+@triton.jit
+def cos_sin(turn):
+    """Cosine and sine of 2 pi turn, turn in float64: a quarter of it at most is left to a series in float32.
+
+    The cosine of the library keeps a stack for large angles.
+    """
+    quarters = tl.floor(4.0 * turn + 0.5)
+    x = ((4.0 * turn - quarters) * 1.5707963267948966).to(tl.float32)
+    y = x * x
+    sin = x * (1.0 + y * (-1.0 / 6.0 + y * (1.0 / 120.0 + y * (-1.0 / 5040.0 + y * (1.0 / 362880.0)))))
+    cos = y * (1.0 / 24.0 + y * (-1.0 / 720.0 + y * (1.0 / 40320.0 + y * (-1.0 / 3628800.0))))
+    cos = 1.0 + y * (cos - 0.5)
+    quarter = (quarters - 4.0 * tl.floor(0.25 * quarters)).to(tl.int32)
+    is_odd = quarter % 2 == 1
+    a, b = tl.where(is_odd, sin, cos), tl.where(is_odd, cos, sin)
+    return tl.where((quarter == 1) | (quarter == 2), -a, a), tl.where(quarter >= 2, -b, b)
+
+
+@triton.jit
+def turned(x, at, rows, cos, sin, K: tl.constexpr):
+    """x [K] with its pairs (j, j + K / 2) turned by an angle."""
+    HALF: tl.constexpr = K // 2
+    own = tl.load(x + at + rows, mask=rows < K, other=0.0).to(tl.float32)
+    other = tl.load(x + at + tl.where(rows < HALF, rows + HALF, rows - HALF), mask=rows < K, other=0.0).to(tl.float32)
+    return own * cos + tl.where(rows < HALF, -other, other) * sin
+
+
+@triton.jit
+def retention_token(
+    x, state, a, position, o, H, state_row, state_head, key_step, x_row, a_row, normalizer, scale,
+    OVERLAPS: tl.constexpr, LOG2_BASE: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """RetentionStep up to its norm: o [B, H, V] in float32."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+    row, head, split = place_of(H, (V + BLOCK_V - 1) // BLOCK_V)
+    rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
+    x += row * x_row
+    keys, values = head * K, head * V + columns
+    if position is None:
+        q = tl.load(x + keys + rows, mask=rows < K, other=0.0).to(tl.float32)
+        k = tl.load(x + H * K + keys + rows, mask=rows < K, other=0.0).to(tl.float32)
+        opened = tl.load(a + row * a_row + keys + rows, mask=rows < K, other=0.0).to(tl.float32)
+        decay = tl.exp(log_sigmoid(opened) / normalizer)
+    else:
+        pair = tl.where(rows < K // 2, rows, rows - K // 2).to(tl.float64)
+        # base^(-pair / (K / 2)) / (2 pi) of a turn a token; float64 knows the position exactly
+        turn = tl.exp2(pair * (-LOG2_BASE / (K // 2)) - 2.651496129472319)
+        cos, sin = cos_sin(tl.load(position + row).to(tl.float64) * turn)
+        q = turned(x, keys, rows, cos, sin, K)
+        k = turned(x, H * K + keys, rows, cos, sin, K)
+        decay = tl.zeros([BLOCK_K], tl.float32) + (1.0 - tl.exp2(-5.0 - head.to(tl.float32)))
+    v = tl.load(x + 2 * H * K + values, mask=columns < V, other=0.0).to(tl.float32)
+    state += row * state_row + head.to(tl.int64) * state_head
+    found = scale * advanced(state, key_step, q, k, v, decay, 1.0, rows, columns, K, V, False)
+    tl.store(o + row * H * V + values, found, mask=columns < V)
+
+
+@triton.jit
+def mlstm_token(
+    x, gates, C, m, o, H, state_row, state_head, key_step, m_row, x_row, gates_row, cap, scale,
+    OVERLAPS: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """MLSTMStep up to its division: o [B, H, V] in float32."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+    row, head, split = place_of(H, (V + BLOCK_V - 1) // BLOCK_V)
+    rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
+    x += row * x_row
+    values = head * V + columns
+    q = tl.load(x + head * K + rows, mask=rows < K, other=0.0).to(tl.float32)
+    k = tl.load(x + H * K + head * K + rows, mask=rows < K, other=0.0).to(tl.float32)
+    v = tl.load(x + 2 * H * K + values, mask=columns < V, other=0.0).to(tl.float32)
+    keep, strength, _, _ = stabilized(gates + row * gates_row, m + row * m_row, head, H, cap, EXPONENTIAL)
+    decay = tl.zeros([BLOCK_K], tl.float32) + keep
+    C += row * state_row + head.to(tl.int64) * state_head
+    found = scale * advanced(C, key_step, q, k, v, decay, strength, rows, columns, K, V, False)
+    tl.store(o + row * H * V + values, found, mask=columns < V)
+
+
+@triton.jit
+def rglru_token(
+    u, z, gates, h, rate, y, channels, h_row, u_row, z_row, gates_row, strength, HEAD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """RGLRUStep, whole: y [B, D]; a program takes BLOCK channels of a sequence."""
+    across = tl.cdiv(channels, BLOCK)
+    row = (tl.program_id(0) // across).to(tl.int64)
+    d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
+    here = d < channels
+    at = gates + row * gates_row + (d // HEAD) * 2 * HEAD + d % HEAD
+    r = tl.load(at, mask=here, other=0.0).to(tl.float32)
+    i = tl.load(at + HEAD, mask=here, other=0.0).to(tl.float32)
+    log_a = strength * sigmoid(r) * log_sigmoid(-tl.load(rate + d, mask=here, other=0.0).to(tl.float32))
+    write = tl.sqrt(tl.maximum(lost(2.0 * log_a), 1e-30)) * sigmoid(i)
+    write *= tl.load(u + row * u_row + d, mask=here, other=0.0).to(tl.float32)
+    after = tl.exp(log_a) * tl.load(h + row * h_row + d, mask=here, other=0.0) + write
+    tl.store(h + row * h_row + d, after, mask=here)
+    x = tl.load(z + row * z_row + d, mask=here, other=0.0).to(tl.float32)
+    gelu = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    tl.store(y + row * channels + d, (after * gelu).to(y.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def lost(x):
+    """1 - exp(x) for x <= 0, exact also where x is near 0: from the series of exp there."""
+    p = x * (1.0 / 40320.0) + 1.0 / 5040.0
+    p = p * x + 1.0 / 720.0
+    p = p * x + 1.0 / 120.0
+    p = p * x + 1.0 / 24.0
+    p = p * x + 1.0 / 6.0
+    p = p * x + 0.5
+    p = p * x + 1.0
+    return tl.where(x > -0.5, -x * p, 1.0 - tl.exp(x))

@@ -1,0 +1,1 @@
+"""The log decay of a gate: the logarithm of a sigmoid, divided."""

@@ -1,0 +1,61 @@
+"""Device code of the gradients of step sizes and log decays, which are formed again."""
+
+import triton
+import triton.language as tl
+
+from holdfast.kernels.matrix.triton_sigmoid import log_sigmoid, sigmoid
+
+from .forward import before_softplus, rate_of, tokens_at
+
+
+@triton.jit
+def ssd_steps_backward(
+    dt, A, bias, dstep, dg, ddt, parts, count, length, heads, dt_batch, dt_step, dt_head, ddt_batch, ddt_step, ddt_head,
+    SOFTPLUS: tl.constexpr, LOG: tl.constexpr, TOKENS: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """ddt [B, T, H], and what each of p programs adds up for A and for the bias: parts [2, p, H] float32, for
+    `ssd_steps_sums`.
+
+    dstep, dg: contiguous. Program n takes tiles n, n + p and so on: the same sums in the same order in every run.
+    """
+    part, programs = tl.program_id(0), tl.num_programs(0)
+    h = tl.arange(0, BLOCK_H)
+    rate = rate_of(A, h, heads, LOG)
+    rate_sums = tl.zeros([TOKENS, BLOCK_H], tl.float32)
+    bias_sums = tl.zeros([TOKENS, BLOCK_H], tl.float32)
+    for tile in tl.range(part, tl.cdiv(count, TOKENS), programs):
+        at, source, inside = tokens_at(tile, count, length, heads, dt_batch, dt_step, dt_head, TOKENS, BLOCK_H)
+        size = before_softplus(dt, bias, at, inside, h, heads)
+        decay = tl.load(dg + source, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(dstep + source, mask=inside, other=0.0).to(tl.float32) + decay * rate
+        if SOFTPLUS:
+            gradient *= sigmoid(size)
+            size = -log_sigmoid(-size)
+        rate_sums += decay * size
+        bias_sums += gradient
+        at, _, _ = tokens_at(tile, count, length, heads, ddt_batch, ddt_step, ddt_head, TOKENS, BLOCK_H)
+        tl.store(ddt + at, gradient.to(ddt.dtype.element_ty), mask=inside)
+    if LOG:
+        # of the logarithm of -A
+        rate_sums *= rate
+    to = part.to(tl.int64) * heads + h
+    tl.store(parts + to, tl.sum(rate_sums, 0), mask=h < heads)
+    tl.store(parts + programs * heads + to, tl.sum(bias_sums, 0), mask=h < heads)
+
+
+@triton.jit
+def ssd_steps_sums(parts, dA, dbias, count, heads, BLOCK_H: tl.constexpr, ROWS: tl.constexpr):
+    """dA and dbias [H], or None, of parts [2, count, H]: the first program's and the second's."""
+    which = tl.program_id(0)
+    h = tl.arange(0, BLOCK_H)[None, :]
+    total = tl.zeros([ROWS, BLOCK_H], tl.float32)
+    for first in tl.range(0, count, ROWS):
+        row = (first + tl.arange(0, ROWS))[:, None]
+        at = (which * count + row) * heads + h
+        total += tl.load(parts + at, mask=(row < count) & (h < heads), other=0.0)
+    found = tl.sum(total, 0)
+    head = tl.arange(0, BLOCK_H)
+    if which == 0:
+        tl.store(dA + head, found.to(dA.dtype.element_ty), mask=head < heads)
+    elif dbias is not None:
+        tl.store(dbias + head, found.to(dbias.dtype.element_ty), mask=head < heads)

@@ -1,0 +1,169 @@
+"""The op between a delta layer's projections: what its parts make; packed, compiled, under autocast, in kernels."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from holdfast.ops.delta_layer import _op
+from interpreted import interpret
+from ops.delta_layers import TENSORS, composed, example, fused, values_and_grads
+from parity import relative_error
+from test_strides import Compared
+
+SIZES = {
+    "gated": {},
+    "not gated": {"gated": False},
+    "odd": {"K": 24, "V": 7, "Hq": 3, "H": 3, "W": 2},
+    "three taps": {"W": 3, "T": 2},
+    "one tap": {"W": 1, "T": 5},
+    "no state": {"state": False},
+    "nothing unread": {"rest": 0, "gated": False, "state": False},
+    "packed": {"lengths": (5, 1, 0, 9)},
+    "packed, no state": {"lengths": (0, 3, 70), "state": False, "gated": False},
+    "one token": {"T": 1},
+    "no token": {"T": 0},
+}
+
+
+def same(got, right, limit):
+    assert got.keys() == right.keys()
+    for name, x in right.items():
+        assert got[name].dtype == x.dtype, name
+        assert got[name].shape == x.shape, name
+        assert not x.numel() or relative_error(got[name].double(), x.double()) <= limit, name
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("allow_neg_eigval", [False, True])
+def test_equals_its_parts(sizes, allow_neg_eigval):
+    tensors, rest = example(**SIZES[sizes])
+    got, right = (values_and_grads(run, tensors, rest, allow_neg_eigval=allow_neg_eigval) for run in (fused, composed))
+    same(got, right, 1e-11)
+    unread = got["dpacked"].shape[2] - (got["dpacked"].abs().sum((0, 1)) > 0).sum()
+    assert SIZES[sizes].get("T") in (0, 1, 2) or unread == SIZES[sizes].get("rest", 3)
+
+
+@pytest.mark.parametrize("unused", [("y",), ("state", "tail_after"), ("y", "tail_after")])
+@pytest.mark.parametrize("gated", [True, False])
+def test_results_that_nothing_is_made_of(unused, gated):
+    tensors, rest = example(gated=gated)
+    got, right = (values_and_grads(run, tensors, rest, unused=unused) for run in (fused, composed))
+    same(got, right, 1e-11)
+
+
+def test_gradients_by_differences():
+    tensors, rest = example(B=1, T=3, Hq=1, H=2, K=2, V=2, W=2, rest=1)
+    given = [tensors[name].requires_grad_() for name in TENSORS]
+    assert torch.autograd.gradcheck(lambda *x: fused(dict(zip(TENSORS, x, strict=True)), **rest), given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_as_near_to_float64_as_its_parts(dtype):
+    """Over several draws: of A_log's gradient a head has one number, whose error in one draw says little."""
+    errors = {}
+    for seed in range(4):
+        tensors, rest = example(T=20, dtype=dtype, seed=seed)
+        exact = values_and_grads(fused, tensors, rest, dtype=torch.float64)
+        got, theirs = (values_and_grads(run, tensors, rest) for run in (fused, composed))
+        for name, x in exact.items():
+            assert got[name].dtype == theirs[name].dtype
+            pair = [relative_error(found[name].double(), x) for found in (got, theirs)]
+            errors.setdefault(name, []).append(pair)
+    for name, pairs in errors.items():
+        mine, by_parts = torch.tensor(pairs).square().mean(0).sqrt().tolist()
+        assert mine <= max(2 * by_parts, 1e-6), (name, mine, by_parts)
+
+
+def test_autocast_leaves_the_projections_dtype():
+    tensors, rest = example(dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.float16):
+        got = values_and_grads(fused, tensors, rest)
+    right = values_and_grads(fused, tensors, rest)
+    assert all(torch.equal(got[name], x) for name, x in right.items())
+
+
+def test_no_sequence_sees_another():
+    tensors, rest = example(lengths=(5, 30, 4))
+    clean = values_and_grads(fused, tensors, rest)
+    tensors["packed"][:, :5], tensors["packed"][:, 35:] = torch.nan, torch.nan
+    tensors["tail"][::2], tensors["initial_state"][::2] = torch.nan, torch.nan
+    spoilt = values_and_grads(fused, tensors, rest)
+    assert spoilt["y"][:, :5].isnan().all()
+    for name in ("y", "dpacked"):
+        assert torch.equal(clean[name][:, 5:35], spoilt[name][:, 5:35]), name
+    for name in ("state", "tail_after", "dinitial_state", "dtail"):
+        assert torch.equal(clean[name][1], spoilt[name][1]), name
+
+
+@pytest.mark.parametrize(
+    ("gated", "lengths"),
+    [(False, (3, 0, 6)), *(pytest.param(True, x, marks=pytest.mark.slow) for x in (None, (3, 0, 6)))],
+)
+def test_opcheck(gated, lengths):
+    tensors, rest = example(gated=gated, lengths=lengths, dtype=torch.float32)
+    given = [None if x is None else x.requires_grad_() for x in tensors.values()]
+    sizes = (rest["query_heads"], rest["key_dim"], True, 1e-5, rest["cu_seqlens"])
+    torch.library.opcheck(_op, (*given, *sizes, True, ""))
+
+
+@pytest.mark.parametrize("sizes", ["gated", "packed, no state", "no token"])
+def test_fakes_say_what_comes(sizes):
+    """Of a projection with other strides too."""
+    tensors, rest = example(**SIZES[sizes], dtype=torch.bfloat16)
+    tensors["packed"] = tensors["packed"].transpose(0, 1).contiguous().transpose(0, 1)
+    with Compared() as compared:
+        values_and_grads(fused, tensors, rest)
+        values_and_grads(fused, tensors, rest, unused=("state", "tail_after"))
+    assert compared.wrong == []
+    assert {"delta_layer_forward", "delta_layer_backward"} <= compared.seen
+
+
+def test_activation_checkpointing():
+    tensors, rest = example()
+
+    def again(given, **options):
+        return checkpoint(
+            lambda *x: fused(dict(zip(TENSORS, x, strict=True)), **options), *given.values(), use_reentrant=False
+        )
+
+    got, right = (values_and_grads(run, tensors, rest) for run in (again, fused))
+    assert all(torch.equal(got[name], x) for name, x in right.items())
+
+
+def test_a_second_derivative_is_refused():
+    tensors, rest = example(T=3)
+    packed = tensors["packed"].requires_grad_()
+    (grad,) = torch.autograd.grad(fused(tensors, **rest)[0].sum(), packed, create_graph=True)
+    with pytest.raises(NotImplementedError, match="delta_layer_forward: expected one differentiation"):
+        grad.sum().backward()
+
+
+def test_its_kernels_interpreted():
+    pytest.importorskip("triton")
+    assert "all checked" in interpret("ops.delta_layer_kernels", "interpreted", seconds=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["half", "not gated", "packed"])
+def test_other_sizes_of_its_kernels_interpreted(which):
+    pytest.importorskip("triton")
+    assert "all checked" in interpret("ops.delta_layer_kernels", "further", which, seconds=300)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [None, (5, 0, 1, 300, 70)])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu(dtype, gated, lengths):
+    """Recorded, replayed and the same bit for bit; as near to float64 as its parts, over all that a layer has."""
+    sizes = {"T": 376, "Hq": 2, "H": 4, "K": 64, "V": 64, "rest": 8, "gated": gated, "lengths": lengths}
+    tensors, rest = example(**sizes, dtype=dtype, device="cuda")
+    exact = values_and_grads(fused, tensors, rest, dtype=torch.float64)
+    runs = [values_and_grads(fused, tensors, rest) for _ in range(5)]
+    theirs = values_and_grads(composed, tensors, rest)
+    for name, x in exact.items():
+        assert all(torch.equal(runs[0][name], run[name]) for run in runs[1:]), name
+        # a head has one number of these, whose error in one draw says little
+        limit = 4 if name in ("dA_log", "ddt_bias") else 2
+        mine, by_parts = (relative_error(found[name].double(), x) for found in (runs[0], theirs))
+        assert mine <= max(limit * by_parts, 2e-5), (name, mine, by_parts)

@@ -1,0 +1,53 @@
+"""The steps of layers as custom ops: what PyTorch is told of them holds, and a state is changed where it lies."""
+
+import pytest
+import torch
+
+from holdfast.ops import layer_step
+from holdfast.ops.layer_step_checks import DRAWN, apart, states_of, stepped
+from holdfast.recurrences import Draw, Sizes
+
+SIZES = Sizes(B=2, H=4, Hq=2, K=6, V=5)
+OPS = {
+    "delta": "conv_step", "ssd": "conv_step", "gla": "retention_step", "retnet": "retention_step",
+    "mlstm": "mlstm_step", "rglru": "rglru_step",
+}  # fmt: skip
+every_kind = pytest.mark.parametrize("kind", DRAWN)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_registered_holds(kind, dtype):
+    call = DRAWN[kind](Draw(0, dtype), SIZES)
+    op = getattr(torch.ops.holdfast, OPS[kind]).default
+    torch.library.opcheck(op, (*apart(call), ""), test_utils=("test_schema", "test_faketensor"))
+
+
+@every_kind
+def test_states_change_where_they_lie_and_nothing_else_does(kind):
+    call = DRAWN[kind](Draw(0), SIZES)
+    before = {name: x.clone() for name, x in call._asdict().items() if isinstance(x, torch.Tensor)}
+    versions = [x._version for x in states_of(call)]
+    y = getattr(layer_step, OPS[kind])(*call, "")
+    assert y.shape[:2] == (2, 1)
+    assert all(x._version > version for x, version in zip(states_of(call), versions, strict=True))
+    states = {id(x) for x in states_of(call)}
+    for name, x in before.items():
+        now = getattr(call, name)
+        assert torch.equal(x, now) == (id(now) not in states), name
+
+
+@every_kind
+def test_a_batch_of_none(kind):
+    call = DRAWN[kind](Draw(0), Sizes(B=0, H=4, Hq=2, K=6, V=5))
+    assert getattr(layer_step, OPS[kind])(*call, "").shape[:2] == (0, 1)
+
+
+def test_a_backend_is_chosen_or_refused_by_name():
+    call = DRAWN["gla"](Draw(0), SIZES)
+    y, _ = stepped(type(call), call._asdict(), "pytorch")
+    assert torch.equal(y, stepped(type(call), call._asdict(), "")[0])
+    with pytest.raises(ValueError, match="'triton' cannot run layer_step here: it needs an NVIDIA GPU"):
+        stepped(type(call), call._asdict(), "triton")
+    with pytest.raises(ValueError, match="backend: expected one of 'triton', 'pytorch' for layer_step; got 'hopper'"):
+        stepped(type(call), call._asdict(), "hopper")
