@@ -68,6 +68,23 @@ def test_a_constant_step_size_and_no_bias():
     torch.testing.assert_close(constant, holdfast.gated_delta_rule(**arguments, **options)[0])
 
 
+@pytest.mark.parametrize("name", ["simple_gla", "gated_delta_rule"])
+def test_the_gradient_of_a_constant_decay_is_summed_before_it_is_rounded(name):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 512, 2, 16, generator=draw).bfloat16() for _ in range(3))
+    k = torch.nn.functional.normalize(k, dim=-1)
+    rest = {"beta": torch.rand(2, 512, 2, generator=draw)} if name == "gated_delta_rule" else {}
+
+    def gradient(wide):
+        g = torch.tensor([-0.02, -0.002]).bfloat16().to(torch.float64 if wide else torch.bfloat16).requires_grad_()
+        given = [x.double() if wide else x for x in (q, k, v)]
+        o, _ = getattr(holdfast, name)(*given, g=g, **{n: x.double() if wide else x for n, x in rest.items()})
+        return torch.autograd.grad(o, g, v.to(o.dtype))[0].double()
+
+    found, exact = gradient(False), gradient(True)
+    assert ((found - exact).abs() <= 2.0**-8 * exact.abs()).all(), (found, exact)
+
+
 @both
 def test_half_precision_takes_the_gates_in_float32(name):
     op, arguments = getattr(holdfast, name), raw(name, torch.bfloat16)

@@ -21,8 +21,11 @@ def default_scale(scale: float | None, k: Tensor) -> float:
 
 
 def constant_decay(g: Tensor, v: Tensor) -> Tensor:
-    """A log decay a head [H], repeated for every token of v [B, T, H, V]."""
-    return g.expand(v.shape[:3])
+    """A log decay a head [H], repeated for every token of v [B, T, H, V], in float32 at least.
+
+    Its gradient is a sum over all tokens: rounded first, a token's part would be off by more than such a sum may be.
+    """
+    return g.to(torch.promote_types(g.dtype, torch.float32)).expand(v.shape[:3])
 
 
 def draw_qkv(draw: Draw, sizes: Sizes) -> dict[str, Tensor]:

@@ -170,6 +170,26 @@ def rate_of_long_steps():
         assert found <= 5e-2, (seed, rate, right)
 
 
+def what_passes_the_last_chunk(device="cpu", dtype=torch.float16, width=16):
+    """dg of a gradient through the final state alone, where the last chunk leaves e^-7 of the state before it."""
+    for T, keep in ((65, 2), (130, 1), (63, 2), (66, 1)):
+        call = example(T=T, H=2, Hq=1, K=width, V=width, dtype=dtype)
+        last = slice(-(T % 64), None)
+        call.g[:, last] = -7.0 / (T % 64)
+        call = moved(call, device)
+        draw = torch.Generator().manual_seed(1)
+        grad_state = torch.randn(call.initial_state.shape, generator=draw).to(device)
+        cotangents = torch.zeros_like(call.v), grad_state
+        which = plan(chunk=64, keep=keep, keys=width, columns=width)
+        segments = (Plan("chunked", (("chunk", 64), ("segment", 1024))),) * 2
+        wide = moved(call, device, torch.float64)
+        exact = run(Chunked(), segments, wide, None, tuple(x.double() for x in cotangents))
+        got = run(TritonSinglePass(), (which, which), call, None, cotangents)
+        found = relative_error(got["dg"][:, last].double(), exact["dg"][:, last])
+        print("passes", T, f"{found:.1e}")
+        assert found <= 3e-3, (T, found)
+
+
 def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True

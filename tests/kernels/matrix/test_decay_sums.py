@@ -43,6 +43,30 @@ def test_sums_of_the_decays_gradient_over_time_on_the_emulator(on_cpu, g):
     assert relative_error(got["dg"].double(), exact["dg"]) <= 2.5e-3
 
 
+def assert_last_chunk(device, T, **of):
+    """dg of a gradient through the final state alone, where the last chunk leaves e^-7 of the state before it."""
+    call = example(B=1, T=T, H=4, beta=True, device=device, **of)
+    call.g[:, -(T % model.CHUNK) :] = -7.0 / (T % model.CHUNK)
+    draw = torch.Generator().manual_seed(1)
+    grad_state = torch.randn(call.initial_state.shape, generator=draw).to(device)
+    plans = [test_hopper.over(best.plan, save=2, span=3) for best, *_ in plans_of(call)]
+    got, _, exact = three(call, plans, (torch.zeros_like(call.v), grad_state))
+    # as a difference of what the state after the chunk holds and what the chunk wrote: 0.04 to 0.8
+    last = slice(-(T % model.CHUNK), None)
+    assert relative_error(got["dg"][:, last].double(), exact["dg"][:, last]) <= 8e-3
+
+
+@pytest.mark.parametrize(("T", "K", "V"), [(65, 64, 64), (130, 64, 128), (63, 128, 64), (260, 64, 64)])
+def test_what_passes_the_last_chunk_on_the_emulator(on_cpu, T, K, V):
+    assert_last_chunk("cpu", T, K=K, V=V)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("T", "K", "V"), [(65, 128, 128), (130, 64, 128), (63, 128, 64), (260, 64, 64)])
+def test_what_passes_the_last_chunk(T, K, V):
+    assert_last_chunk("cuda", T, K=K, V=V)
+
+
 def assert_carried(device, T, **of):
     """dg within 8e-3, where a chunk leaves a sixth of a state: most is carried on, and none of its rounding decays."""
     torch.manual_seed(1)

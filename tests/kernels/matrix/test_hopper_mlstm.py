@@ -181,6 +181,23 @@ def test_right_on_the_emulator(on_cpu, of, ends):
     assert_right(example(**of), ends, save=2 if of.get("B") == 2 else 8)
 
 
+def assert_last_chunk(device):
+    """dg of a gradient through the final state, where the last chunk leaves e^-7 of the state before it."""
+    call = example(T=66, K=128, V=64, device=device)
+    call.g[:, -2:] = -3.5
+    draw = torch.Generator().manual_seed(1)
+    grad_state = torch.randn(call.initial_state.shape, generator=draw).to(device)
+    wide = MatrixCall(*(None if x is None else x.double() for x in call[:7]), *call[7:])
+    plans = [found.plan for found in plans_of(call)]
+    got = run(HopperMLSTM(), plans, call, (torch.zeros_like(call.v), grad_state), True)
+    exact = run(Chunked(), CHUNKED, wide, (torch.zeros_like(wide.v), grad_state.double()), False)
+    assert relative_error(got["dg"][:, -2:].double(), exact["dg"][:, -2:]) <= 8e-3
+
+
+def test_what_passes_the_last_chunk_on_the_emulator(on_cpu):
+    assert_last_chunk("cpu")
+
+
 def assert_layouts_are_alike(device):
     """Views are as good as copies, bit for bit."""
     call = example(B=2, device=device)
@@ -216,6 +233,11 @@ def test_right_forward_where_v_is_the_wider_on_the_emulator(on_cpu):
 
 
 gpu = pytest.mark.gpu
+
+
+@gpu
+def test_what_passes_the_last_chunk():
+    assert_last_chunk("cuda")
 
 
 @gpu

@@ -32,6 +32,10 @@ def test_the_gradient_of_a_rate_of_long_steps():
     assert "rate 3" in interpret("kernels.matrix.single_pass_parity", "rate_of_long_steps")
 
 
+def test_what_passes_the_last_chunk():
+    assert "passes 66" in interpret("kernels.matrix.single_pass_parity", "what_passes_the_last_chunk")
+
+
 def arguments(passed, dtype, width, columns, block, **given):
     """Of one pass: "o", "dq", "dk" or "dv", with a decay, a strength and, for o, a final state."""
     reverse, wide = passed in ("dk", "dv"), dtype == torch.float32

@@ -39,7 +39,7 @@ from .hopper_gates import (
         "slices",
         "span",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "last_ptr", "dg_ptr", "dbeta_ptr", "cu_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "passing_ptr", "dg_ptr", "dbeta_ptr", "cu_ptr"],
 )
 def adjoint(
     q_desc,
@@ -54,7 +54,7 @@ def adjoint(
     start_ptr,
     end_ptr,
     row_ptr,
-    last_ptr,
+    passing_ptr,
     dg_ptr,
     dbeta_ptr,
     cu_ptr,
@@ -86,10 +86,10 @@ def adjoint(
     start, end: dS after each segment's last and before its first token, float32 [B, segments, H, KEYS, VALUES], or
     [..., VALUES, KEYS] if TURNED, or None.
     g: log decays to base 2 [B, H, T], as hopper_sweep.py left them, or None.
-    dg: [B, T, H], contiguous, or None. For it, row [slices, B, H, T]: what hopper_sweep.py summed; last [slices, B,
-    segments, H]: its parts of <S, dS> after each segment, None for 0; saved [B, H, segments * ceil(span / SAVE), KEYS,
-    VALUES], by a descriptor of blocks [1, 1, *, *]: the states it saved, before every SAVE-th chunk of each segment
-    from chunk FROM on, which is 1 where the first state is 0.
+    dg: [B, T, H], contiguous, or None. For it, row [slices, B, H, T]: what hopper_sweep.py summed; passing [slices, B,
+    segments, H]: its parts of <S, dS>, S before and dS after each segment's last chunk, None for 0; saved [B, H,
+    segments * ceil(span / SAVE), KEYS, VALUES], by a descriptor of blocks [1, 1, *, *]: the states it saved, before
+    every SAVE-th chunk of each segment from chunk FROM on, which is 1 where the first state is 0.
     ROUNDING: the variance of one number's rounding, relative to its square. dbeta: [B, T, H], or None.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
@@ -205,7 +205,7 @@ def adjoint(
                     None,
                     beta_t,
                     row_ptr,
-                    last_ptr,
+                    passing_ptr,
                     dg_ptr,
                     dbeta_ptr,
                     length,

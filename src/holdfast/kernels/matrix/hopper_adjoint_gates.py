@@ -7,10 +7,11 @@ from t on. Summed apart, each from the side where it is small, so that an error 
     pairs of one chunk, from the products of scores in float32, without a token's pair with itself;
     q . dq of what entered the chunk, from its end to t;  k . dk of what leaves it, from its start to t;
     what passes the whole chunk, <decay S, dS>, one number a chunk.
-The last is known exactly, as <S, dS> at the chunk's start less the sum of q . dq, where the sweep for dq saved a state.
-Between two of those it is carried on, a sum's end less the chunk's k . dk and then plus its q . dq, whose rounding adds
-up and is the same for all tokens of a chunk. So it is smoothed (Rauch, Tung, Striebel 1965): what carries it on errs by
-ROUNDING of <S, dS>, its size is about the decay's share of that, and a saved state shows by how much it has strayed.
+The last is known as it is of the last chunk, of which a final state's gradient may make all of dg, and as <S, dS> at a
+chunk's start less the sum of q . dq, where the sweep for dq saved a state. Between two of those it is carried on, a
+sum's end less the chunk's k . dk and then plus its q . dq, whose rounding adds up and is the same for all tokens of a
+chunk. So it is smoothed (Rauch, Tung, Striebel 1965): what carries it on errs by ROUNDING of <S, dS>, its size is about
+the decay's share of that, and a saved state shows by how much it has strayed.
 """
 
 from holdfast.kernels.common.gluon import gl, gluon, mbarrier
@@ -59,7 +60,7 @@ def sum_up(
     g_t,
     beta_t,
     row_ptr,
-    last_ptr,
+    passing_ptr,
     dg_ptr,
     dbeta_ptr,
     length,
@@ -78,6 +79,7 @@ def sum_up(
     """Turns the row sums of each chunk into dg and dbeta when its stage comes back.
 
     g_t: from one token's natural-log decay to the next, or None for what `gate` reads. step: the same of dg and dbeta.
+    passing [slices, B, segments, H]: parts of <S, dS>, S before and dS after the last chunk; None for 0.
     """
     gated, free = signals
     waiting, strays = pending
@@ -87,13 +89,15 @@ def sum_up(
     # nothing has been left in a stage yet that would have to be read first
     for i in gl.static_range(STAGES):
         mbarrier.arrive(gated.index(i), count=1, pred=i < count)
+    wait_for_launch()
+    passing = 0.0
+    if passing_ptr is not None:  # noqa: SIM102 - known while compiling
+        if count > 0:
+            for part in range(slices):
+                passing += gl.load(passing_ptr + part * (gl.num_programs(0) * gl.num_programs(1)) + of_segment(H, 1))
     # <S, dS> at a chunk's end, and the variance of its error, relative to its square
     carry = 0.0
-    wait_for_launch()
-    if last_ptr is not None:
-        for part in range(slices):
-            carry += gl.load(last_ptr + part * (gl.num_programs(0) * gl.num_programs(1)) + of_segment(H, 1))
-    doubt = ROUNDING * 1.0
+    doubt = 0.0
     stage = 0
     phase = 0
     for i in range(count):
@@ -138,15 +142,16 @@ def sum_up(
             known = decay * decay / (decay * decay + doubted)
             # of the next chunk's error, the share that is this one's too
             share = doubt / doubted
-            doubt = doubted * known
-            past = expected * known
+            # what passes the last chunk is known as it is
+            doubt = gl.where(i == 0, 0.0, doubted * known)
+            past = gl.where(i == 0, decay * passing, expected * known)
             carry = read + past
             if slot % SAVE == 0:
                 if TURNED:
                     # here the sweep's sums are not of numbers rounded as this kernel's are
                     past += doubt / (doubt + ROUNDING) * (kept - carry)
                 else:
-                    past = gl.where(decay > 0.0, kept - read, 0.0)
+                    past = gl.where((i > 0) & (decay > 0.0), kept - read, past)
                 # nothing passes from a first state of 0
                 past = gl.where(slot >= FROM, past, 0.0)
                 carry = kept_rounded

@@ -127,15 +127,17 @@ class Hopper:
             kept = launch.Kept(q, rows, log, saved, save, ends.start is None)
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
             if grad_ends.start is not None:
-                last = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)
-                ends = launch.Ends(ends.start, None, True, grad_ends.start, last)
+                passing = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)
+                size = launch.width_of(values) * plan["columns"]
+                before = torch.empty(passing.numel(), size, dtype=torch.float32, device=device)
+                ends = launch.Ends(ends.start, None, True, grad_ends.start, before, passing)
         dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=device)
         launch.run_sweep(u, v, k, dq, gates, ends, plan["columns"], stages, span, kept, cu_seqlens)
         adjoint_stages = plan["adjoint_stages"]
         launch.run_adjoint(
-            q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, ends.last, cu_seqlens
+            q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, ends.passing, cu_seqlens
         )
         return [launch.ungroup(dq, q), launch.ungroup(dk, k), dv, dg, dbeta, None], grad_state
 

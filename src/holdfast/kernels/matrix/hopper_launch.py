@@ -56,16 +56,18 @@ class Added:
 class Ends:
     """States [B, segments, H, K, V] in float32 where a sweep's segments start, and [B, H, K, V] at the sequence's end.
 
-    turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments; last
-    [slices, B, segments, H]: where the parts of their products with those states go. Both or neither. added: of a
-    sequence in segments, whose start is then the first's alone.
+    turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments.
+    passing [slices, B, segments, H]: where the parts of their products with the states before the segments' last chunks
+    go. before: room for those states, in whole tiles. All three or none. added: of a sequence in segments, whose start
+    is then the first's alone.
     """
 
     start: Tensor | None = None
     end: Tensor | None = None
     turned: bool = False
     against: Tensor | None = None
-    last: Tensor | None = None
+    before: Tensor | None = None
+    passing: Tensor | None = None
     added: Added | None = None
 
 
@@ -189,7 +191,8 @@ def run_sweep(
         None if kept is None else kept.row,
         None if kept is None else kept.log,
         ends.against,
-        ends.last,
+        ends.before,
+        ends.passing,
         cu_seqlens,
         None if cu_seqlens is None else out,
         None if sums is None else sums.sums,
@@ -203,7 +206,7 @@ def run_sweep(
         gates.scale,
     )
     added = None if ends.added is None else ends.added.states
-    optional = (ends.start, added, ends.end, ends.last, None if kept is None else kept.row, cu_seqlens)
+    optional = (ends.start, added, ends.end, ends.passing, None if kept is None else kept.row, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, width, *map(kind, optional), sums is None)
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
@@ -224,13 +227,13 @@ def run_adjoint(
     stages: int,
     span: int,
     kept: Kept | None,
-    last: Tensor | None,
+    passing: Tensor | None,
     cu_seqlens: Tensor | None = None,
 ) -> None:
     """One launch of `adjoint`: dk and dv [B, T, H, *], dg and dbeta [B, T, H], of the output's gradient u [B, T, H, V].
 
     cu_seqlens: as for run_sweep.
-    last: [B, segments, H], the product of the state after each segment and its gradient.
+    passing: of the Ends of the sweep for dq.
     """
     turned = width_of(v.shape[3]) > width_of(k.shape[3])
     if turned:
@@ -264,7 +267,7 @@ def run_adjoint(
         ends.start,
         ends.end,
         None if kept is None else kept.row,
-        last,
+        passing,
         dg,
         dbeta,
         cu_seqlens,
@@ -279,7 +282,7 @@ def run_adjoint(
         span,
         gates.scale,
     )
-    optional = (ends.start, ends.end, last, cu_seqlens)
+    optional = (ends.start, ends.end, passing, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, narrow, *map(kind, optional))
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, segments, 1)

@@ -26,7 +26,7 @@ from .hopper_mlstm_gates import ADJOINT_COLUMNS, gate_adjoint
         "end_ptr",
         "saved_n_ptr",
         "row_ptr",
-        "last_ptr",
+        "passing_ptr",
         "dg_ptr",
         "dbeta_ptr",
     ],
@@ -47,7 +47,7 @@ def normalized_adjoint(
     end_ptr,
     saved_n_ptr,
     row_ptr,
-    last_ptr,
+    passing_ptr,
     dg_ptr,
     dbeta_ptr,
     T,
@@ -74,8 +74,8 @@ def normalized_adjoint(
     [1, 64, 1, columns], those of VALUES no wider than those of KEYS. inverse, slope: y and z [B, H, T].
     start, end: dS and dn after the last and before the first token, float32 [B, H, KEYS, VALUES + 1], or None.
     dg, dbeta: [B, H, T]. row [B, H, T], saved (by a descriptor of blocks [1, 1, *, *]) and saved_n: what
-    hopper_mlstm_queries.py left. last [B, H]: <S, dS> + <n, dn> after the last token, None for 0. FROM, ROUNDING: as in
-    hopper_adjoint.py.
+    hopper_mlstm_queries.py left. passing [B, H]: <S, dS> + <n, dn>, S and n before the last chunk, None for 0. FROM,
+    ROUNDING: as in hopper_adjoint.py.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -178,7 +178,7 @@ def normalized_adjoint(
                     g_t,
                     beta_t,
                     row_ptr,
-                    last_ptr,
+                    passing_ptr,
                     dg_ptr,
                     dbeta_ptr,
                     T,

@@ -124,16 +124,15 @@ class HopperMLSTM:
         saved_n = torch.empty(batch, heads, entries, keys, dtype=torch.float32, device=v.device)
         left = torch.empty(4, *norm.shape[1:], dtype=norm.dtype, device=norm.device)
         kept = launch.Kept(left, saved, saved_n, save, start is None)
-        after = None if w is None else torch.empty_like(w)
+        before = None if w is None else torch.empty_like(w)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         products = inner(u, o) if Cut.of(plan).key_slices > 1 else None
-        ends = start, after
+        ends = start, before
         stages = plan["stages"]
         launch.run_queries(u, v, k, q, dq, gates, call.stabilizer, norm, *ends, kept, call.eps, stages, products)
-        # rounded, as the products that are taken from it
-        last = None if w is None else (after * w.to(v.dtype)).sum((2, 3))
+        passing = None if w is None else (before * w).sum((2, 3))
         dg, dbeta = (torch.empty_like(left[0]).transpose(1, 2) for _ in range(2))
-        launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, w, grad_state, last, kept, plan["adjoint_stages"])
+        launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, w, grad_state, passing, kept, plan["adjoint_stages"])
         dm = left[2].transpose(1, 2)
         return [hopper_launch.ungroup(dq, q), hopper_launch.ungroup(dk, k), dv, dg, dbeta, dm], grad_state

@@ -97,7 +97,7 @@ def run_queries(
     m: Tensor,
     norm: Tensor,
     start: Tensor | None,
-    end: Tensor | None,
+    before: Tensor | None,
     kept: Kept,
     eps: float,
     stages: int,
@@ -105,7 +105,8 @@ def run_queries(
 ) -> None:
     """dq [B, T, H, K], and into kept what the adjoint sweep takes up. norm [2, B, H, T]: of run_forward.
 
-    inner [B, H, T]: u . o, where q and k are a slice of K and do not tell.
+    start, before: the states before the first and the last chunk, [B, H, K, V + 1]. inner [B, H, T]: u . o, where q and
+    k are a slice of K and do not tell.
     """
     batch, length, heads, keys = dq.shape
     values = v.shape[3]
@@ -123,7 +124,7 @@ def run_queries(
         norm,
         inner,
         start,
-        end,
+        before,
         kept.saved,
         kept.saved_n,
         kept.left,
@@ -137,7 +138,7 @@ def run_queries(
         eps,
     )
     wide_strides = (stride < 2**31 for stride in m.stride())
-    types = (*gates.types(), q.dtype, wide, width, start is None, end is None, inner is None, *wide_strides)
+    types = (*gates.types(), q.dtype, wide, width, start is None, before is None, inner is None, *wide_strides)
     launch(normalized_queries, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
 
 
@@ -153,13 +154,14 @@ def run_adjoint(
     gates: Gates,
     start: Tensor | None,
     end: Tensor | None,
-    last: Tensor | None,
+    passing: Tensor | None,
     kept: Kept,
     stages: int,
 ) -> None:
     """dk and dv [B, T, H, *], dg and dbeta [B, T, H], a head's tokens side by side.
 
-    start, end: gradients of the last and of the first state.
+    start, end: gradients of the last and of the first state. passing [B, H]: what run_queries left as `before` times
+    start.
     """
     batch, length, heads, keys = dk.shape
     values = dv.shape[3]
@@ -190,7 +192,7 @@ def run_adjoint(
         end,
         kept.saved_n,
         row,
-        last,
+        passing,
         dg,
         dbeta,
         length,
@@ -200,5 +202,5 @@ def run_adjoint(
         *gates.strides(),
         gates.scale,
     )
-    types = (*gates.types(), q.dtype, wide, narrow, start is None, end is None, last is None)
+    types = (*gates.types(), q.dtype, wide, narrow, start is None, end is None, passing is None)
     launch(normalized_adjoint, (batch * heads, 1, 1), arguments, constants, wide // 16, types)

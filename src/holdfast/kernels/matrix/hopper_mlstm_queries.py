@@ -64,7 +64,7 @@ from .hopper_normalizer import to_half
         "norm_ptr",
         "inner_ptr",
         "start_ptr",
-        "end_ptr",
+        "before_ptr",
         "left_ptr",
     ],
 )
@@ -80,7 +80,7 @@ def normalized_queries(
     norm_ptr,
     inner_ptr,
     start_ptr,
-    end_ptr,
+    before_ptr,
     saved_ptr,
     saved_n_ptr,
     left_ptr,
@@ -108,8 +108,8 @@ def normalized_queries(
 
     q, k: [B, T, H / k_group, KEYS]; v: [B, T, H / v_group, VALUES]; u, dq: [B, T, H, *], by descriptors of blocks
     [1, 64, 1, columns]. norm: [2, B, H, T], whole and of earlier chunks. inner: u . o, [B, H, T], or None: then the
-    sweep finds it, unless q and k are but a slice of K. left [4, B, H, T]: INVERSE, SLOPE,
-    OF_STABILIZER and ROW. start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1], or None.
+    sweep finds it, unless q and k are but a slice of K. left [4, B, H, T]: INVERSE, SLOPE, OF_STABILIZER and ROW.
+    start, before: S and n before the first and the last chunk, float32 [B, H, KEYS, VALUES + 1], or None.
     saved [B, H, ceil(chunks / SAVE), KEYS, VALUES], rounded, and saved_n [.., KEYS]: S and n before every SAVE-th
     chunk, but for a first of 0.
     """
@@ -165,7 +165,7 @@ def normalized_queries(
                     inner_ptr,
                     left_ptr,
                     start_ptr,
-                    end_ptr,
+                    before_ptr,
                     saved_ptr,
                     saved_n_ptr,
                     T,
@@ -229,7 +229,7 @@ def _multiply(
     inner_ptr,
     left_ptr,
     start_ptr,
-    end_ptr,
+    before_ptr,
     saved_ptr,
     saved_n_ptr,
     T,
@@ -290,6 +290,12 @@ def _multiply(
             entry = i // SAVE * KEYS
             save_state(saved_ptr + entry * VALUES, state.to(dtype), 0, VALUES, KEYS, False, s_layout)
             gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
+        if before_ptr is not None:  # noqa: SIM102 - known while compiling
+            if i == count - 1:
+                # addresses computed anew: kept, they would take as many registers as the state
+                at = unknown(key)[:, None] * (VALUES + 1) + value[None, :]
+                gl.store(before_ptr + corner + at, state, mask=inside)
+                gl.store(before_ptr + corner + n_key * (VALUES + 1) + VALUES, n, mask=n_key < KEYS)
         mbarrier.wait(loaded.index(stage), phase)
         u = u_tiles.index(stage).reshape([CHUNK, V])
         v = v_tiles.index(stage).reshape([CHUNK, V])
@@ -375,9 +381,4 @@ def _multiply(
 
     barrier()
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
-    if end_ptr is not None:
-        key = unknown(key)
-        at = key[:, None] * (VALUES + 1) + value[None, :]
-        gl.store(end_ptr + corner + at, state, mask=inside)
-        gl.store(end_ptr + corner + n_key * (VALUES + 1) + VALUES, n, mask=n_key < KEYS)
     tma_store_wait(0)

@@ -50,7 +50,7 @@ _AHEAD = gl.constexpr(4)
         "beta_h",
         "span",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "log_ptr", "cu_ptr", "last_ptr", "decay_ptr"],
+    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "log_ptr", "cu_ptr", "passing_ptr", "decay_ptr"],
 )
 def sweep(
     q_desc,
@@ -68,7 +68,8 @@ def sweep(
     row_ptr,
     log_ptr,
     against_ptr,
-    last_ptr,
+    before_ptr,
+    passing_ptr,
     cu_ptr,
     o_ptr,
     sums_ptr,
@@ -103,8 +104,8 @@ def sweep(
     added, decay: what each segment but the last adds to the state, [B, segments - 1, H, slices * V * K] as store_added
     writes it, and log2 of its decay, [B, segments - 1, H]; or None. With added, start is that before the first alone.
     end: state after the last, [B, H, ...], or None.
-    against, as start: rounded, what the state after each segment is multiplied with and summed, into last [slices, B,
-    segments, H]; or None.
+    against, as start: what the state before each segment's last chunk is multiplied with and summed, into passing
+    [slices, B, segments, H]; or None. before: room for that state until then, float32 [blocks, V, K], whole tiles.
     x: [B, T, H / x_group, VALUES], what the part of the output that comes from earlier chunks is multiplied with and
     summed over columns, into row [slices, B, H, T]; or None. log, with row: log decays to base 2 [B, H, T], of which a
     head's lie side by side for the adjoint sweep.
@@ -183,6 +184,8 @@ def sweep(
     places = (gates, decays, parts, loaded, gated, free)
     of_scores = (p_tiles, scored, spent)
     left = length - chunk0 * CHUNK
+    # registers of a thread that scores: as many as others of eight warps with `before` leave
+    scoring: gl.constexpr = 88 if passing_ptr is not None and V == 128 else 104
     gl.warp_specialize(
         [
             (
@@ -199,7 +202,8 @@ def sweep(
                     end_ptr,
                     saved_ptr,
                     against_ptr,
-                    last_ptr,
+                    before_ptr,
+                    passing_ptr,
                     o_ptr,
                     sums_ptr,
                     place,
@@ -268,7 +272,7 @@ def sweep(
             ),
         ],
         [4, 1, 1],
-        [104, 40, 40],
+        [scoring, 40, 40],
     )
 
 

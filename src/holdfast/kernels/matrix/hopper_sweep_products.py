@@ -49,7 +49,8 @@ def multiply(
     end_ptr,
     saved_ptr,
     against_ptr,
-    last_ptr,
+    before_ptr,
+    passing_ptr,
     o_ptr,
     sums_ptr,
     place,
@@ -130,6 +131,9 @@ def multiply(
             if (i % SAVE == 0) & (i >= FROM):
                 entry = ((chunk - chunk0) // SAVE).to(gl.int64) * (KEYS * VALUES)
                 save_state(saved_ptr + entry, state.to(dtype), slice_ * V, KEYS, VALUES, SAVE_TURNED, s_layout)
+        if passing_ptr is not None:  # noqa: SIM102 - known while compiling
+            if i == count - 1:
+                gl.store(_own(before_ptr, rows, columns), state)
         onward = stage + 1
         turned = phase
         if onward == STAGES:
@@ -203,10 +207,12 @@ def multiply(
         stage = onward
         phase = turned
 
-    if last_ptr is not None:
-        against = gl.load(against_ptr + corner + at, mask=inside, other=outside)
-        last_ptr += gl.program_id(1) * (gl.num_programs(0) * gl.num_programs(2)) + of_segment(H, 2)
-        gl.store(last_ptr, gl.sum(gl.sum(state * rounded(against, dtype), 1), 0))
+    if passing_ptr is not None:  # noqa: SIM102 - known while compiling
+        if count > 0:
+            before = gl.load(_own(before_ptr, rows, columns))
+            against = gl.load(against_ptr + corner + at, mask=inside, other=outside)
+            passing_ptr += gl.program_id(1) * (gl.num_programs(0) * gl.num_programs(2)) + of_segment(H, 2)
+            gl.store(passing_ptr, gl.sum(gl.sum(before * against, 1), 0))
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
         rows = unknown(rows)
@@ -218,6 +224,15 @@ def multiply(
         if gl.program_id(2) == gl.num_programs(2) - 1:
             gl.store(end_ptr + corner + at, state, mask=inside)
     tma_store_wait(0)
+
+
+@gluon.jit
+def _own(ptr, rows, columns):
+    """Places of this block's alone for a state [V, K], computed anew wherever they are asked for."""
+    V: gl.constexpr = rows.shape[0]
+    K: gl.constexpr = columns.shape[0]
+    block = (gl.program_id(2) * gl.num_programs(1) + gl.program_id(1)) * gl.num_programs(0) + gl.program_id(0)
+    return ptr + block.to(gl.int64) * (V * K) + (unknown(rows)[:, None] * K + columns[None, :])
 
 
 @gluon.jit

@@ -152,7 +152,7 @@ def sweep(
     forward [splits, 3, B, T, H] of pairs inside the chunk too, by the token that reads and by the one that writes. The
     log decay's gradient is theirs (triton_decay_sum.py), and that of products [splits, products_size] of [kept state,
     H, BLOCK_V].
-    full gets x . o / after, diagonal and all. kept: the rounded state before every KEEP-th chunk and after the last,
+    full gets x . o / after, diagonal and all. kept: the rounded state before every KEEP-th chunk and the last,
     written forward, read in reverse. Sequence n's chunks are first // CHUNK + 2 n on, and so are its kept states, in
     KEEP chunks for one.
     """
@@ -214,9 +214,10 @@ def sweep(
         keep(state, added, kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
     if products_ptr is not None:
         products_ptr += split * products_size + slot * BLOCK_V
-        last = tl.cdiv(count, KEEP) * H
-        left = products_ptr + last * BLOCK_V
-        leave_product(state, added, kept_ptr + last * kept_offset, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V)
+        # of the state before the last chunk: what that leaves of it may be less than rounding of what it writes
+        before = kept_ptr + tl.cdiv(count - 1, KEEP) * H * kept_offset
+        left = products_ptr + tl.cdiv(count, KEEP) * H * BLOCK_V
+        leave_product(state, added, before, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V)
     for i in tl.range(0, count, num_stages=STAGES):
         if REVERSE:
             chunk = count - 1 - i
@@ -358,8 +359,8 @@ def sweep(
             state = settled(state)
 
         if not REVERSE and kept_ptr is not None:  # noqa: SIM102 (compile time, then run time)
-            if (chunk == count - 1) | (chunk % KEEP == KEEP - 1):
-                entry = kept_ptr + (chunk // KEEP + 1) * H * kept_offset
+            if (chunk == count - 2) | ((chunk % KEEP == KEEP - 1) & (chunk < count - 1)):
+                entry = kept_ptr + tl.cdiv(chunk + 1, KEEP) * H * kept_offset
                 keep(state, added, entry, columns, rows, COLUMNS, WIDTH, ADD)
         if products_ptr is not None:  # noqa: SIM102
             if chunk % KEEP == 0:
