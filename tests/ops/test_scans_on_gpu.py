@@ -156,7 +156,9 @@ def test_the_hopper_scan_matches_the_oracle(name, dtype, packed, groups, warps):
 @pytest.mark.parametrize("groups", [1, 4, 8])
 def test_the_hopper_scan_of_whole_tiles(name, groups):
     """A tile forward and one backward, and one step less and more, alone and packed."""
-    plan = scan_parity.hopper(32 if name == "rotlru" else 64, 16, 2, groups, groups)
+    # hgrn's gates are float32: backward, eight groups with 64 channels have no room in shared memory
+    is_narrow = name == "rotlru" or (name == "hgrn" and groups == 8)
+    plan = scan_parity.hopper(32 if is_narrow else 64, 16, 2, groups, groups)
     lengths = [n + more for n in sorted({16 * groups, 32 * groups}) for more in (-1, 0, 1)]
     for length in lengths:
         scan_parity.check(name, "float16", length, plan, batch=1, channels=64, device="cuda")

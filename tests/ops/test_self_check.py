@@ -1,6 +1,7 @@
 """Planted faults: doctor's checks notice each, in whatever a kernel or a pass writes, and nothing is left behind."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def chunked_alone(monkeypatch):
 def test_a_fault_in_each_result_of_both_passes_is_caught(chunked_alone):
     found = [(f.kernel, f.tensor, f.status) for f in self_check.self_check(CPU)]
     # the output and the final state; gradients of q, k, v, g and, past two that it has not, the initial state
-    forward, backward = [("forward", n) for n in range(2)], [("backward", n) for n in (0, 1, 2, 3, 6)]
+    forward, backward = [("forward", n) for n in "01"], [("backward", n) for n in "01236"]
     assert found == [(*site, "caught") for site in forward + backward]
 
 
@@ -48,8 +49,15 @@ def test_one_element_alone_is_noticed(monkeypatch, chunked_alone):
     assert relative_error(spoiled, exact) < checks.HALF_LIMIT
     assert largest_error(spoiled, exact) > checks.WORST * checks.HALF_LIMIT
     # nor would a judge that lets it pass be taken for one that catches it
-    monkeypatch.setattr(checks.Attempt, "judge", lambda *_: (0.0, ""))
+    blind(monkeypatch)
     assert {f.status for f in self_check.self_check(CPU)} == {"missed"}
+
+
+def blind(monkeypatch) -> None:
+    """Has all pass for right, and few faults tried."""
+    monkeypatch.setattr(checks.Attempt, "judge", lambda *_: (0.0, ""))
+    monkeypatch.setattr(self_check, "_TRIES", 1)
+    monkeypatch.setattr(self_check, "_FACTORS", (1,))
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -80,7 +88,7 @@ def test_the_command_tells(monkeypatch, chunked_alone):
     result = CliRunner().invoke(app, ["doctor", "--device", "cpu", "--self-check"])
     assert result.exit_code == 0
     assert "7 of 7 planted faults would have been caught." in result.output
-    monkeypatch.setattr(checks.Attempt, "judge", lambda *_: (0.0, ""))
+    blind(monkeypatch)
     result = CliRunner().invoke(app, ["doctor", "--device", "cpu", "--self-check"])
     assert result.exit_code == 1
     assert "missed: simple_gla, backend chunked: tensor 0 of forward" in result.output
@@ -88,38 +96,90 @@ def test_the_command_tells(monkeypatch, chunked_alone):
 
 
 class Launched:
-    """A backend whose pass is one launch: of a kernel that doubles x into y, and fills padding behind it."""
+    """A backend whose pass is launches: of a kernel that doubles x into y and fills padding behind it, and of one that
+    adds up y, weakly, or what x was doubled to. As on a GPU, launches alone are watched."""
 
     name = "launched"
 
+    def __init__(self, weight: float = 1.0, padding: int = 2, asked: bool = True) -> None:
+        self.weight, self.padding, self.asked = weight, padding, asked
+
     def __call__(self, a: dict[str, torch.Tensor]) -> torch.Tensor:
-        whole = torch.empty(len(a["x"]) + 2)
+        count = len(a["x"])
+        whole, out, extra = torch.empty(count + self.padding), torch.empty(count), torch.empty(count)
 
         def double() -> None:
-            whole[:-2], whole[-2:] = 2 * a["x"], 7.0
+            whole[:count], whole[count:] = 2 * a["x"], 7.0
 
+        def add() -> None:
+            out[:] = a["x"] + self.weight * whole[:count].flip(0)
+            extra[:] = whole[:count].sum()
+
+        self._launch("double", [a["x"], whole, None, 3], double)
+        self._launch("add", [a["x"], whole, out, extra], add)
+        # a launch that reads nothing, and writes nothing that is read
+        self._launch("idle", [torch.zeros(3)], lambda: None)
+        return out.clone() if self.asked else a["x"].clone()
+
+    def _launch(self, kernel, arguments, start):
         if WATCHERS:
-            watched("double", [a["x"], whole, None, 3], double)
+            watched(kernel, arguments, start)
         else:
-            double()
-        # a second launch reads nothing, and writes nothing that is read
-        if WATCHERS:
-            watched("idle", [torch.zeros(3)], lambda: None)
-        return whole[:-2].clone()
+            start()
+
+    def right(self, a: dict[str, torch.Tensor]) -> torch.Tensor:
+        return a["x"] + 2 * self.weight * a["x"].flip(0) if self.asked else 1 * a["x"]
+
+    def faults(self, monkeypatch) -> list[self_check.Fault]:
+        x = {"x": torch.linspace(1, 2, 50)}
+        attempt = checks.Attempt(self.right, x, x, checks.LIMIT, grads=False)
+        monkeypatch.setattr(self_check, "every", lambda *_: [Check("double", self, ((attempt, self),))])
+        monkeypatch.setattr(self_check, "further", lambda *_: [])
+        found = list(self_check.self_check(torch.device("cuda")))
+        assert all(f.launched and (f.op, f.backend) == ("double", "launched") for f in found)
+        return found
 
 
-@pytest.mark.parametrize("only_padding", [False, True])
-def test_faults_are_planted_behind_launches(monkeypatch, only_padding):
-    """In what a launch has written alone; and where nobody reads that, none counts as caught."""
-    backend, x = Launched(), {"x": torch.linspace(1, 2, 50)}
-    run = (lambda a: backend(a)[:0].sum() + a["x"]) if only_padding else backend
-    right = (lambda a: 1 * a["x"]) if only_padding else (lambda a: 2 * a["x"])
-    attempt = checks.Attempt(right, x, x, checks.LIMIT, grads=False)
-    monkeypatch.setattr(self_check, "every", lambda *_: [Check("double", backend, ((attempt, run),))])
-    monkeypatch.setattr(self_check, "further", lambda *_: [])
-    (found,) = self_check.self_check(torch.device("cuda"))
-    assert (found.kernel, found.tensor, found.launched) == ("double", 1, True)
-    assert found.status == ("unread" if only_padding else "caught")
+@pytest.mark.parametrize("padding", [0, 2, 5000])
+def test_faults_are_planted_behind_launches(monkeypatch, padding):
+    """In what a launch has written alone, and there in what is read, however much of it is padding."""
+    found = {(f.kernel, f.tensor): f for f in Launched(padding=padding).faults(monkeypatch)}
+    assert {site: f.status for site, f in found.items()} == {
+        ("double", "1"): "caught",
+        ("add", "2"): "caught",
+        ("add", "3"): "unread",
+    }
+    assert found["add", "3"].reason == "no later launch takes it"
+
+
+def test_what_nobody_asked_for_is_told(monkeypatch):
+    found = {(f.kernel, f.tensor): f for f in Launched(asked=False).faults(monkeypatch)}
+    assert {f.status for f in found.values()} == {"unread"}
+    assert found["double", "1"].reason == "only add takes it, for what nobody asked for"
+
+
+@pytest.mark.parametrize(
+    ("weight", "status", "factor"),
+    [(1.0, "caught", 1), (2.4e-5, "caught", 4), (2.5e-6, "caught", 64), (1e-7, "missed", 64)],
+)
+def test_a_fault_that_a_result_hardly_shows_grows_until_it_does(monkeypatch, weight, status, factor):
+    """Its size is told, and one that no size shows is missed."""
+    handed_on, result, _ = Launched(weight).faults(monkeypatch)
+    assert (handed_on.status, handed_on.factor) == (status, factor)
+    assert (result.status, result.factor) == ("caught", 1)
+
+
+def test_arguments_have_the_kernels_names(monkeypatch):
+    pytest.importorskip("triton")
+    from holdfast.kernels.matrix.triton_gated_norm_rows import forward
+
+    seen = []
+    monkeypatch.setattr("holdfast.kernels.common.watching.WATCHERS", [lambda *given: seen.append(given)])
+    x = torch.zeros(3)
+    watched(forward, [x, None, SimpleNamespace(base=x), 3], lambda: None)
+    ((kernel, tensors, _),) = seen
+    assert kernel == "matrix.triton_gated_norm_rows.forward"
+    assert list(tensors) == [forward.arg_names[0], forward.arg_names[2]]
 
 
 @pytest.mark.slow
@@ -149,7 +209,10 @@ def test_a_fault_in_whatever_a_kernel_writes_is_caught():
     found = list(self_check.self_check(torch.device("cuda")))
     assert len(found) > 100
     assert [f for f in found if f.status in ("missed", "wrong")] == []
-    caught = {f.kernel for f in found if f.status == "caught"}
+    # what one check does not read another does
+    caught = {(f.kernel, f.tensor) for f in found if f.status == "caught"}
+    assert [f for f in found if f.status == "unread" and (f.kernel, f.tensor) not in caught] == []
+    caught = {kernel for kernel, _ in caught}
     names = {
         name if "cuda" not in name and "step." not in name else name.rpartition(".")[2] for name in sources.kernels()
     }

@@ -27,6 +27,7 @@ class Setting:
     options: tuple[tuple[str, Any], ...] = ()
     query_heads: int = 2
     vector: bool = False
+    seed: int = 3
 
 
 def parts(lengths: tuple[int, ...], layout: str) -> list[list[tuple[int, int]]]:
@@ -51,7 +52,7 @@ def held_by(x: Tensor, own: list[tuple[int, int]]) -> Tensor:
 
 def drawn(name: str, setting: Setting, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments for all tokens, the same on every rank."""
-    draw, total = Draw(3, dtype), sum(setting.lengths)
+    draw, total = Draw(setting.seed, dtype), sum(setting.lengths)
     batch = 1 if setting.bounds else setting.batch
     arguments = RECURRENCES[name].example(draw, Sizes(batch, total, H=4, K=3, V=5, D=6, Hq=setting.query_heads))
     if setting.vector:

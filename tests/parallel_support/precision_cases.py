@@ -1,5 +1,7 @@
 """Ops over ranks in the dtypes that models train in, as near to float64 as the same op in one process."""
 
+from dataclasses import replace
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -34,10 +36,28 @@ def passes(op: Any, arguments: dict[str, Any], own: list[tuple[int, int]] | None
     return {key: x.detach().double() for key, x in found.items()}
 
 
+# a gradient of fewer numbers, such as dA with one a head, has a largest error that is a matter of luck
+FEW = 64
+
+
 def op_is_as_exact_as_one_process(
-    rank: int, size: int, name: str, setting: Setting, dtype: torch.dtype, device: str
+    rank: int, size: int, name: str, setting: Setting, dtype: torch.dtype, device: str, draws: int = 1
 ) -> dict[str, float]:
-    """Returns of each tensor its error over that of one process."""
+    """Returns of each tensor its error over that of one process: of several draws of arguments the largest, or of
+    tensors of few numbers the geometric mean."""
+    seeds = range(setting.seed, setting.seed + draws)
+    found = [_ratios(rank, name, replace(setting, seed=seed), dtype, device) for seed in seeds]
+    ratios = {}
+    for key, (_, numbers) in found[0].items():
+        each = [of[key][0] for of in found]
+        ratios[key] = geometric_mean([max(x, 1e-3) for x in each]) if numbers < FEW else max(each)
+    wrong = {key: ratio for key, ratio in ratios.items() if not ratio <= 2}
+    assert not wrong, f"{name} in {dtype}: {wrong}"
+    return ratios
+
+
+def _ratios(rank: int, name: str, setting: Setting, dtype: torch.dtype, device: str) -> dict[str, tuple[float, int]]:
+    """Of each tensor its error over ranks over that of one process, and how many numbers it has."""
     arguments = moved(drawn(name, setting, dtype), device)
     held = parts(setting.lengths, setting.layout)[rank]
     timed = TIMED[name]
@@ -66,7 +86,22 @@ def op_is_as_exact_as_one_process(
         error = (x - right).abs().max().item() if x.numel() else 0.0
         # where one process happens to be exact: half a step of the largest number
         least = torch.finfo(dtype).eps / 2 * exact[key].abs().max().item()
-        ratios[key] = error / max((one[key] - exact[key]).abs().max().item(), least)
-    wrong = {key: ratio for key, ratio in ratios.items() if not ratio <= 2}
-    assert not wrong, f"{name} in {dtype}: {wrong}"
+        ratios[key] = error / max((one[key] - exact[key]).abs().max().item(), least), exact[key].numel()
     return ratios
+
+
+def gradients_that_spans_share_are_rounded_once(rank: int, size: int, setting: Setting) -> None:
+    """Those of ssd's A, D and dt_bias in bfloat16, which both spans of a rank add to."""
+    held = parts(setting.lengths, setting.layout)[rank]
+    arguments = drawn("ssd", setting, torch.bfloat16)
+    shape = arguments["x"].shape
+    here = {key: held_by(x, held) if x.dim() in TIMED["ssd"].get(key, ()) else x for key, x in arguments.items()}
+    shared = {key: here[key] for key in ("A", "D", "dt_bias")}
+
+    def over_ranks(**named: Any) -> Any:
+        return parallel.ssd(**named, group=dist.group.WORLD, layout=setting.layout)
+
+    half = passes(over_ranks, here, held, shape)
+    wide = passes(over_ranks, here | {key: x.float() for key, x in shared.items()}, held, shape)
+    for key in shared:
+        assert torch.equal(half[f"d{key}.0"], wide[f"d{key}.0"].to(torch.bfloat16).double()), key

@@ -1,5 +1,6 @@
 """Which of racecheck's reports are explained: races.toml, read, and held against findings and against the source."""
 
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +11,13 @@ from . import sources
 from .findings import Finding, pairs
 
 TABLE = Path(__file__).with_name("races.toml")
-# access, file, function, text of the line
+# file, function, text of the line
+Line = tuple[str, str, str]
+# access before it
 Key = tuple[str, str, str, str]
+# what a line says that reads or writes shared memory; one that says nothing of the kind has an instruction that the
+# compiler moved there
+_ACCESS = re.compile(r"\.(load|store|index|slice)\(|\b(tma_|warpgroup_mma|copy_to_shared|gather|weigh|within)|\[.*\] =")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -23,23 +29,51 @@ class Pair:
     second: Key
 
 
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines of kernels that read and write some places in shared memory, and what orders each write before or after
+    each of the others. Which pairs of them a run reports differs from run to run."""
+
+    kernels: tuple[str, ...]
+    order: str
+    reads: tuple[Line, ...]
+    writes: tuple[Line, ...]
+
+    def explains(self, pair: Pair) -> bool:
+        ways = (pair.first, pair.second), (pair.second, pair.first)
+        return pair.kernel in self.kernels and any(
+            self._has(x, "Write") and (self._has(y, "Write") or self._has(y, "Read")) for x, y in ways
+        )
+
+    def _has(self, place: Key, access: str) -> bool:
+        """Whether it is one of the lines, or an instruction moved away from one. What is moved is known by its function
+        and by the other access, which tells the memory."""
+        lines = self.writes if access == "Write" else self.reads
+        if place[0] != access:
+            return False
+        is_moved = place[2] != "" and not _ACCESS.search(place[3])
+        return place[1:] in lines or (is_moved and place[2] in {function for _, function, _ in lines})
+
+
 @cache
-def table(path: Path = TABLE) -> dict[Pair, str]:
-    """What orders each pair. Raises ValueError for an entry that is not as the file says, or that is there twice."""
+def table(path: Path = TABLE) -> tuple[Lines, ...]:
+    """What orders accesses. Raises ValueError for an entry that is not as the file says, or lines that are there
+    twice."""
     said = tomllib.loads(path.read_text(encoding="utf-8"))
-    orders, found = said.get("orders", {}), {}
-    for entry in said.get("pair", []):
-        if set(entry) != {"kernel", "first", "second", "order"}:
-            raise ValueError(f"{path.name}: expected kernel, first, second and order; got {', '.join(entry)}")
-        pair = Pair(entry["kernel"], tuple(entry["first"]), tuple(entry["second"]))
-        if len(pair.first) != 4 or len(pair.second) != 4 or pair.first > pair.second:
-            raise ValueError(f"{path.name}: expected two places of four texts, the lesser first; got {pair}")
+    orders, found = said.get("orders", {}), []
+    for entry in said.get("lines", []):
+        if set(entry) != {"kernels", "order", "reads", "writes"}:
+            raise ValueError(f"{path.name}: expected kernels, order, reads and writes; got {', '.join(entry)}")
         if entry["order"] not in orders:
             raise ValueError(f"{path.name}: order: expected one of {', '.join(orders)}; got {entry['order']}")
-        if pair in found:
-            raise ValueError(f"{path.name}: expected each pair once; got {pair} twice")
-        found[pair] = orders[entry["order"]]
-    return found
+        reads, writes = (tuple(map(tuple, entry[name])) for name in ("reads", "writes"))
+        for lines in (reads, writes):
+            if any(len(line) != 3 for line in lines) or len(set(lines)) != len(lines):
+                raise ValueError(f"{path.name}: expected lines of three texts, each once; got {lines}")
+        if not writes:
+            raise ValueError(f"{path.name}: expected a write beside {reads}")
+        found.append(Lines(tuple(entry["kernels"]), orders[entry["order"]], reads, writes))
+    return tuple(found)
 
 
 def pairs_of(finding: Finding) -> list[Pair]:
@@ -49,25 +83,28 @@ def pairs_of(finding: Finding) -> list[Pair]:
     return [Pair(finding.kernel, x.key(), y.key()) for x, y in pairs(finding)]
 
 
-def unexplained(found: Iterable[Finding], known: dict[Pair, str] | None = None) -> list[Pair]:
-    """Pairs that the table does not have, each once."""
+def unexplained(found: Iterable[Finding], known: tuple[Lines, ...] | None = None) -> list[Pair]:
+    """Pairs that the table does not explain, each once."""
     known = table() if known is None else known
-    return sorted({pair for finding in found for pair in pairs_of(finding) if pair not in known})
+    reported = {pair for finding in found for pair in pairs_of(finding)}
+    return sorted(pair for pair in reported if not any(lines.explains(pair) for lines in known))
 
 
-def stale(known: dict[Pair, str] | None = None) -> list[Key]:
-    """Places of the table that the source no longer has."""
+def stale(known: tuple[Lines, ...] | None = None) -> list[Line]:
+    """Lines of the table that the source no longer has."""
     known = table() if known is None else known
-    places = {place for pair in known for place in (pair.first, pair.second)}
-    return sorted(place for place in places if not sources.stands(*place[1:]))
+    return sorted({line for lines in known for line in lines.reads + lines.writes if not sources.stands(*line)})
 
 
 def entry(pair: Pair, order: str) -> str:
-    """A pair as the table has it."""
+    """A pair as the table has it, where no entry has any of it."""
 
     def text(x: str) -> str:
         return '"' + x.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
-    places = (f"[{', '.join(map(text, place))}]" for place in (pair.first, pair.second))
-    first, second = places
-    return f"[[pair]]\nkernel = {text(pair.kernel)}\nfirst = {first}\nsecond = {second}\norder = {text(order)}\n"
+    def lines(access: str) -> str:
+        found = sorted({place[1:] for place in (pair.first, pair.second) if place[0] == access})
+        return "[\n" + "".join(f"    [{', '.join(map(text, line))}],\n" for line in found) + "]"
+
+    head = f"[[lines]]\nkernels = [{text(pair.kernel)}]\norder = {text(order)}"
+    return f"{head}\nreads = {lines('Read')}\nwrites = {lines('Write')}\n"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +24,14 @@ from sanitize.barrier_tables import put_right, with_right_tables
 from sanitize.calls import CALLS, planned
 from sanitize.dry import launched, pretending
 from sanitize.findings import findings
-from sanitize.races import Pair
+from sanitize.races import Lines, Pair
 
 PRODUCTS, SWEEP, SPREAD = "hopper_sweep_products.py", "hopper_sweep.py", "spread_forward.cu"
 STORE = (PRODUCTS, "multiply", "o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))")
 WEIGH = (SWEEP, "_gate", "weigh(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)")
 READ = (PRODUCTS, "multiply", "read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))")
 WRITTEN = (PRODUCTS, "_written", "write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))")
-KNOWN = {
-    Pair("sweep", ("Read", *READ), ("Write", *WEIGH)): "the mbarriers gated and free",
-    Pair("sweep", ("Read", *WRITTEN), ("Write", *WEIGH)): "the mbarriers gated and free",
-}
+KNOWN = (Lines(("sweep",), "the mbarriers gated and free", (READ, WRITTEN), (WEIGH,)),)
 
 
 def at(place: tuple[str, str, str]) -> str:
@@ -224,9 +222,31 @@ def test_an_unexplained_pair_is_told():
     first, race, *_ = findings(output(planted))
     assert race.call == "simple_gla, small"
     assert races.unexplained([first, race], KNOWN) == [Pair("sweep", ("Write", *STORE), ("Write", *STORE))]
-    # the same places in another kernel, and another access of one of them, are other pairs
-    assert races.unexplained([first], {}) == sorted(KNOWN)
-    assert races.unexplained([first], dict(list(KNOWN.items())[:1])) == [list(KNOWN)[1]]
+    # the same lines in another kernel are others, and so is a line without an entry
+    pairs = [Pair("sweep", ("Read", *line), ("Write", *WEIGH)) for line in sorted((READ, WRITTEN))]
+    assert races.unexplained([first], ()) == pairs
+    assert races.unexplained([first], (replace(KNOWN[0], kernels=("advance",)),)) == pairs
+    assert races.unexplained([first], (replace(KNOWN[0], reads=(READ,)),)) == [
+        Pair("sweep", ("Read", *WRITTEN), ("Write", *WEIGH))
+    ]
+
+
+def test_which_pairs_of_lines_a_run_reports_makes_no_difference():
+    read, write, own = ("Read", *READ), ("Write", *WEIGH), ("Write", *STORE)
+    (lines,) = KNOWN
+    assert lines.explains(Pair("sweep", read, write))
+    assert lines.explains(Pair("sweep", write, write))
+    assert lines.explains(Pair("sweep", write, read))
+    # two reads race with nobody, and what is read there is not what may be written there
+    assert not lines.explains(Pair("sweep", read, read))
+    assert not lines.explains(Pair("sweep", ("Write", *READ), write))
+    assert not lines.explains(Pair("sweep", own, write))
+    # an instruction that the compiler moved to a line without an access is one of its function's
+    moved = ("Read", PRODUCTS, "multiply", "for i in range(count):")
+    assert lines.explains(Pair("sweep", moved, write))
+    assert not lines.explains(Pair("sweep", ("Write", *moved[1:]), write))
+    assert not lines.explains(Pair("sweep", ("Read", PRODUCTS, "score", "for i in range(count):"), write))
+    assert not lines.explains(Pair("sweep", ("Read", PRODUCTS, "multiply", "x = parts.load(layout)"), write))
 
 
 def test_a_race_without_places_is_not_explained():
@@ -237,20 +257,23 @@ def test_a_race_without_places_is_not_explained():
 def test_the_table_is_of_lines_that_there_are():
     assert races.stale() == []
     assert races.stale(KNOWN) == []
-    gone = ("Write", SWEEP, "_gate", "weigh(gates)")
-    assert races.stale({Pair("sweep", ("Read", *READ), gone): "none"}) == [gone]
+    gone = (SWEEP, "_gate", "weigh(gates)")
+    assert races.stale((Lines(("sweep",), "none", (READ,), (gone,)),)) == [gone]
 
 
-def test_a_table_says_what_orders_each_pair(tmp_path):
-    pair, *_ = KNOWN
+def test_a_table_says_what_orders_lines(tmp_path):
+    pair = Pair("sweep", ("Read", *READ), ("Write", *WEIGH))
+    good = races.entry(pair, "ring")
     path = tmp_path / "races.toml"
-    path.write_text(f'[orders]\nring = "mbarriers"\n{races.entry(pair, "ring")}')
-    assert races.table(path) == {pair: "mbarriers"}
+    path.write_text(f'[orders]\nring = "mbarriers"\n{good}')
+    assert races.table(path) == (Lines(("sweep",), "mbarriers", (READ,), (WEIGH,)),)
+    row = good[good.index("reads = [\n") + 10 : good.index("]\nwrites")]
     for spoil, said in (
-        (races.entry(pair, "ring") * 2, "expected each pair once"),
+        (good.replace(row, row * 2), "expected lines of three texts, each once"),
+        (good.replace('"multiply", ', ""), "expected lines of three texts, each once"),
         (races.entry(pair, "flag"), "order: expected one of ring; got flag"),
-        (races.entry(Pair("sweep", pair.second, pair.first), "ring"), "the lesser first"),
-        (races.entry(pair, "ring").replace("kernel", "of"), "expected kernel, first, second and order"),
+        (races.entry(Pair("sweep", pair.first, pair.first), "ring"), "expected a write beside"),
+        (good.replace("kernels", "of"), "expected kernels, order, reads and writes"),
     ):
         other = tmp_path / f"{abs(hash(spoil))}.toml"
         other.write_text(f'[orders]\nring = "mbarriers"\n{spoil}')
@@ -284,7 +307,7 @@ def test_places_are_found_in_cuda_sources():
     assert sources.place(SPREAD, line + 5)[0] == "spread_forward"
     text = (sources.KERNELS / "dense" / "cuda" / "spread.cuh").read_text().splitlines()
     line = next(n for n, x in enumerate(text, 1) if "= clock();" in x)
-    assert sources.place("spread.cuh", line) == ("publish", "times[turn & 1] = clock();")
+    assert sources.place("spread.cuh", line) == ("publish", "if (lane == 0) times[turn & 1] = clock();")
     assert sources.place("vectorized_elementwise_kernel.cuh", 3) == ("", "")
 
 

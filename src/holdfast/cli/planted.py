@@ -12,6 +12,8 @@ def show(device: torch.device, console: Console) -> bool:
     from holdfast.ops.self_check import self_check
 
     by_kernel: dict[str, Counter[str]] = {}
+    largest: Counter[str] = Counter()
+    unread: dict[str, set[str]] = {}
     missed = []
     with console.status("planting faults"):
         for fault in self_check(device):
@@ -20,16 +22,24 @@ def show(device: torch.device, console: Console) -> bool:
                 continue
             name = fault.kernel if fault.launched else f"{fault.op}, backend {fault.backend}, {fault.kernel}"
             by_kernel.setdefault(name, Counter())[fault.status] += 1
+            largest[name] = max(largest[name], fault.factor)
+            if fault.status == "unread":
+                unread.setdefault(f"{fault.tensor} of {name}: {fault.reason}", set()).add(fault.op)
             if fault.status == "missed":
                 missed.append(f"missed: {fault.op}, backend {fault.backend}: tensor {fault.tensor} of {fault.kernel}")
-    table = Table("written by", "caught", "missed", "unread", title=f"faults of one element, on {device}")
+    # by how many times its value the element of a kernel that hides faults best had to change, beside its sign
+    heads = ("written by", "caught", "times", "missed", "unread")
+    table = Table(*heads, title=f"faults of one element, on {device}")
     for name, counts in sorted(by_kernel.items()):
-        table.add_row(name, *(str(counts[status]) for status in ("caught", "missed", "unread")))
+        caught, *others = (str(counts[status]) for status in ("caught", "missed", "unread"))
+        table.add_row(name, caught, str(largest[name]), *others)
     console.print(table)
+    for line, ops in sorted(unread.items()):
+        console.print(f"unread in {', '.join(sorted(ops))}: {line}", highlight=False)
     for line in missed:
         console.print(line, highlight=False)
     counts = sum(by_kernel.values(), Counter())
     told = f"{counts['caught']} of {counts['caught'] + counts['missed']} planted faults would have been caught"
-    unread = f"; {counts['unread']} more are in what nothing reads" if counts["unread"] else ""
-    console.print(f"{told}{unread}.", highlight=False)
+    more = f"; {counts['unread']} more are in what nothing reads" if counts["unread"] else ""
+    console.print(f"{told}{more}.", highlight=False)
     return not missed

@@ -52,6 +52,18 @@ class SpanCall:
     def needs_grad(self) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad for x in self.tensors.values())
 
+    def with_wide_parameters(self) -> "SpanCall":
+        """With arguments that have no axis of tokens in float32 or wider: each span adds to their gradients, and sums
+        that are rounded to half precision span by span would be off by as many roundings."""
+        timed = TIMED[self.name]
+        return replace(
+            self,
+            tensors={
+                n: x if x.dim() in timed.get(n, ()) or not x.is_floating_point() else x.to(self.dtype)
+                for n, x in self.tensors.items()
+            },
+        )
+
     def cut(self, start: int, end: int) -> "SpanCall":
         """The tokens from start to end of it."""
         return self._over_time(lambda x: x[:, start:end])

@@ -45,7 +45,8 @@ def _over_ranks(name: str) -> Callable[..., tuple[Tensor, Any]]:
     def call(*arguments: Any, group: Any, layout: Layout = "contiguous", **named: Any) -> tuple[Tensor, Any]:
         bound = bind(op, arguments, named)
         ranks = ranks_of(group, layout, bound.call.lead.device)
-        o, state = through_ranks(bound.call, bound.initial_state, bound.output_final_state, bound.cu_seqlens, ranks)
+        span = bound.call.with_wide_parameters()
+        o, state = through_ranks(span, bound.initial_state, bound.output_final_state, bound.cu_seqlens, ranks)
         return o, None if state is None else bound.call.public(state)
 
     call.__name__ = call.__qualname__ = name

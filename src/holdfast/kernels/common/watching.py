@@ -5,16 +5,21 @@ from typing import Any
 
 from torch import Tensor
 
-# (the kernel's name, the tensors that it takes, what launches it) -> None; the last one of them is asked
-Watcher = Callable[[str, list[Tensor], Callable[[], None]], None]
+# (the kernel's name, the tensors that it takes by its names for them, what launches it) -> None; the last one is asked
+Watcher = Callable[[str, dict[str, Tensor], Callable[[], None]], None]
 WATCHERS: list[Watcher] = []
 
 
 def watched(kernel: Any, arguments: Iterable[Any], start: Callable[[], None]) -> None:
-    """Has the watcher start a launch, of which there has to be one. kernel: a jit function, or a name.
+    """Has the watcher start a launch, of which there has to be one.
 
-    arguments: tensors, descriptors of them, and what else the kernel takes.
+    kernel: a jit function, or the name of a CUDA kernel, whose arguments have numbers for names. arguments: tensors,
+    descriptors of them, and what else the kernel takes, from the first one on.
     """
-    name = kernel if isinstance(kernel, str) else f"{kernel.fn.__module__}.{kernel.fn.__name__}"
-    tensors = [getattr(x, "base", x) for x in arguments]
-    WATCHERS[-1](name.removeprefix("holdfast.kernels."), [x for x in tensors if isinstance(x, Tensor)], start)
+    given = [getattr(x, "base", x) for x in arguments]
+    if isinstance(kernel, str):
+        name, names = kernel, [str(n) for n in range(len(given))]
+    else:
+        name, names = f"{kernel.fn.__module__}.{kernel.fn.__name__}", kernel.arg_names
+    tensors = {key: x for key, x in zip(names, given, strict=False) if isinstance(x, Tensor)}
+    WATCHERS[-1](name.removeprefix("holdfast.kernels."), tensors, start)

@@ -205,8 +205,9 @@ constexpr int CLOCK_BYTES = 16;
 struct Clock {
     volatile u32* times;
     int pause;
-    HF_DEVICE void publish(int turn) const {
-        times[turn & 1] = clock();
+    // by all lanes of the cells, of which one tells the time
+    HF_DEVICE void publish(int turn, int lane) const {
+        if (lane == 0) times[turn & 1] = clock();
         arrive(PUBLISHED + (turn & 1));
     }
     // until pause cycles have passed since this block published in that turn

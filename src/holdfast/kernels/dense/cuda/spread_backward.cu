@@ -291,7 +291,7 @@ spread_backward(const half_t* R, const u32* resets, const float* initial, const 
                         grad_initial[((long long)i * batch + own.first + row) * token + at] = after[c][i];
                 }
             }
-            if (own.keeps_pace() && t >= 0) pace.publish(turn);
+            if (own.keeps_pace() && t >= 0) pace.publish(turn, my.lane);
 #pragma unroll
             for (int c = 0; c < EACH; c++) {
                 const bool fills = my.exists && TILE * tile + my.n + c * BESIDE < own.live && t >= REACH;

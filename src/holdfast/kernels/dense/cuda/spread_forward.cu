@@ -230,7 +230,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                 const float here = channel < width ? out[c][0] : 0.0f;
                 write_relaxed(h + place, narrow(here), alive);
             }
-            if (own.keeps_pace() && turn + own.tiles < turns) pace.publish(turn);
+            if (own.keeps_pace() && turn + own.tiles < turns) pace.publish(turn, my.lane);
 #pragma unroll
             for (int c = 0; c < EACH; c++) {
                 const bool alive = my.exists && TILE * tile + my.n + c * BESIDE < own.live;
