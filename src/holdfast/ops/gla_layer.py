@@ -95,7 +95,7 @@ def _forward(
         g = _gate_of(decay).forward(decay, decay_bias, normalizer)
         call = _call(q, k, v, g.unflatten(-1, (heads, -1)), initial_state)
         o, final, kept = matrix_forward(*call, cu_seqlens, "gla", grad, backend)
-        y = gated_norm_forward(o, gate, norm_weight, eps, "silu", grad, "")
+        y = gated_norm_forward(o, gate, norm_weight, eps, "silu", False, grad, "")
     if not grad:
         decay, g, o = (x.new_empty(0) for x in (decay, g, o))
     return y.flatten(-2), final, decay, g, o, kept
