@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SLOW_BY_NAME = re.compile(r"kernels/(conv|dense|diagonal|log_gate|lru|matrix|rotary|ssd_\w+)/.*::test_(.*_)?compiles?(_.*)?")
+FAMILIES = r"conv|dense|diagonal|log_gate|lru|matrix|rotary|ssd_\w+"
+SLOW_BY_NAME = re.compile(rf"kernels/({FAMILIES})/.*::test_(.*_)?compiles?(_.*)?")
 
 
 def is_slow_by_name(test: str) -> bool:
