@@ -147,7 +147,7 @@ class _Planting:
         """
         found: list[Callable[[int], Iterable[int]]] = []
         for _ in range(_TRIES):
-            one = partial(_one_at, torch.rand((), generator=self.draw).item())
+            one = partial(_one_at, torch.rand((), generator=self.draw, dtype=torch.float32).item())
             differs, wrong = self._results(_Damage(self.site, one))
             if wrong:
                 return [one]
