@@ -100,7 +100,8 @@ def driver(monkeypatch):
     found = Driver()
     monkeypatch.setattr(direct_launch, "_cuda", lambda: found)
     utils = SimpleNamespace(
-        load_binary=lambda name, code, shared, device: (b"module of", 77 if code == b"code" else 0, 1)
+        load_binary=lambda name, code, shared, device: (b"module of", 77 if code == b"code" else 0, 1),
+        get_device_properties=lambda device: {"max_shared_mem": 2000},
     )
     active = SimpleNamespace(get_current_device=lambda: 3, get_current_stream=lambda device: 100 + device, utils=utils)
     monkeypatch.setattr(direct_launch, "driver", SimpleNamespace(active=active))
@@ -239,3 +240,8 @@ def test_what_triton_3_6_compiles_is_understood():
     kernel = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 2})
     assert direct_launch.understood(kernel)
     assert direct_launch._entry(kernel.asm["ptx"]) == (64, [8, 8, 4, 8, 4, 8, 8])
+
+
+def test_a_kernel_with_more_shared_memory_than_there_is_says_so(driver):
+    with pytest.raises(RuntimeError, match="copy: a block takes 2001 bytes of shared memory; this GPU has 2000"):
+        direct_launch.Direct(compiled(shared=2001))

@@ -156,9 +156,10 @@ def test_the_hopper_scan_matches_the_oracle(name, dtype, packed, groups, warps):
 @pytest.mark.parametrize("groups", [1, 4, 8])
 def test_the_hopper_scan_of_whole_tiles(name, groups):
     """A tile forward and one backward, and one step less and more, alone and packed."""
-    # hgrn's gates are float32: backward, eight groups with 64 channels have no room in shared memory
-    is_narrow = name == "rotlru" or (name == "hgrn" and groups == 8)
-    plan = scan_parity.hopper(32 if is_narrow else 64, 16, 2, groups, groups)
+    if name == "rotlru" and groups == 8:
+        pytest.skip("backward, eight groups of 32 pairs with float32 gates take 266,240 bytes of shared memory")
+    # so do eight groups of 64 channels
+    plan = scan_parity.hopper(32 if name == "rotlru" or groups == 8 else 64, 16, 2, groups, groups)
     lengths = [n + more for n in sorted({16 * groups, 32 * groups}) for more in (-1, 0, 1)]
     for length in lengths:
         scan_parity.check(name, "float16", length, plan, batch=1, channels=64, device="cuda")
@@ -482,8 +483,8 @@ def test_the_halves_repeat_bit_for_bit(name):
 )
 def test_opcheck_of_the_scan(name, dtype, backend, monkeypatch):
     # a plan keeps fewer states than there is room for: rows that nothing sets would be NaN, which equals nothing
-    room = diagonal._entries
-    monkeypatch.setattr(diagonal, "_entries", lambda *args: room(*args).zero_())
+    room = diagonal.entries_of
+    monkeypatch.setattr(diagonal, "entries_of", lambda *args: room(*args).zero_())
     call, _ = RECURRENCES[name].map(**example(name, dtype, T=40, D=32))
     leaf = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in call]
     forward, backward = torch.ops.holdfast.diagonal_forward.default, torch.ops.holdfast.diagonal_backward.default

@@ -124,6 +124,10 @@ class Direct:
         data = compiled.metadata
         self.name, self.shared = compiled.name, data.shared
         self.device, self.stream_of = driver.active.get_current_device(), driver.active.get_current_stream
+        most = driver.active.utils.get_device_properties(self.device)["max_shared_mem"]
+        if self.shared > most:
+            # the driver would call it an invalid argument of the launch
+            raise RuntimeError(f"{self.name}: a block takes {self.shared} bytes of shared memory; this GPU has {most}")
         # Triton's own loading, but for a launcher in C, which takes a quarter of a second to compile
         _, self.function, *_ = driver.active.utils.load_binary(self.name, compiled.kernel, self.shared, self.device)
         self.cuda_launch = _cuda().cuLaunchKernel
