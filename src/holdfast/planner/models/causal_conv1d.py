@@ -14,10 +14,10 @@ LONGEST = 2048
 WIDEST_HEAD = 512
 # Weights and the last inputs of each channel are in registers.
 MOST_TAPS = 16
-# Tokens that a thread reads ahead of its arithmetic, bytes of each, and how many it walks. Backward it holds as much
-# again for each channel: with 16 bytes it would have 245 registers, and an SM 8 warps, whose latencies nothing hides.
-STEPS = {"forward": 8, "backward": 4}
-BYTES = {"forward": 16, "backward": 8}
+# Tokens that a thread reads ahead of its arithmetic, bytes of each, and how many it walks. With 16 bytes it would have
+# 245 registers backward, and an SM 8 warps, whose latencies nothing hides.
+STEPS = 4
+BYTES = 8
 LENGTHS = (64, 32, 128, 16, 8)
 # Warps for each SM, at least, before threads walk further: two waves, that an SM is full and all end at about one time.
 PER_SM = 32
@@ -37,11 +37,14 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     """All that fit, in no order."""
     B, T, W = (problem[name] for name in "BTW")
     size = ELEMENT[problem.dtype]
-    # fewer where the taps of so many channels do not fit registers
-    channels = max(1, BYTES[direction] // size // (1 if W <= 4 else 2 if W <= 8 else 4))
-    steps = STEPS[direction]
     for block in _blocks(problem):
-        for warps in (4, 2, 8, 1):
+        # fewer where the taps of so many channels do not fit registers
+        channels = max(1, BYTES // size // (1 if W <= 4 else 2 if W <= 8 else 4))
+        if "heads" in problem.traits and W <= 4:
+            # a head's sums stay within a warp, which waits for no other
+            channels = max(channels, min(block // 32, 8))
+        steps = STEPS if channels <= 4 or direction == "forward" else STEPS // 2
+        for warps in (4, 2, 1):
             segments = 32 * warps * channels // block
             for length in LENGTHS:
                 rows = segments * length
@@ -65,7 +68,8 @@ def _blocks(problem: Problem) -> tuple[int, ...]:
     if "heads" in problem.traits:
         return (max(16, covering(problem["K"])),)
     # of fewer than 64, a token's bytes in memory are too few for its rate
-    return (64, 128, 256) if problem["D"] > 32 else (32,)
+    D = problem["D"]
+    return tuple(sorted((256, 128, 64), key=lambda block: -(-D // block) * block)) if D > 32 else (32,)
 
 
 def _across(problem: Problem, block: int) -> int:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, taps_of, tokens_of, window_of
+from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, sigmoid, taps_of, tokens_of, window_of
 
 
 @triton.jit
@@ -12,7 +12,7 @@ def before_activation(z, dy, is_head, SILU: tl.constexpr, K: tl.constexpr):
     dz = dy.to(tl.float32)
     y = z
     if SILU:
-        open_ = 1.0 / (1.0 + tl.exp(-z))
+        open_ = sigmoid(z)
         y = z * open_
     if K > 0:
         # two sums that do not wait for each other

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, taps_of, tokens_of, window_of
+from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, sigmoid, taps_of, tokens_of, window_of
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def conv_forward(
             now = inputs[j].to(tl.float32)
             z = convolved(taps, window, now, W)
             if SILU:
-                z = z / (1.0 + tl.exp(-z))
+                z *= sigmoid(z)
             if K > 0:
                 z *= inverse_length(z, block < heads)
             tl.store(y + (at + j) * channels, z.to(y.dtype.element_ty), mask=(at + j < left) & here)
