@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 
 import holdfast
@@ -37,9 +38,12 @@ OFFSETS = ((0, 3, 8), (0, 4, 7, 9), (0, 2, 2, 9, 16))
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Loops of single numbers: of vectors g++ takes half as long again, and strides and graphs are the same."""
+    """Loops of single numbers: of vectors g++ takes half as long again, and strides and graphs are the same.
+
+    No caches of graphs: no test compiles what another has, and to look each up takes a tenth of the time.
+    """
     torch._dynamo.reset()
-    with inductor.patch("cpp.simdlen", 1):
+    with inductor.patch({"cpp.simdlen": 1, "fx_graph_cache": False}), functorch.patch(enable_autograd_cache=False):
         yield
     torch._dynamo.reset()
 

@@ -10,11 +10,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 # opcodes whose first operand, where it is a uniform register, is written
 _WRITES = ("U", "R2UR", "S2UR", "CS2UR", "LDCU", "REDUX", "VOTEU")
 _INSTRUCTION = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s+(.*)")
+_STACK = re.compile(r"[-~|]*R1(?:\.reuse)?\|?")
+_COMMENT, _COMMA = re.compile(r"/\*.*?\*/"), re.compile(r",\s*")
 _USE = re.compile(r"(gdesc\[|desc\[|)UR(\d+)(\.64)?")
 
 
@@ -25,7 +28,8 @@ def disassembled(cubin: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        command = [knobs.nvidia.nvdisasm.path, "-c", str(path)]
+        # without a search for where indirect branches may go, which takes a quarter of the time and is not read
+        command = [knobs.nvidia.nvdisasm.path, "-c", "-ndf", str(path)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -34,13 +38,16 @@ def unset_uniform_registers(cubin: bytes) -> list[str]:
     return list(unset_in(disassembled(cubin)))
 
 
-def _instructions(sass: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Of each its text, opcode and operands."""
+@lru_cache(maxsize=1)
+def _instructions(sass: str) -> list[tuple[str, str, list[str]]]:
+    """Of each its text, opcode and operands; kept for the next who looks for faults in the same kernel."""
+    made = []
     for line in sass.splitlines():
-        code = re.sub(r"/\*.*?\*/", "", line).strip().removesuffix(";").strip()
+        code = _COMMENT.sub("", line).strip().removesuffix(";").strip()
         found = _INSTRUCTION.fullmatch(code)
         if found:
-            yield code, found[1], re.split(r",\s*", found[2])
+            made.append((code, found[1], _COMMA.split(found[2])))
+    return made
 
 
 def unset_in(sass: str) -> Iterator[str]:
@@ -101,7 +108,7 @@ def misread_stack_in(sass: str) -> Iterator[str]:
     It is an address of spilled registers and nothing else: no kernel has arrays there.
     """
     for code, _, operands in _instructions(sass):
-        if operands[0] != "R1" and any(re.fullmatch(r"[-~|]*R1(?:\.reuse)?\|?", operand) for operand in operands[1:]):
+        if "R1" in code and operands[0] != "R1" and any(map(_STACK.fullmatch, operands[1:])):
             yield code
 
 
