@@ -51,13 +51,13 @@ def add_groups(dq: Tensor, dk: Tensor, into_q: Tensor, into_k: Tensor) -> None:
         return
     group = dq.shape[2] // into_q.shape[2]
     constants = of_group(group, keys, dq.dtype)
-    blocks = (triton.cdiv(rows * keys, constants["BLOCK"]), 2)
+    blocks = (-(-rows * keys // constants["BLOCK"]), 2)
     launch(group_sum, blocks, (dq, dk, into_q, into_k), (rows,), constants, WARPS)
 
 
 def of_group(group: int, keys: int, dtype: torch.dtype) -> dict[str, int]:
     """The kernel's constants, for parts of a dtype: turns of as many heads as each other, as far as they go."""
-    ahead = triton.cdiv(group, triton.cdiv(group, AHEAD))
+    ahead = -(-group // -(-group // AHEAD))
     block = 32 * WARPS * LANE_BYTES // dtype.itemsize
     return {"GROUP": group, "K": keys, "AHEAD": ahead, "BLOCK": block}
 
