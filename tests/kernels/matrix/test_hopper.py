@@ -14,6 +14,7 @@ from holdfast.kernels.matrix.hopper_backend import Hopper
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models import matrix_hopper as model
 from holdfast.recurrences.definition import MatrixCall
+from kernels.matrix.group_sums_on_cpu import sums_by_torch
 from layouts import assert_views_are_alike
 from parity import relative_error
 
@@ -307,6 +308,7 @@ def on_cpu(monkeypatch):
 
     monkeypatch.setattr(hopper_launch, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(triton_launch, "launch", _composed)
+    sums_by_torch(monkeypatch)
     # many small operations: threads of PyTorch's own would only wait for each other
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,6 +12,7 @@ from holdfast.kernels.matrix.chunked import Chunked
 from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
 from holdfast.planner.models import matrix_hopper_delta as model
 from kernels.matrix.delta_parity import errors
+from kernels.matrix.group_sums_on_cpu import sums_by_torch
 from kernels.matrix.single_pass_parity import LIMITS, run
 from kernels.matrix.test_hopper_delta import CHUNK, H200, example, launched, over, plans_of, problem
 from kernels.matrix.test_hopper_delta_gradients import InPlace, weak
@@ -89,6 +90,7 @@ def on_cpu(monkeypatch):
     for module in (hopper_delta_launch, hopper_delta_passes):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
+    sums_by_torch(monkeypatch)
     for name in ("run_states", "run_adjoint"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
 

@@ -10,6 +10,7 @@ from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models import matrix_hopper_delta_wide as model
 from kernels.matrix.delta_parity import example
+from kernels.matrix.group_sums_on_cpu import sums_by_torch
 from kernels.matrix.single_pass_parity import moved
 from parity import relative_error
 
@@ -77,6 +78,7 @@ def on_cpu(monkeypatch):
     from holdfast.kernels.matrix import hopper_delta_wide_passes
 
     monkeypatch.setattr(hopper_delta_wide_passes, "launch", gluon_partitions_emulator.launch)
+    sums_by_torch(monkeypatch)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

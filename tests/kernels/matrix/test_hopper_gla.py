@@ -8,6 +8,7 @@ from holdfast.ops import matrix
 from holdfast.planner import Device, Problem
 from holdfast.planner.models import matrix_hopper_gla as model
 from kernels.matrix.gla_parity import LIMITS, errors, example
+from kernels.matrix.group_sums_on_cpu import sums_by_torch
 from kernels.matrix.single_pass_parity import run
 from layouts import assert_views_are_alike
 
@@ -96,6 +97,7 @@ def on_cpu(monkeypatch):
     from holdfast.kernels.matrix import hopper_gla_launch
 
     monkeypatch.setattr(hopper_gla_launch, "launch", gluon_partitions_emulator.launch)
+    sums_by_torch(monkeypatch)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield

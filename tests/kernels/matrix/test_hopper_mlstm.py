@@ -9,6 +9,7 @@ from holdfast.kernels.matrix.hopper_mlstm_backend import HopperMLSTM
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models import matrix_hopper_mlstm as model
 from holdfast.recurrences.definition import MatrixCall
+from kernels.matrix.group_sums_on_cpu import sums_by_torch
 from layouts import assert_views_are_alike
 from parity import relative_error
 
@@ -157,6 +158,7 @@ def on_cpu(monkeypatch):
     from holdfast.kernels.matrix import hopper_mlstm_launch
 
     monkeypatch.setattr(hopper_mlstm_launch, "launch", gluon_partitions_emulator.launch)
+    sums_by_torch(monkeypatch)
     # many small operations: threads of PyTorch's own would only wait for each other
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

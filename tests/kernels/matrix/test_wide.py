@@ -16,6 +16,7 @@ from holdfast.planner.models import matrix_wide as model
 from holdfast.planner.models.matrix_wide import Cut
 from interpreted import interpret
 from kernels.matrix import gla_parity, test_hopper, test_hopper_mlstm
+from kernels.matrix.group_sums_on_cpu import sums_by_torch
 from kernels.matrix.single_pass_parity import example
 from kernels.matrix.wide_parity import errors
 
@@ -126,6 +127,7 @@ def on_cpu(monkeypatch):
     for module in (hopper_launch, hopper_gla_launch, hopper_mlstm_launch):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(triton_launch, "launch", test_hopper._composed)
+    sums_by_torch(monkeypatch)
     # a plain Triton kernel, interpreted elsewhere
     monkeypatch.setattr(
         triton_inner, "inner", lambda u, o: (u.float() * o.float()).sum(-1).transpose(1, 2).contiguous()

@@ -95,6 +95,7 @@ class Hopper:
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_launch as launch
+        from .triton_group_sum import ungroup
 
         q, k, v = (launch.tileable(x) for x in call[:3])
         cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
@@ -139,7 +140,7 @@ class Hopper:
         launch.run_adjoint(
             q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, ends.passing, cu_seqlens
         )
-        return [launch.ungroup(dq, q), launch.ungroup(dk, k), dv, dg, dbeta, None], grad_state
+        return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, None], grad_state
 
 
 def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:

@@ -24,7 +24,8 @@ from .hopper_delta_launch import (
 )
 from .hopper_delta_pull import pull_back
 from .hopper_delta_states import delta_states
-from .hopper_launch import LAYOUT, TOKENS, Gates, kind, tileable, ungroup, width_of
+from .hopper_launch import LAYOUT, TOKENS, Gates, kind, tileable, width_of
+from .triton_group_sum import add_groups
 
 HALF = COLUMNS.value
 # columns of the state that a program of `pull_back` has
@@ -214,6 +215,5 @@ def backward(
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)
     if grouped:
-        for name, parts in (("q", dq), ("k", dk)):
-            grads[name].copy_(ungroup(parts, k))
+        add_groups(dq, dk, grads["q"], grads["k"])
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state

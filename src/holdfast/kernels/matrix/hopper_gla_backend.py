@@ -97,7 +97,8 @@ class HopperGLA:
         from holdfast.kernels.common.gluon_launch import aligned
 
         from . import hopper_gla_launch as launch
-        from .hopper_launch import tileable, ungroup
+        from .hopper_launch import tileable
+        from .triton_group_sum import ungroup
 
         q, k, v, g, beta = launch.inputs(call)
         cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
@@ -129,7 +130,7 @@ class HopperGLA:
         if dbeta is not None:
             assert call.beta is not None
             dbeta = dbeta.sum(0).to(call.beta.dtype)
-        return [ungroup(dq, q), ungroup(dk, k), dv, dg.to(call.g.dtype), dbeta, None], grad_start
+        return [*ungroup(dq, dk, q.shape[2]), dv, dg.to(call.g.dtype), dbeta, None], grad_start
 
 
 def kept_shape(shape: Sequence[int], keys: int, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:

@@ -122,13 +122,6 @@ def tileable(x: Tensor) -> Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
-def ungroup(grad: Tensor, x: Tensor) -> Tensor:
-    """[B, T, H, K] summed over the heads that share one of x's."""
-    if grad.shape[2] == x.shape[2]:
-        return grad
-    return grad.unflatten(2, (x.shape[2], -1)).sum(3)
-
-
 def _tiles(x: Tensor, width: int, tokens: int = TOKENS) -> Any:
     return tiles(x, [1, tokens, 1, width], LAYOUT)
 

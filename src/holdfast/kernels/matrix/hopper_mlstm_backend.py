@@ -102,6 +102,7 @@ class HopperMLSTM:
 
         from . import hopper_launch
         from . import hopper_mlstm_launch as launch
+        from .triton_group_sum import ungroup
         from .triton_inner import inner
 
         q, k, v = (hopper_launch.tileable(x) for x in call[:3])
@@ -135,4 +136,4 @@ class HopperMLSTM:
         dg, dbeta = (torch.empty_like(left[0]).transpose(1, 2) for _ in range(2))
         launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, w, grad_state, passing, kept, plan["adjoint_stages"])
         dm = left[2].transpose(1, 2)
-        return [hopper_launch.ungroup(dq, q), hopper_launch.ungroup(dk, k), dv, dg, dbeta, dm], grad_state
+        return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, dm], grad_state

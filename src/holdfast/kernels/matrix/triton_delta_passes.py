@@ -15,6 +15,7 @@ from holdfast.recurrences.definition import MatrixCall
 from .triton_delta_gradients import delta_gradients
 from .triton_delta_prepare import prepare_chunk
 from .triton_delta_sweeps import delta_forward, delta_reverse
+from .triton_group_sum import add_groups
 
 
 def _ceil(size: int, part: int) -> int:
@@ -280,6 +281,5 @@ def backward(
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)
     if grouped:
-        for name, parts in (("q", dq), ("k", dk)):
-            grads[name].copy_(parts.unflatten(2, (call.q.shape[2], -1)).sum(3))
+        add_groups(dq, dk, grads["q"], grads["k"])
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state

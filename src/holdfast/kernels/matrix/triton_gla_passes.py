@@ -15,6 +15,7 @@ from holdfast.recurrences.definition import MatrixCall
 from .triton_gla_gradients import gradients
 from .triton_gla_prepare import prepare
 from .triton_gla_sweep import sweep
+from .triton_group_sum import add_groups
 
 # of a chunk's tokens, in the launches of all chunks: each of four warps holds one
 PARTS = 4
@@ -217,6 +218,5 @@ def backward(
     if dbeta is not None:
         dbeta.copy_(strengths[0] if blocks == 1 else strengths.sum(0))
     if grouped:
-        for whole, parts in ((dq, head_dq), (dk, head_dk)):
-            whole.copy_(parts.unflatten(2, (call.q.shape[2], -1)).sum(3, dtype=torch.float32))
+        add_groups(head_dq, head_dk, dq, dk)
     return [dq, dk, dv, dg, dbeta, None], grad_state

@@ -13,6 +13,7 @@ from holdfast.planner.models.matrix_triton_single_pass import ADVANCE_COLUMNS, p
 from holdfast.recurrences.definition import MatrixCall
 
 from .triton_decay_sum import smooth
+from .triton_group_sum import add_groups
 from .triton_normalizer import normalizer_gradient
 from .triton_segments import advance, compose
 from .triton_sweep import sweep
@@ -312,8 +313,7 @@ def backward(
     if dbeta is not None:
         grads["beta"].copy_(dbeta[0] if splits == 1 else dbeta.sum(0))
     if grouped:
-        for name, parts in (("q", dq), ("k", dk)):
-            grads[name].copy_(parts.unflatten(2, (call.q.shape[2], -1)).sum(3, dtype=torch.float32))
+        add_groups(dq, dk, grads["q"], grads["k"])
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
 
 
