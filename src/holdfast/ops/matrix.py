@@ -32,9 +32,6 @@ from .check import name_of, needs_grad
 from .registration import define, differentiable
 from .unserved import warn_of_unserved
 
-# bytes; Inductor asserts it of the results of custom ops
-ALIGNMENT = 16
-
 HOPPER = OneName(*map(Wide, (Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())))
 _KERNELS = (HOPPER, TritonDecode(), OneName(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))))
 BACKENDS = (*_KERNELS, Chunked(), Reference())
@@ -210,10 +207,7 @@ def _gradients(
 
 
 def _laid_out(grad: Tensor, of: Tensor) -> Tensor:
-    """grad, contiguous; or like `of`, where a head's tokens are side by side. It begins at a multiple of 16 bytes."""
-    if grad.storage_offset() * grad.element_size() % ALIGNMENT:
-        # one of several that a kernel wrote to one buffer; compiled graphs take results to be aligned
-        grad = grad.clone()
+    """grad, contiguous; or like `of`, where a head's tokens are side by side."""
     if _is_by_head(of):
         return grad if _is_by_head(grad) else grad.transpose(1, 2).contiguous().transpose(1, 2)
     return grad.contiguous()
