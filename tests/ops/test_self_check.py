@@ -171,15 +171,15 @@ def test_a_fault_that_a_result_hardly_shows_grows_until_it_does(monkeypatch, wei
 
 def test_arguments_have_the_kernels_names(monkeypatch):
     pytest.importorskip("triton")
-    from holdfast.kernels.matrix.triton_gated_norm_rows import forward
+    from holdfast.kernels.matrix.triton_gated_norm_rows import norm_forward
 
     seen = []
     monkeypatch.setattr("holdfast.kernels.common.watching.WATCHERS", [lambda *given: seen.append(given)])
     x = torch.zeros(3)
-    watched(forward, [x, None, SimpleNamespace(base=x), 3], lambda: None)
+    watched(norm_forward, [x, None, SimpleNamespace(base=x), 3], lambda: None)
     ((kernel, tensors, _),) = seen
-    assert kernel == "matrix.triton_gated_norm_rows.forward"
-    assert list(tensors) == [forward.arg_names[0], forward.arg_names[2]]
+    assert kernel == "matrix.triton_gated_norm_rows.norm_forward"
+    assert list(tensors) == [norm_forward.arg_names[0], norm_forward.arg_names[2]]
 
 
 @pytest.mark.slow

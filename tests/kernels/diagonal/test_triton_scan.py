@@ -1,5 +1,7 @@
 """The Triton scan where there is no GPU: right in the interpreter, and compiled for GPUs without spilling registers."""
 
+from functools import reduce
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from holdfast.recurrences.definition import DiagonalCall
 
 pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
 
+from holdfast.kernels.diagonal import triton_channels, triton_pairs
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
 
@@ -23,6 +26,36 @@ def problem(dtype="bfloat16", *traits, sizes=(B, T, D)):
 
 def test_every_kernel_is_right_in_the_interpreter():
     assert interpret("kernels.diagonal.scan_parity", "interpreted", seconds=300).count("\n") == 9
+
+
+def steps(seed, count):
+    """What a scan starts from: of each step its gate and input, complex numbers, and the identity."""
+    draw = torch.randn(count, 2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return [(complex(*gate), complex(*x), 1.0, 0.0) for gate, x in draw.tolist()]
+
+
+def together(stretches):
+    return reduce(lambda a, b: triton_channels.combine.fn(*a, *b), stretches)
+
+
+def parts(stretch):
+    return [part for number in stretch for part in (complex(number).real, complex(number).imag)]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 6])
+def test_stretches_of_steps_are_put_together_in_any_order(cut, monkeypatch):
+    """A GPU's scan is a tree; the interpreter's goes step by step, and what it puts second has one step alone."""
+    monkeypatch.setattr(triton_pairs, "times", triton_pairs.times.fn)
+    every = steps(3, 7)
+    whole, first, second = together(every), together(every[:cut]), together(every[cut:])
+    assert parts(triton_channels.combine.fn(*first, *second)) == pytest.approx(parts(whole))
+    assert triton_pairs.combine.fn(*parts(first), *parts(second)) == pytest.approx(parts(whole))
+    # h -> p h + x through all of it, and up to the last step in it
+    (p, x, q, y), h = whole, 0.5 - 2j
+    before = h
+    for gate, given, *_ in every:
+        before, h = h, gate * h + given
+    assert parts((p * (0.5 - 2j) + x, q * (0.5 - 2j) + y)) == pytest.approx(parts((h, before)))
 
 
 def test_recomputed_states_are_those_of_the_forward_pass_bit_for_bit():
