@@ -24,13 +24,13 @@ def hopper(block, steps, stages, warps, groups=1, registers=255):
 BACKENDS = {backend.name: backend for backend in (TritonScan(), HopperScan())}
 
 
-def example(name, dtype, length, packed=None, batch=2, channels=18, device="cpu"):
-    """Arguments with gates of both signs and zero; packed: offsets."""
+def example(name, dtype, length, packed=None, batch=2, channels=18, device="cpu", forgets=True):
+    """Arguments with gates of both signs and, if it forgets, zero; packed: offsets."""
     draw = Draw(0, dtype, device)
     arguments = RECURRENCES[name].example(draw, Sizes(B=1 if packed else batch, T=length, D=channels))
     if name != "hgrn":
         sign = torch.randint(-1, 2, arguments["a"].shape, generator=torch.Generator().manual_seed(1))
-        arguments["a"] = arguments["a"] * sign.to(device)
+        arguments["a"] = arguments["a"] * (sign if forgets else 2 * sign.abs() - 1).to(device)
     if packed:
         arguments["initial_state"] = Draw(3, dtype, device).state(len(packed) - 1, channels)
     return arguments
@@ -89,9 +89,9 @@ def exact(name, arguments, cu_seqlens=None):
     return [o, final, *torch.autograd.grad((o, final), [leaves[key] for key in names], given)]
 
 
-def check(name, dtype, length, which, packed=None, batch=2, channels=18, device="cpu"):
+def check(name, dtype, length, which, packed=None, batch=2, channels=18, device="cpu", forgets=True):
     dtype = getattr(torch, dtype)
-    arguments = example(name, dtype, length, packed, batch, channels, device)
+    arguments = example(name, dtype, length, packed, batch, channels, device, forgets)
     # offsets need not be contiguous
     cu_seqlens = torch.tensor(packed, device=device).repeat_interleave(2)[::2] if packed else None
     got, right = run(name, arguments, which, cu_seqlens), exact(name, arguments, cu_seqlens)
@@ -108,7 +108,8 @@ def interpreted():
     for name in ("rglru", "hgrn", "rotlru"):
         print(name, check(name, "float32", 7, plan(**small), batch=1, channels=6))
         print(name, check(name, "float16", 7, plan(**small), [0, 0, 3, 7, 7], channels=4))
-        print(name, check(name, "float16", 10, plan(**small, piece=8), batch=1, channels=4))
+        # three pieces of two tiles: what the one in the middle does to a state counts, small as its product is
+        print(name, check(name, "float32", 20, plan(**small, piece=8), batch=1, channels=4, forgets=False))
         # whole tiles and whole pieces, and sequences that end with a tile
         check(name, "float16", 8, plan(**small, piece=4), batch=1, channels=4)
         check(name, "float16", 12, plan(**small), [0, 4, 12], channels=4)
