@@ -160,9 +160,9 @@ def test_attention_is_always_among_the_chosen():
 def test_projections_and_op_of_a_layer():
     layer = hnn.GLA(32, num_heads=2, expand_k=0.5)
     found = projections(layer, 8, CPU)()
-    assert [tuple(y.shape) for y in found[:3]] == [(1, 8, 96), (1, 8, 32), (1, 32, 96)]
-    # in, decay down and up, out
-    assert len(found) == 3 * 4
+    assert [tuple(y.shape) for y in found[:3]] == [(1, 8, 112), (1, 8, 32), (1, 32, 112)]
+    # in, with the decay's down; its up; out
+    assert len(found) == 3 * 3
     assert op_sizes(layer) == {"H": 2, "K": 8, "V": 16}
     outputs = op_alone(named(MIXERS, "gla"), layer, 2, 4, CPU)()
     assert outputs[0].shape == (2, 4, 2, 16)

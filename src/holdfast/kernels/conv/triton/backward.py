@@ -3,7 +3,17 @@
 import triton
 import triton.language as tl
 
-from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, sigmoid, taps_of, tokens_of, window_of
+from .tile import (
+    blocks_of,
+    channels_of,
+    convolved,
+    inverse_length,
+    shifted,
+    taps_of,
+    times_sigmoid,
+    tokens_of,
+    window_of,
+)
 
 
 @triton.jit
@@ -12,7 +22,7 @@ def before_activation(z, dy, is_head, SILU: tl.constexpr, K: tl.constexpr):
     dz = dy.to(tl.float32)
     y = z
     if SILU:
-        open_ = sigmoid(z)
+        open_ = times_sigmoid(1.0, z)
         y = z * open_
     if K > 0:
         # two sums that do not wait for each other

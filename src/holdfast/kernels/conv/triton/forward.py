@@ -3,7 +3,17 @@
 import triton
 import triton.language as tl
 
-from .tile import blocks_of, channels_of, convolved, inverse_length, shifted, sigmoid, taps_of, tokens_of, window_of
+from .tile import (
+    blocks_of,
+    channels_of,
+    convolved,
+    inverse_length,
+    shifted,
+    taps_of,
+    times_sigmoid,
+    tokens_of,
+    window_of,
+)
 
 
 @triton.jit
@@ -59,7 +69,7 @@ def conv_forward(
             now = inputs[j].to(tl.float32)
             z = convolved(taps, window, now, W)
             if SILU:
-                z *= sigmoid(z)
+                z = times_sigmoid(z, z)
             if K > 0:
                 z *= inverse_length(z, block < heads)
             tl.store(y + (at + j) * channels, z.to(y.dtype.element_ty), mask=(at + j < left) & here)

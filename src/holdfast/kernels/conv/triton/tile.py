@@ -19,13 +19,13 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit
-def sigmoid(z):
-    """1 / (1 + e^-z) to a few units in the last place, by the GPU's own exponential and reciprocal: what makes either
+def times_sigmoid(x, z):
+    """x / (1 + e^-z) to a few units in the last place, by the GPU's own exponential and reciprocal: what makes either
     right for the smallest numbers costs as many instructions as a convolution."""
     if INTERPRETED:
-        return 1.0 / (1.0 + tl.exp(-z))
+        return x / (1.0 + tl.exp(-z))
     else:
-        return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-z))
+        return libdevice.fast_dividef(x, 1.0 + libdevice.fast_expf(-z))
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .tile import convolved, shifted, sigmoid, taps_of
+from .tile import convolved, shifted, taps_of, times_sigmoid
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def conv_update(
         now = tl.load(x, mask=here[None, :], other=0.0).to(tl.float32)
         z = convolved(taps, window, now, W)
         if SILU:
-            z *= sigmoid(z)
+            z = times_sigmoid(z, z)
         tl.store(y, z.to(y.dtype.element_ty), mask=here[None, :])
         window = shifted(window, now, W)
         x += x_step
