@@ -157,13 +157,17 @@ def test_other_sizes_of_its_kernels_interpreted(which):
 def test_on_a_gpu(dtype, gated, lengths):
     """Recorded, replayed and the same bit for bit; as near to float64 as its parts, over all that a layer has."""
     sizes = {"T": 376, "Hq": 2, "H": 4, "K": 64, "V": 64, "rest": 8, "gated": gated, "lengths": lengths}
-    tensors, rest = example(**sizes, dtype=dtype, device="cuda")
-    exact = values_and_grads(fused, tensors, rest, dtype=torch.float64)
-    runs = [values_and_grads(fused, tensors, rest) for _ in range(5)]
-    theirs = values_and_grads(composed, tensors, rest)
-    for name, x in exact.items():
-        assert all(torch.equal(runs[0][name], run[name]) for run in runs[1:]), name
-        # a head has one number of these, whose error in one draw says little
-        limit = 4 if name in ("dA_log", "ddt_bias") else 2
-        mine, by_parts = (relative_error(found[name].double(), x) for found in (runs[0], theirs))
-        assert mine <= max(limit * by_parts, 2e-5), (name, mine, by_parts)
+    # over draws: a head has one number of dA_log and of ddt_bias, whose error in one of them says little
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(4):
+        tensors, rest = example(**sizes, dtype=dtype, device="cuda", seed=seed)
+        exact = values_and_grads(fused, tensors, rest, dtype=torch.float64)
+        runs = [values_and_grads(fused, tensors, rest) for _ in range(5)]
+        theirs = values_and_grads(composed, tensors, rest)
+        for name, x in exact.items():
+            assert all(torch.equal(runs[0][name], run[name]) for run in runs[1:]), name
+            both = (relative_error(found[name].double(), x) for found in (runs[0], theirs))
+            errors.setdefault(name, []).append(tuple(both))
+    for name, found in errors.items():
+        mine, by_parts = (sum(each**2 for each in every) ** 0.5 for every in zip(*found, strict=True))
+        assert mine <= max(2 * by_parts, 4e-5), (name, mine, by_parts)
