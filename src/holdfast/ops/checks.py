@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.kernels.common.backend import Backend
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
+from holdfast.recurrences.gla import GLA
 from holdfast.recurrences.mlstm import MLSTM
 from holdfast.recurrences.retnet import RETNET
 from holdfast.recurrences.rglru import RGLRU
@@ -24,6 +25,7 @@ from .families import backends_of, op_of
 from .gated_gelu import gated_gelu
 from .gated_rms_norm import BACKENDS as GATED_NORM_BACKENDS
 from .gated_rms_norm import gated_rms_norm
+from .gla_layer import gla_layer
 from .inter_chunk_scan import BACKENDS as INTER_CHUNK_BACKENDS
 from .inter_chunk_scan import inter_chunk_scan
 from .intra_chunk import BACKENDS as INTRA_CHUNK_BACKENDS
@@ -225,6 +227,7 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
 def _around(device: torch.device, seed: int) -> Iterator[Check]:
     """What a mixer has done around its op, composed with it."""
     for recurrence, draw, run in (
+        (GLA, draw_gla_layer, gla_layer_of),
         (RETNET, draw_turned, turned),
         (MLSTM, partial(MLSTM.example, sizes=SIZES), capped),
         (RGLRU, draw_unit, unit),
@@ -325,6 +328,23 @@ def draw_delta_layer(draw: Draw) -> dict[str, Tensor]:
 def delta_layer_of(a: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """What stands between the projections of `nn.GatedDeltaNet`, by the backends of its parts that a call takes."""
     return delta_layer(*a.values(), 2, SIZES.K, False, 1e-5, None, None)
+
+
+def draw_gla_layer(draw: Draw) -> dict[str, Tensor]:
+    """Arguments of `gla_layer_of`: heads of 16 channels, a decay of rank 8."""
+    B, T, H, K, rank = SIZES.B, SIZES.T, SIZES.H, SIZES.K, 8
+    return {
+        "packed": draw.normal(B, T, 4 * H * K + rank),
+        "decay_weight": draw.normal(H * K, rank, scale=0.5),
+        "decay_bias": draw.normal(H * K),
+        "norm_weight": draw.normal(K),
+        "initial_state": draw.state(B, H, K, K),
+    }
+
+
+def gla_layer_of(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor]:
+    """What stands between the projections of `nn.GLA`."""
+    return gla_layer(*a.values(), SIZES.H, 4.0, 1e-5, None, backend)
 
 
 def decode(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,7 @@ def test_plans_compile_and_fit(K, V, Hq, spilled, monkeypatch):
     from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
 
     launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
+    sums_by_torch(monkeypatch)
     call = example(T=128, H=4, Hq=Hq, K=K, V=V)
     HopperDelta().backward(plans(call)[1], call, None, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]

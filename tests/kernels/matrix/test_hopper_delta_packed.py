@@ -132,6 +132,7 @@ def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
     from holdfast.kernels.matrix import hopper_delta_launch, hopper_delta_passes
 
     launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
+    sums_by_torch(monkeypatch)
     call = packed_example((0, 100, 128), H=4, Hq=Hq, K=K, V=V)
     cu_seqlens = torch.tensor((0, 100, 128), dtype=torch.int32)
     forward, backward = plans(call, columns=V)

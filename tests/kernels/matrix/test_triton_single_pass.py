@@ -75,7 +75,7 @@ def test_compiles_for_gpus_that_are_not_here(passed, capability):
     assert "cp.async" in made.ptx
     assert ("wgmma" if capability == 90 else "tcgen05.mma" if capability == 100 else "mma.sync") in made.ptx
     # the passes that also sum gates' gradients spill most: see docs/notes/scalar-decay-backward.md#portable-triton
-    assert made.stack <= (832 if passed == "dk" else 64 if passed == "dq" else 224)
+    assert made.stack <= (832 if passed == "dk" else 88 if passed == "dq" else 224)
 
 
 @pytest.mark.parametrize(
