@@ -108,11 +108,11 @@ def test_no_candidate_holds_more_than_a_block_may(name, dtype):
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_candidates_are_found_in_time(case):
-    """Of this process alone, the smallest of three."""
+    """Of this process alone, the smallest of twelve: a busy machine slows most of them."""
     device = Device.named("h200")
     for problem, direction, backend, _ in offers(*case, device):
         taken = []
-        for _ in range(3):
+        for _ in range(12):
             started = time.process_time()
             backend.candidates(problem, device, direction)
             taken.append(time.process_time() - started)
