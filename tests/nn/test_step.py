@@ -122,6 +122,27 @@ def test_a_saved_state_that_is_overwritten_is_found():
         y.sum().backward()
 
 
+@pytest.mark.parametrize("kind", [GatedDeltaNet, GLA, RotLRU])
+@pytest.mark.parametrize("where", ["instance", "subclass"])
+def test_an_op_that_was_replaced_is_the_one_that_decodes(kind, where):
+    calls = []
+
+    def op(*given, **named):
+        calls.append(given)
+        return kind.op(*given, **named)
+
+    mixer = (type("Other", (kind,), {"op": staticmethod(op)}) if where == "subclass" else kind)(24, 2)
+    if where == "instance":
+        mixer.op = op
+    x = torch.randn(2, 5, 24)
+    with torch.no_grad():
+        (_, state), (whole, _) = mixer(x[:, :4]), mixer(x)
+    calls.clear()
+    y = mixer.step(x[:, 4:], state)
+    assert len(calls) == 1
+    assert relative_error(y, whole[:, 4:]) < 1e-5
+
+
 def test_a_forced_backend_is_the_one_that_decodes():
     mixer, x = GatedDeltaNet(24, 2, backend="reference"), torch.randn(2, 9, 24)
     with torch.no_grad():

@@ -18,6 +18,14 @@ from .check import check_input, check_state, wide
 class Mixer(nn.Module):
     """A layer over time: forward(x, state) -> (y, the state to continue from), and step(x, state) -> y in place."""
 
+    # the op that `_token` stands for
+    _op_of_token = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "_token" in vars(cls):
+            cls._op_of_token = vars(cls).get("op")
+
     def step(self, x: Tensor, state: Any) -> Tensor:
         """One token of decoding, with the state's memory used again.
 
@@ -42,8 +50,8 @@ class Mixer(nn.Module):
         if state is None:
             raise TypeError("state: expected what forward returned; got None")
         with torch.no_grad():
-            # an op that was replaced, or one with a backend of its own, is what is asked for
-            if "op" in vars(self) or getattr(self, "backend", None) is not None:
+            # an op that was replaced, in an instance or a subclass, or a backend that was named is what is asked for
+            if getattr(self, "op", None) is not self._op_of_token or getattr(self, "backend", None) is not None:
                 return Mixer._token(self, x, state)
             return self._token(x, state)
 
