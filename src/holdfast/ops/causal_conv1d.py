@@ -148,8 +148,8 @@ def select(
     """The backend that runs a pass of a call, and its plan: for a layer's own ops too.
 
     call: x [B, T, D] and the rest of a ConvCall, checked. cu_seqlens: int32 or int64 [N + 1], or None. grad: whether a
-    backward pass may follow. backend: a name, or "" for the one with the least predicted time. Raises ValueError for one
-    that is unknown or cannot serve the call.
+    backward pass may follow. backend: a name, or "" for the one with the least predicted time. Raises ValueError for
+    one that is unknown or cannot serve the call.
     """
     x, offsets = call.x, None if cu_seqlens is None else cu_seqlens.shape[0]
     # what `problem` reads, in less time than it takes to make and hash a Problem

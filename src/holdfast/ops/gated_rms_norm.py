@@ -87,7 +87,12 @@ _SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
 
 
 def select(call: GatedNormCall, grad: bool, direction: Direction, backend: str) -> tuple[Any, Plan]:
-    """The backend that runs a pass of a call, and its plan: for a layer's own ops too."""
+    """The backend that runs a pass of a call, and its plan: for a layer's own ops too.
+
+    call: o [B, T, H, D] and the rest of a GatedNormCall, checked. grad: whether a backward pass may follow. backend: a
+    name, or "" for the one with the least predicted time. Raises ValueError for one that is unknown or cannot serve the
+    call.
+    """
     o, weight = call.o, call.weight
     # what `problem` reads, in less time than it takes to make and hash a Problem
     key = (
