@@ -8,6 +8,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from holdfast.kernels.common.triton_turn import turn_of
+from holdfast.kernels.lru.triton_gated_gelu import below
+from holdfast.kernels.lru.triton_gates import magnitude
 from holdfast.kernels.matrix.triton_sigmoid import log_sigmoid, sigmoid
 
 from .pieces import advanced, convolved, place_of, silu_at, stabilized
@@ -58,20 +61,10 @@ def conv_token(
 
 @triton.jit
 def cos_sin(turn):
-    """Cosine and sine of 2 pi turn, turn in float64: a quarter of it at most is left to a series in float32.
-
-    The cosine of the library keeps a stack for large angles.
-    """
+    """Cosine and sine of 2 pi turn, turn in float64. The cosine of the library keeps a stack for large angles."""
     quarters = tl.floor(4.0 * turn + 0.5)
-    x = ((4.0 * turn - quarters) * 1.5707963267948966).to(tl.float32)
-    y = x * x
-    sin = x * (1.0 + y * (-1.0 / 6.0 + y * (1.0 / 120.0 + y * (-1.0 / 5040.0 + y * (1.0 / 362880.0)))))
-    cos = y * (1.0 / 24.0 + y * (-1.0 / 720.0 + y * (1.0 / 40320.0 + y * (-1.0 / 3628800.0))))
-    cos = 1.0 + y * (cos - 0.5)
-    quarter = (quarters - 4.0 * tl.floor(0.25 * quarters)).to(tl.int32)
-    is_odd = quarter % 2 == 1
-    a, b = tl.where(is_odd, sin, cos), tl.where(is_odd, cos, sin)
-    return tl.where((quarter == 1) | (quarter == 2), -a, a), tl.where(quarter >= 2, -b, b)
+    rest = ((4.0 * turn - quarters) * 1.5707963267948966).to(tl.float32)
+    return turn_of(rest, (quarters - 4.0 * tl.floor(0.25 * quarters)).to(tl.int32))
 
 
 @triton.jit
@@ -150,24 +143,10 @@ def rglru_token(
     at = gates + row * gates_row + (d // HEAD) * 2 * HEAD + d % HEAD
     r = tl.load(at, mask=here, other=0.0).to(tl.float32)
     i = tl.load(at + HEAD, mask=here, other=0.0).to(tl.float32)
-    log_a = strength * sigmoid(r) * log_sigmoid(-tl.load(rate + d, mask=here, other=0.0).to(tl.float32))
-    write = tl.sqrt(tl.maximum(lost(2.0 * log_a), 1e-30)) * sigmoid(i)
-    write *= tl.load(u + row * u_row + d, mask=here, other=0.0).to(tl.float32)
-    after = tl.exp(log_a) * tl.load(h + row * h_row + d, mask=here, other=0.0) + write
+    softplus = -log_sigmoid(-tl.load(rate + d, mask=here, other=0.0).to(tl.float32))
+    decay, scale, _ = magnitude(sigmoid(r), softplus, strength)
+    write = scale * sigmoid(i) * tl.load(u + row * u_row + d, mask=here, other=0.0).to(tl.float32)
+    after = decay * tl.load(h + row * h_row + d, mask=here, other=0.0) + write
     tl.store(h + row * h_row + d, after, mask=here)
     x = tl.load(z + row * z_row + d, mask=here, other=0.0).to(tl.float32)
-    gelu = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    tl.store(y + row * channels + d, (after * gelu).to(y.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def lost(x):
-    """1 - exp(x) for x <= 0, exact also where x is near 0: from the series of exp there."""
-    p = x * (1.0 / 40320.0) + 1.0 / 5040.0
-    p = p * x + 1.0 / 720.0
-    p = p * x + 1.0 / 120.0
-    p = p * x + 1.0 / 24.0
-    p = p * x + 1.0 / 6.0
-    p = p * x + 0.5
-    p = p * x + 1.0
-    return tl.where(x > -0.5, -x * p, 1.0 - tl.exp(x))
+    tl.store(y + row * channels + d, (after * x * below(x)).to(y.dtype.element_ty), mask=here)
