@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast.kernels.lru.pytorch import input_scale, log_magnitude
+from holdfast.kernels.rotary.pytorch import rotate
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.delta_rule import L2_EPS
 
@@ -72,19 +74,12 @@ def _retention(call: RetentionStep) -> Tensor:
     if call.position is None:
         decay = (F.logsigmoid(call.a[:, 0].to(wide)) / call.normalizer).exp().unflatten(-1, (heads, -1))
     else:
-        pair = torch.arange(keys // 2, dtype=torch.float64, device=q.device)
-        angle = call.position[:, None, None] * call.base ** (-2 * pair / keys)
-        q, k = (_turned(x, angle.cos().to(wide), angle.sin().to(wide)) for x in (q, k))
+        q, k = (rotate(x[:, None], call.position[:, None], call.base)[:, 0] for x in (q, k))
         decay = 1 - torch.exp2(-5 - torch.arange(heads, device=q.device, dtype=wide))[:, None]
         call.position.add_(1)
     o = _advance(call.state, q * keys**-0.5, k, v, decay, None, False)
     y = _rms_norm(o, call.norm_weight, call.norm_eps)
     return y if call.gate is None else y * F.silu(call.gate[:, 0].to(wide))
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def _mlstm(call: MLSTMStep) -> Tensor:
@@ -114,8 +109,8 @@ def _mlstm(call: MLSTMStep) -> Tensor:
 def _rglru(call: RGLRUStep) -> Tensor:
     wide = call.h.dtype
     r, i = (x.flatten(1).to(wide) for x in call.gates[:, 0].chunk(2, -1))
-    log_a = -call.strength * F.softplus(call.rate.to(wide)) * r.sigmoid()
-    write = (-torch.expm1(2 * log_a)).clamp_min(1e-30).sqrt() * i.sigmoid() * call.u[:, 0]
+    log_a = log_magnitude(r, call.rate, call.strength)
+    write = input_scale(log_a) * i.sigmoid() * call.u[:, 0]
     call.h.mul_(log_a.exp()).add_(write)
     return call.h * F.gelu(call.z[:, 0].to(wide))
 
