@@ -89,4 +89,6 @@ def interpreted():
     check(example(gate=False, weights=3, D=130, center=True), plan(rows=8, parts=1))
     check(example(weights=0, D=1, center=True))
     check(example(T=0, center=True))
+    # rows beyond the last are 0, whose length nothing is added to
+    check(example()._replace(eps=0.0), plan(rows=8, parts=1))
     print("all checked")

@@ -97,7 +97,8 @@ def norm_backward(
         if CENTER:
             o = centered(o, inside, D)
         to = results(rows, head, H, D, HEADS)[:, None] + columns[None, :]
-        inverse = tl.rsqrt(tl.sum(o * o, 1) / D + eps)
+        # eps may be 0, and rows beyond the last are: they count in the sums
+        inverse = tl.rsqrt(tl.sum(o * o, 1) / D + tl.where(rows < count, eps, 1.0))
         normal = o * inverse[:, None]
         if gate_ptr is not None:
             at = places(rows, head, T, H, gate_batch, gate_step, gate_head, HEADS)

@@ -43,7 +43,9 @@ def ssd_output_backward(
             share = 1.0 / (1.0 + tl.exp(-gate))
         if weight is not None:
             normal = value * (gate * share) if z is not None else value
-            inverse = tl.rsqrt(tl.sum(normal * normal, 1) / WIDTH + eps)[:, None]
+            # eps may be 0, and rows beyond the last are: they count in the sums
+            least = tl.where(rows < count, eps, 1.0)
+            inverse = tl.rsqrt(tl.sum(normal * normal, 1) / WIDTH + least)[:, None]
             normal *= inverse
             scale_sums += gradient * normal
             gradient *= tl.load(weight + d, mask=here, other=0.0).to(tl.float32)[None, :]
