@@ -2,6 +2,8 @@
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,3 +245,21 @@ def test_a_captured_step_says_what_it_needs():
         CapturedStep(mixer, state=state)
     with pytest.raises(TypeError, match="state: expected tensors; got int"):
         CapturedStep(mixer, x, state=(state, 3))
+
+
+def test_a_step_that_fails_while_it_is_captured_leaves_the_state(monkeypatch):
+    def step(x, state):
+        state[0].zero_()
+        raise RuntimeError("no more")
+
+    # without a GPU: what comes before the graph
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    held = torch.ones(3)
+    captured = object.__new__(CapturedStep)
+    captured.state, captured._held, captured._inputs = [held], [held], [torch.zeros(1)]
+    with pytest.raises(RuntimeError, match="no more"):
+        captured._capture(step)
+    assert torch.equal(held, torch.ones(3))

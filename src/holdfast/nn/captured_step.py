@@ -49,15 +49,18 @@ class CapturedStep:
 
     def _capture(self, run: Callable[..., Any]) -> None:
         before = [x.clone() for x in self._held]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                run(*self._inputs, self.state)
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph):
-            self._outputs = run(*self._inputs, self.state)
-        self.load(before)
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    run(*self._inputs, self.state)
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(self._graph):
+                self._outputs = run(*self._inputs, self.state)
+        finally:
+            # after an error too: the state may be all that is left of a long prompt
+            self.load(before)
 
     def load(self, state: Any) -> None:
         """Go on from another state, as of another prompt: it is copied into this object's own.
