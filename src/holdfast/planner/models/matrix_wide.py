@@ -59,10 +59,8 @@ def _aligned(width: int) -> int:
 def cuts(problem: Problem, rows: bool) -> Iterator[Cut]:
     """The ways to cut a call, where K or V is wider than the tiles. rows: whether K may be."""
     K, V = problem["K"], problem["V"]
-    # a kernel cuts columns that it takes whole by itself
-    widths = [width for width in WIDTHS if width < V] if V > WIDEST else []
     for keys in dict.fromkeys((1, key_slices(K))) if rows else (1,):
-        for values in dict.fromkeys([1, *(_even(V, -(-V // width)) for width in widths)]):
+        for values in dict.fromkeys([1, *(_even(V, -(-V // width)) for width in WIDTHS if width < V)]):
             if (keys, values) != (1, 1):
                 yield Cut(keys, values)
 
