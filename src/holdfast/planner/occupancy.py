@@ -1,7 +1,6 @@
 """How many blocks of a launch run at once, and in how many waves."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from .device import KIB, Device
 
@@ -15,27 +14,6 @@ RESERVED_SHARED = KIB
 
 def rounded_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
-
-
-# a plan's grids differ in few of these, and each is asked for several times
-@lru_cache(4096)
-def _held(
-    threads: int,
-    registers: int,
-    shared: int,
-    most_threads: int,
-    most_blocks: int,
-    most_registers: int,
-    most_shared: int,
-) -> int:
-    """Blocks that an SM with these limits holds."""
-    warps = -(-threads // 32)
-    held = [most_threads // (32 * warps), most_blocks]
-    if registers:
-        alive = most_registers // rounded_up(32 * registers, REGISTER_UNIT)
-        held.append(alive // WARPS_UNIT * WARPS_UNIT // warps)
-    held.append(most_shared // rounded_up(shared + RESERVED_SHARED, SHARED_UNIT))
-    return min(held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +41,13 @@ class Grid:
             return 0
         if self.registers > (device.registers_per_thread or 0):
             return 0
-        limits = device.threads_per_sm, device.blocks_per_sm or 32, device.registers_per_sm, device.shared_per_sm
-        return _held(self.threads, self.registers, self.shared, *limits)
+        warps = -(-self.threads // 32)
+        held = [device.threads_per_sm // (32 * warps), device.blocks_per_sm or 32]
+        if self.registers:
+            alive = device.registers_per_sm // rounded_up(32 * self.registers, REGISTER_UNIT)
+            held.append(alive // WARPS_UNIT * WARPS_UNIT // warps)
+        held.append(device.shared_per_sm // rounded_up(self.shared + RESERVED_SHARED, SHARED_UNIT))
+        return min(held)
 
     def at_once(self, device: Device) -> int:
         """Blocks that the whole device holds at once."""
@@ -72,14 +55,13 @@ class Grid:
 
     def waves(self, device: Device) -> int:
         """How often the device is filled with blocks. Raises ValueError where no block fits."""
-        if not self.fits(device):
-            raise ValueError(f"grid: expected blocks that fit {device.name}; got {self}")
-        return -(-self.blocks // self.at_once(device))
+        return sum(count for count, _ in self.wave_sizes(device))
 
     def wave_sizes(self, device: Device) -> list[tuple[int, int]]:
         """(how many waves, blocks in each): the full ones, then the rest."""
-        if not self.fits(device):
+        together = self.at_once(device)
+        if not together:
             raise ValueError(f"grid: expected blocks that fit {device.name}; got {self}")
-        full, rest = divmod(self.blocks, self.at_once(device))
-        sizes = [(full, self.at_once(device))] if full else []
+        full, rest = divmod(self.blocks, together)
+        sizes = [(full, together)] if full else []
         return [*sizes, (1, rest)] if rest else sizes

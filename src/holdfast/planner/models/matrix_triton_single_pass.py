@@ -90,8 +90,6 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     K, V = problem["K"], problem["V"]
     composition_of = cache(partial(_composition, problem, device))
-    # the passes by keys do not know of value blocks: their plan is that of the first
-    by_keys: dict[tuple[object, ...], list[Candidate]] = {}
     for chunk, key_block, value_block, warps, stages, shared in _configurations(problem, device, direction):
         chunks = -(-problem["T"] // chunk)
         segments = 1
@@ -105,11 +103,8 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 plan = Plan("triton", (("chunk", chunk), *blocks, *common, ("keep", chunks_between_states(problem))))
                 by_key, by_value = (V, K, key_block), (K, V, value_block)
                 found = _sweep(problem, device, plan, "dv", by_value, shared)
-                place = (chunk, key_block, warps, stages, segments, shared)
-                if place not in by_keys:
-                    by_keys[place] = [_sweep(problem, device, plan, name, by_key, shared) for name in ("dk", "dq")]
-                for each in by_keys[place]:
-                    found = found.after(each)
+                for name in ("dk", "dq"):
+                    found = found.after(_sweep(problem, device, plan, name, by_key, shared))
                 if "normalizer" in problem.traits:
                     found = found.after(_sweep(problem, device, plan, "o", by_value, shared))
             if segments > 1:

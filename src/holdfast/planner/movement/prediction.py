@@ -50,12 +50,13 @@ class Prediction:
             assert device.sms is not None
             assert device.sm_bandwidth is not None
             memory = arithmetic = 0.0
-            for count, blocks in grid.wave_sizes(device):
+            sizes = grid.wave_sizes(device)
+            for count, blocks in sizes:
                 share = blocks / grid.blocks
                 busiest = -(-blocks // device.sms) / grid.blocks
                 memory += count * max(moved * share / bandwidth, moved * busiest / device.sm_bandwidth)
                 arithmetic += count * operations * busiest / (rate / device.sms)
-            serial *= grid.waves(device)
+            serial *= sum(count for count, _ in sizes)
         return Prediction(memory, arithmetic, serial, launches * launch_latency, exchanges * exchange_latency)
 
     def then(self, after: "Prediction") -> "Prediction":
