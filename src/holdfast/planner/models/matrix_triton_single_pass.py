@@ -1,11 +1,12 @@
 """One program a (sequence or segment, head, block of columns), the state in registers from first token to last."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 
-from . import ranked
+from . import fastest
 from .decay_sum import chunks_between_states
 
 # wider states leave no registers for anything else
@@ -48,10 +49,19 @@ def _shared(chunk: int, width: int, columns: int, warps: int, stages: int, size:
     return stages * tiles + size * chunk * chunk + exchanged + 2048
 
 
-def _configurations(
-    problem: Problem, device: Device, direction: Direction
-) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """(chunk, block of K's columns, block of V's columns, warps, stages, shared) that fit.
+class Tiles(NamedTuple):
+    """What a block holds: tokens of a chunk, columns of K's and of V's, stages of loads in flight, bytes in all."""
+
+    chunk: int
+    key_columns: int
+    value_columns: int
+    warps: int
+    stages: int
+    shared: int
+
+
+def _tiles(problem: Problem, device: Device, direction: Direction) -> Iterator[Tiles]:
+    """Those that fit.
 
     Chunks are as large as the sequence and the shared memory allow, 64 at most: 128 leaves no registers.
     """
@@ -75,7 +85,7 @@ def _configurations(
                     )
                     if device.shared_per_block is not None and shared <= device.shared_per_block:
                         found = True
-                        yield chunk, key_block, value_block, warps, stages, shared
+                        yield Tiles(chunk, key_block, value_block, warps, stages, shared)
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -84,68 +94,106 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     values: chunk; columns, the block of V's columns (backward: key_columns, value_columns of K's and V's); warps;
     stages of loads in flight; segments that each sequence is cut into; keep (backward), in chunks.
     """
-    return ranked(_candidates(problem, device, direction))
+    return fastest(_ways(problem, device, direction))
 
 
-def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    K, V = problem["K"], problem["V"]
+def _ways(problem: Problem, device: Device, direction: Direction) -> Iterator[tuple[float, Callable[[], Candidate]]]:
+    """Of each plan, seconds that it takes at least (of its sweeps, their chains), and what makes its candidate."""
+    names = ["o"] if direction == "forward" else ["dv", "dk", "dq"]
+    if direction == "backward" and "normalizer" in problem.traits:
+        names.append("o")
     composition_of = cache(partial(_composition, problem, device))
-    for chunk, key_block, value_block, warps, stages, shared in _configurations(problem, device, direction):
-        chunks = -(-problem["T"] // chunk)
-        segments = 1
-        while segments == 1 or (not problem.varlen and chunks >= 2 * segments and segments <= 128):
-            common = (("warps", warps), ("stages", stages), ("segments", segments))
-            if direction == "forward":
-                plan = Plan("triton", (("chunk", chunk), ("columns", value_block), *common))
-                found = _sweep(problem, device, plan, "o", (K, V, value_block), shared)
-            else:
-                blocks = (("key_columns", key_block), ("value_columns", value_block))
-                plan = Plan("triton", (("chunk", chunk), *blocks, *common, ("keep", chunks_between_states(problem))))
-                by_key, by_value = (V, K, key_block), (K, V, value_block)
-                found = _sweep(problem, device, plan, "dv", by_value, shared)
-                for name in ("dk", "dq"):
-                    found = found.after(_sweep(problem, device, plan, name, by_key, shared))
-                if "normalizer" in problem.traits:
-                    found = found.after(_sweep(problem, device, plan, "o", by_value, shared))
+    for tiles in _tiles(problem, device, direction):
+        sweeps = [Sweep(problem, device, tiles, name) for name in names]
+        for segments in _cuts(problem, device, tiles.chunk):
+            between: list[Candidate] = []
             if segments > 1:
-                composition = composition_of(chunk, stages, segments)
+                composition = composition_of(tiles.chunk, tiles.stages, segments)
                 if composition is None:
                     break
-                for _ in range(1 if direction == "forward" else 2):
-                    found = found.after(composition)
-            yield found
-            # programs beyond twice what the device holds gain nothing
-            if segments * problem["B"] * problem["H"] > 4 * (device.sms or 1):
-                break
-            segments *= 2
+                between = [composition] * (1 if direction == "forward" else 2)
+            least = sum([sweep.waves(segments) * sweep.chain(segments) for sweep in sweeps])
+            least += sum([each.seconds for each in between])
+            yield least, partial(_candidate, problem, direction, tiles, sweeps, segments, between)
 
 
-def _sweep(
-    problem: Problem, device: Device, plan: Plan, name: str, sizes: tuple[int, int, int], shared: int
+def _cuts(problem: Problem, device: Device, chunk: int) -> Iterator[int]:
+    """Segments that each sequence is cut into; programs beyond twice what the device holds gain nothing."""
+    pairs, segments = problem["B"] * problem["H"], 1
+    most = 1 if problem.varlen else min(128, -(-problem["T"] // chunk) // 2)
+    yield segments
+    while 2 * segments <= most and segments * pairs <= 4 * (device.sms or 1):
+        segments *= 2
+        yield segments
+
+
+def _candidate(
+    problem: Problem,
+    direction: Direction,
+    tiles: Tiles,
+    sweeps: Sequence["Sweep"],
+    segments: int,
+    between: Sequence[Candidate],
 ) -> Candidate:
-    """One launch. name: of the pass. sizes: columns of q and k, of v, and a block of v's."""
-    width, columns, block = sizes
-    size = 4 if problem.dtype == "float32" else 2
-    chunk, segments, warps = plan["chunk"], plan["segments"], plan["warps"]
-    steps = -(-problem["T"] // chunk // segments)
-    pairs, wide = problem["B"] * problem["H"], padded(width)
-    grid = Grid(pairs * segments * -(-padded(columns) // block), 32 * warps, 255 if warps == 4 else 232, shared)
-    # q and k of a group of heads, and of the splits of a head, are read at the same time: once from memory
-    share = problem["Hq"] / problem["H"]
-    # the states that enter and leave
-    states = 8 * pairs * segments * width * columns
-    extra = columns * share if name in ("dq", "dk") else 0
-    moved = int(pairs * problem["T"] * (size * (2 * width * share + 2 * columns + extra) + 12)) + states
-    operations = 2 * chunk * (chunk * (wide + block) + 2 * wide * block)
-    # a warp takes 16 rows of the transposed state; more warps than that repeat each other's work
-    working = min(warps, max(1, block // 16))
-    alone = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) < 2
-    factor = PASS_FACTORS[name] if problem.traits & {"decay=scalar", "beta"} else 1.0
-    if alone:
-        factor *= STAGE_FACTORS[plan["stages"]] * (1.0 if name == "o" else ALONE_FACTOR)
-    factor *= NORMALIZER_FACTOR if "normalizer" in problem.traits and name != "dv" else 1.0
-    serial = factor * steps * (CHUNK_SECONDS + operations / (working * WARP_RATE))
-    return Candidate.of(plan, device, grid, moved, grid.blocks * steps * operations, serial=serial)
+    """All launches, one after another. between: those that find the states between segments."""
+    common = (("warps", tiles.warps), ("stages", tiles.stages), ("segments", segments))
+    if direction == "forward":
+        plan = Plan("triton", (("chunk", tiles.chunk), ("columns", tiles.value_columns), *common))
+    else:
+        blocks = (("key_columns", tiles.key_columns), ("value_columns", tiles.value_columns))
+        plan = Plan("triton", (("chunk", tiles.chunk), *blocks, *common, ("keep", chunks_between_states(problem))))
+    found, *others = (sweep.candidate(plan, segments) for sweep in sweeps)
+    for other in [*others, *between]:
+        found = found.after(other)
+    return found
+
+
+class Sweep:
+    """One launch over all tokens. It knows what does not depend on the segments, so that this is computed once.
+
+    name: of the pass, by what it computes.
+    """
+
+    def __init__(self, problem: Problem, device: Device, tiles: Tiles, name: str) -> None:
+        # columns of q and k, of v, and a block of v's, in whose place the gradients by keys have q's and k's
+        width, columns, block = problem["K"], problem["V"], tiles.value_columns
+        if name in ("dk", "dq"):
+            width, columns, block = columns, width, tiles.key_columns
+        chunk, warps = tiles.chunk, tiles.warps
+        size, pairs, wide = 4 if problem.dtype == "float32" else 2, problem["B"] * problem["H"], padded(width)
+        self.device, self.sms, self.chunks = device, device.sms or 1, -(-problem["T"] // chunk)
+        # of one segment
+        self.grid = Grid(pairs * -(-padded(columns) // block), 32 * warps, 255 if warps == 4 else 232, tiles.shared)
+        self.per_sm = self.grid.per_sm(device)
+        # the states that enter and leave
+        self.states = 8 * pairs * width * columns
+        # q and k of a group of heads, and of the splits of a head, are read at the same time: once from memory
+        share = problem["Hq"] / problem["H"]
+        extra = columns * share if name in ("dq", "dk") else 0
+        self.moved = int(pairs * problem["T"] * (size * (2 * width * share + 2 * columns + extra) + 12))
+        self.operations = 2 * chunk * (chunk * (wide + block) + 2 * wide * block)
+        # a warp takes 16 rows of the transposed state; more warps than that repeat each other's work
+        working = min(warps, max(1, block // 16))
+        self.chunk_seconds = CHUNK_SECONDS + self.operations / (working * WARP_RATE)
+        self.factor = PASS_FACTORS[name] if problem.traits & {"decay=scalar", "beta"} else 1.0
+        self.alone_factor = self.factor * (STAGE_FACTORS[tiles.stages] * (1.0 if name == "o" else ALONE_FACTOR))
+        if "normalizer" in problem.traits and name != "dv":
+            self.factor, self.alone_factor = NORMALIZER_FACTOR * self.factor, NORMALIZER_FACTOR * self.alone_factor
+
+    def chain(self, segments: int) -> float:
+        """Seconds of a block's chunks, one after another."""
+        alone = min(self.per_sm, -(-segments * self.grid.blocks // self.sms)) < 2
+        return (self.alone_factor if alone else self.factor) * -(-self.chunks // segments) * self.chunk_seconds
+
+    def waves(self, segments: int) -> int:
+        return -(-segments * self.grid.blocks // max(1, self.per_sm * self.sms))
+
+    def candidate(self, plan: Plan, segments: int) -> Candidate:
+        one = self.grid
+        grid = Grid(segments * one.blocks, one.threads, one.registers, one.shared)
+        operations = grid.blocks * -(-self.chunks // segments) * self.operations
+        moved = self.moved + segments * self.states
+        return Candidate.of(plan, self.device, grid, moved, operations, serial=self.chain(segments))
 
 
 def _composition(problem: Problem, device: Device, chunk: int, stages: int, segments: int) -> Candidate | None:

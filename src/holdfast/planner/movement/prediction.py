@@ -61,16 +61,13 @@ class Prediction:
 
     def then(self, after: "Prediction") -> "Prediction":
         """Of this launch and one that waits for its end: seconds add."""
-        total = Prediction(
-            self.memory + after.memory,
-            self.arithmetic + after.arithmetic,
-            self.serial + after.serial,
-            self.launch + after.launch,
-            self.exchange + after.exchange,
-        )
+        memory, arithmetic = self.memory + after.memory, self.arithmetic + after.arithmetic
+        serial, launch = self.serial + after.serial, self.launch + after.launch
+        exchange = self.exchange + after.exchange
+        side_by_side = max(memory, arithmetic, serial) + launch + exchange
         # sums of floats leave a last bit of either sign where nothing is lost
-        apart = round(self.seconds + after.seconds - total.seconds, 15)
-        return Prediction(total.memory, total.arithmetic, total.serial, total.launch, total.exchange, apart)
+        apart = round(self.seconds + after.seconds - side_by_side, 15)
+        return Prediction(memory, arithmetic, serial, launch, exchange, apart)
 
     @property
     def seconds(self) -> float:
