@@ -15,7 +15,9 @@ class Translation:
         self.variables = {}
         self.bounds = {}
         for variable in model.variables:
-            domain = cp_model.Domain.from_values(list(variable.domain))
+            values = variable.domain
+            is_interval = isinstance(values, range) and values.step == 1
+            domain = cp_model.Domain(values[0], values[-1]) if is_interval else cp_model.Domain.from_values([*values])
             self.variables[variable.name] = self.program.new_int_var_from_domain(domain, variable.name)
         for constraint in model.constraints:
             self.add(constraint)

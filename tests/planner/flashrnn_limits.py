@@ -6,6 +6,7 @@ writes docs/planner/flashrnn-head-limits.md.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from holdfast.planner import Device
@@ -35,9 +36,16 @@ def fits(device: Device, kernel: Kernel) -> bool:
     return True
 
 
-def fitting(device: Device, may_spill: bool, reserve: int = 0) -> list[int]:
+@cache
+def fitting(device: Device, may_spill: bool, reserve: int = 0) -> tuple[int, ...]:
     """Head dimensions from 1280 for which both passes of an LSTM fit, one head, a batch of 8."""
-    return [size for size in SEARCHED if fits(device, Kernel(head_dim=size, may_spill=may_spill, reserve=reserve))]
+    # with one limit more, or a tighter one, no others fit
+    if reserve:
+        searched = fitting(device, may_spill=may_spill)
+    else:
+        searched = SEARCHED if may_spill else fitting(device, may_spill=True)
+    kernels = (Kernel(head_dim=size, may_spill=may_spill, reserve=reserve) for size in searched)
+    return tuple(kernel.head_dim for kernel in kernels if fits(device, kernel))
 
 
 def listed(sizes: Iterable[int]) -> str:

@@ -110,7 +110,6 @@ def test_optimum_by_cp_sat() -> None:
     assert 100 < with_solutions < 280
 
 
-@pytest.mark.slow
 def test_optimum_of_plans_by_cp_sat() -> None:
     pytest.importorskip("ortools", reason=REASON)
     from planner import cpsat

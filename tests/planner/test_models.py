@@ -1,6 +1,7 @@
 """The models of the kernels: what they offer fits the device, costs no less than the floor, and is found in time."""
 
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -34,9 +35,15 @@ CASES = [
 ]
 
 
+@cache
+def call(op, dtype, grad, sizes):
+    """The op's backends and the problem, the same on every device. sizes: (axis, size) pairs."""
+    return named_problem(op, dict(sizes), dtype, grad, False)
+
+
 def offers(op, shape, device, grad=True, dtype=torch.bfloat16):
-    """(direction, backend, candidates) of every backend that serves the call."""
-    backends, problem = named_problem(op, dict(shape), dtype, grad, False)
+    """(problem, direction, backend, candidates) of every backend that serves the call."""
+    backends, problem = call(op, dtype, grad, tuple(shape.items()))
     for backend in backends:
         if backend.reject(problem, device):
             continue
@@ -108,7 +115,7 @@ def test_no_candidate_holds_more_than_a_block_may(name, dtype):
 
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_candidates_are_found_in_time(case):
-    """Of this process alone, the smallest of twelve: a busy machine slows most of them."""
+    """Of this process alone, one try of twelve: a busy machine slows most of them."""
     device = Device.named("h200")
     for problem, direction, backend, _ in offers(*case, device):
         taken = []
@@ -116,7 +123,9 @@ def test_candidates_are_found_in_time(case):
             started = time.process_time()
             backend.candidates(problem, device, direction)
             taken.append(time.process_time() - started)
-        assert min(taken) < LIMIT_SECONDS, (backend.name, direction)
+            if taken[-1] < LIMIT_SECONDS:
+                break
+        assert min(taken) < LIMIT_SECONDS, (backend.name, direction, taken)
 
 
 def explained(op, shape, name):
