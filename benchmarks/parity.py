@@ -33,7 +33,7 @@ from holdfast.cli.parity import (
 )
 from holdfast.cli.schedule import learning_rate, make_optimizer, update
 from holdfast.cli.train_parity import TEST_SEQUENCES, ParityConfig
-from holdfast.kernels.rotary.pytorch import rotate
+from holdfast.kernels.rotary.torch.backend import rotate
 from holdfast.planner.whole_file import write_text
 
 NONLINEAR = ("elman", "gru", "lstm", "slstm")

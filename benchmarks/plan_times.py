@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.kernels.common import planning
-from holdfast.kernels.common.backend import describe
+from holdfast.kernels import select as planning
+from holdfast.kernels.backend import describe
 from holdfast.ops import dense, diagonal, matrix
 from holdfast.planner import Device
 from holdfast.recurrences import RECURRENCES, Draw, Sizes

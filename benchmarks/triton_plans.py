@@ -23,23 +23,21 @@ import torch
 
 from holdfast.cli.bench.draw import DeviceDraw
 from holdfast.cli.bench.record import commit, device_facts, now, versions
-from holdfast.kernels.common.backend import Backend, describe
-from holdfast.kernels.common.planning import resolve
-from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
-from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
+from holdfast.kernels.backend import Backend, describe
+from holdfast.kernels.chunk.inter.call import InterChunkCall
+from holdfast.kernels.chunk.intra.call import IntraChunkCall
+from holdfast.kernels.select import resolve
 from holdfast.ops import halves
 from holdfast.ops.diagonal import BACKENDS as SCANS
 from holdfast.ops.diagonal import ENTRY_STEPS
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models import (
-    diagonal_hopper,
-    diagonal_scan,
-    inter_chunk_hopper,
-    inter_chunk_scan,
-    intra_chunk,
-    intra_chunk_gradients,
-    intra_chunk_hopper,
-)
+from holdfast.planner.models.chunk.inter import hopper as inter_chunk_hopper
+from holdfast.planner.models.chunk.inter import triton as inter_chunk_scan
+from holdfast.planner.models.chunk.intra import hopper as intra_chunk_hopper
+from holdfast.planner.models.chunk.intra import triton as intra_chunk
+from holdfast.planner.models.chunk.intra import triton_backward as intra_chunk_gradients
+from holdfast.planner.models.diagonal import hopper as diagonal_hopper
+from holdfast.planner.models.diagonal import triton as diagonal_scan
 from holdfast.planner.whole_file import write_text
 from holdfast.recurrences.definition import DiagonalCall
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.kernels.common import planning
+from holdfast.kernels import select as planning
 from holdfast.planner import tables
 from tiers import OneTriton, is_slow_by_name, line_of_what_is_left
 

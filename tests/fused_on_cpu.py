@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
-from holdfast.kernels.lru.pytorch import Gates, lru_gates
-from holdfast.kernels.rotary.pytorch import rotate
+from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.lru.torch.backend import Gates, lru_gates
+from holdfast.kernels.rotary.torch.backend import rotate
 from holdfast.recurrences.delta_rule import prepared
 from holdfast.recurrences.mlstm import gates
 
@@ -109,9 +109,12 @@ def _capped_gradient(x: Tensor, dy: Tensor, cap: float) -> Tensor:
 def fused_on_cpu() -> Iterator[None]:
     """What a GPU's calls go through, around kernels that are PyTorch's operations. Skips where Triton is not there."""
     pytest.importorskip("triton")
-    from holdfast.kernels.lru import triton_gated_gelu, triton_gates
-    from holdfast.kernels.matrix import triton_delta_inputs, triton_mlstm_gates, triton_soft_cap
-    from holdfast.kernels.rotary import triton_rotary
+    from holdfast.kernels.lru.triton import gated_gelu as triton_gated_gelu
+    from holdfast.kernels.lru.triton import gates as triton_gates
+    from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
+    from holdfast.kernels.matrix.mlstm.gates import launch as triton_mlstm_gates
+    from holdfast.kernels.rotary.triton import backend as triton_rotary
+    from holdfast.kernels.soft_cap.triton import backend as triton_soft_cap
 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("delta_inputs", "mlstm_gates", "mlstm", "rotary", "lru_gates", "gated_gelu", "soft_cap"):

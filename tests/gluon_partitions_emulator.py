@@ -315,7 +315,7 @@ def launch(
     overlaps: bool = False,
     cooperative: bool = False,
 ) -> None:
-    """In place of holdfast.kernels.common.gluon_launch.launch; blocks run one after another, or all at once."""
+    """In place of holdfast.kernels.runtime.descriptor_launch.launch; blocks run one after another, or all at once."""
     given = [_argument(x) for x in arguments]
     failures: list[BaseException] = []
     blocks = _Grid(math.prod(grid))

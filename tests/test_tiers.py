@@ -124,13 +124,13 @@ def test_ci_runs_both_tiers_and_the_first_once():
 @pytest.mark.parametrize(
     ("test", "is_slow"),
     [
-        ("kernels/matrix/test_hopper.py::test_plans_compile_and_fit", True),
-        ("kernels/matrix/test_triton_gla.py::test_compiles_packed", True),
-        ("kernels/dense/test_triton.py::test_it_compiles_and_keeps_its_registers", True),
-        ("kernels/diagonal/test_triton_scan.py::TestScan::test_it_compiles", True),
-        ("kernels/matrix/test_hopper.py::test_right_on_the_emulator", False),
-        ("kernels/matrix/test_hopper.py::test_compilers_are_named", False),
-        ("kernels/test_compiling.py::test_a_child_process_compiles_itself", False),
+        ("kernels/matrix/scalar_decay/hopper/test_backend.py::test_plans_compile_and_fit", True),
+        ("kernels/matrix/vector_decay/triton/test_backend.py::test_compiles_packed", True),
+        ("kernels/dense/triton/test_backend.py::test_it_compiles_and_keeps_its_registers", True),
+        ("kernels/diagonal/triton/test_backend.py::TestScan::test_it_compiles", True),
+        ("kernels/matrix/scalar_decay/hopper/test_backend.py::test_right_on_the_emulator", False),
+        ("kernels/matrix/scalar_decay/hopper/test_backend.py::test_compilers_are_named", False),
+        ("kernels/runtime/test_compile_pool.py::test_a_child_process_compiles_itself", False),
         ("ops/test_matrix.py::test_compiles_as_one_graph", False),
     ],
 )

@@ -51,7 +51,7 @@ def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **op
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-    from holdfast.kernels.common.assembler import newer_assembler
+    from holdfast.kernels.runtime.assembler import newer_assembler
 
     constants = {
         name for name, parameter in zip(kernel.arg_names, kernel.params, strict=True) if parameter.is_constexpr

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
-from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.ops import matrix
 from holdfast.ops.verify import verify
 from holdfast.recurrences import RECURRENCES

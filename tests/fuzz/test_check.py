@@ -11,9 +11,9 @@ from holdfast.fuzz.check import check
 from holdfast.fuzz.draw import draw
 from holdfast.fuzz.modes import MODES
 from holdfast.fuzz.scenario import Scenario
-from holdfast.kernels.dense.loop import Loop
-from holdfast.kernels.diagonal.chunked import Chunked as Scan
-from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.dense.torch.time_loop import Loop
+from holdfast.kernels.diagonal.torch.chunked import Chunked as Scan
+from holdfast.kernels.matrix.torch.chunked import Chunked
 
 PLAIN = Scenario("simple_gla", "cpu", 3, B=2, T=20, H=2, Hq=1, K=8, V=4, options=("g",), state=True)
 

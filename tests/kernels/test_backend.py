@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.kernels.common.backend import Rejected, describe, unserved, usable
+from holdfast.kernels.backend import Rejected, describe, unserved, usable
 from holdfast.planner import Device, Plan, Problem
 
 

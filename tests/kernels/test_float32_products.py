@@ -8,13 +8,13 @@ from sanitize.sources import KERNELS
 
 # file and first operand of products that only ever have 16-bit operands
 OF_16_BITS = {
-    ("triton_steps.py", "operand"),
-    ("triton_weights.py", "tl.trans(left)"),
-    ("triton_states.py", "first"),
-    ("triton_states.py", "second"),
-    ("triton_states.py", "third"),
-    ("hopper_delta_pull.py", "tl.trans(w)"),
-    ("triton_delta_prepare.py", "rounded"),
+    ("dense/triton/time_loop.py", "operand"),
+    ("dense/weight_grad/triton.py", "tl.trans(left)"),
+    ("chunk/inter/triton/states.py", "first"),
+    ("chunk/inter/triton/states.py", "second"),
+    ("chunk/inter/triton/states.py", "third"),
+    ("matrix/delta_rule/triton/segment_dstates.py", "tl.trans(w)"),
+    ("matrix/delta_rule/triton/chunk_inverse.py", "rounded"),
 }
 
 
@@ -30,7 +30,8 @@ def unsaid(text: str) -> list[str]:
 
 
 def test_every_product_says_its_precision():
-    found = {(path.name, x) for path in KERNELS.rglob("*.py") for x in unsaid(path.read_text(encoding="utf-8"))}
+    paths = [path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.py")]
+    found = {(path, x) for path in paths for x in unsaid((KERNELS / path).read_text(encoding="utf-8"))}
     assert found == OF_16_BITS
 
 

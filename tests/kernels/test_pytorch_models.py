@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from holdfast.kernels.common.planning import resolve
+from holdfast.kernels.select import resolve
 from holdfast.ops import diagonal as diagonal_ops
 from holdfast.ops import matrix as matrix_ops
 from holdfast.planner import Device, floor

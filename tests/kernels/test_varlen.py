@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast.kernels.common.varlen import buckets, on_device, sequence_bounds
-from holdfast.kernels.dense import loop
-from holdfast.kernels.dense.packed import groups
-from holdfast.kernels.dense.timeline import timeline
-from holdfast.kernels.diagonal.ends import Ends
+from holdfast.kernels.dense.cuda.varlen import groups
+from holdfast.kernels.dense.torch import time_loop as loop
+from holdfast.kernels.dense.varlen_schedule import timeline
+from holdfast.kernels.diagonal.boundary_states import Ends
+from holdfast.kernels.varlen import buckets, on_device, sequence_bounds
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from holdfast.kernels.lru.pytorch import input_scale, log_magnitude
+from holdfast.kernels.lru.torch.backend import input_scale, log_magnitude
 from holdfast.nn import RGLRU, RotLRU
 from holdfast.nn.lru_gates import initial_rate
 from parity import relative_error

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from holdfast.kernels.rotary.pytorch import rotate
+from holdfast.kernels.rotary.torch.backend import rotate
 from holdfast.nn import GLA, MLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet
 from parity import relative_error
 

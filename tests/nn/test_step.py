@@ -191,7 +191,7 @@ def test_what_a_step_cannot_take_is_said():
 
 
 def test_the_kernels_are_those_of_the_modules():
-    assert "all checked" in interpret("kernels.layer_step.layer_step_parity", "modules", seconds=300)
+    assert "all checked" in interpret("kernels.layer_step.parity", "modules", seconds=300)
 
 
 @pytest.mark.gpu

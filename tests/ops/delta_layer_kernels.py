@@ -6,10 +6,10 @@ from unittest.mock import patch
 import torch
 
 from holdfast.kernels.conv.triton.backend import TritonConv
-from holdfast.kernels.matrix.triton_gated_norm import TritonGatedNorm
+from holdfast.kernels.norm.triton.backend import TritonGatedNorm
 from holdfast.ops import delta_inputs, delta_layer
-from kernels.conv.conv_parity import plan as conv_plan
-from kernels.matrix.gated_norm_parity import plan as norm_plan
+from kernels.conv.triton.parity import plan as conv_plan
+from kernels.norm.triton.parity import plan as norm_plan
 from ops.delta_layers import example, fused, values_and_grads
 from parity import relative_error
 

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 import holdfast
-from holdfast.kernels.common.backend import describe
+from holdfast.kernels.backend import describe
 from holdfast.kernels.conv.triton.backend import TritonConv
 from holdfast.ops.causal_conv1d import problem
-from holdfast.planner.models.causal_conv1d import candidates
+from holdfast.planner.models.conv.triton import candidates
 from holdfast.recurrences import Draw
-from kernels.conv import conv_parity
+from kernels.conv.triton import parity as conv_parity
 from parity import assert_close, cast, relative_error, values_and_grads
 
 

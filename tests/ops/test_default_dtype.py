@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 import holdfast
 from every_call import CALLS, FUSED, PARTS
 from fused_on_cpu import fused_on_cpu
-from holdfast.kernels.common import planning
+from holdfast.kernels import select as planning
 from holdfast.nn import LSTM
 from holdfast.ops.families import backends_of
 from holdfast.recurrences import RECURRENCES, Draw, Sizes

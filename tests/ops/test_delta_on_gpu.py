@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.matrix.chunked import Chunked
-from holdfast.kernels.matrix.triton_delta import TritonDelta
+from holdfast.kernels.backend import describe
+from holdfast.kernels.matrix.delta_rule.triton.backend import TritonDelta
+from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.ops import matrix
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
-from kernels.matrix.delta_parity import correlated, errors, example, with_exact_inverse
-from kernels.matrix.single_pass_parity import moved
+from kernels.matrix.delta_rule.triton.parity import correlated, errors, example, with_exact_inverse
+from kernels.matrix.scalar_decay.triton.parity import moved
 from parity import relative_error, values_and_grads
 
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,10 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import holdfast
-from holdfast.kernels.common import planning, replay
-from holdfast.kernels.common.backend import Rejected
-from holdfast.kernels.dense import launch
+from holdfast.kernels import select as planning
+from holdfast.kernels.backend import Rejected
+from holdfast.kernels.dense.cuda import launch
+from holdfast.kernels.runtime.replay import replay
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell, oracle
 from holdfast.recurrences.dense import recurrence
 from parity import cast, leaves, relative_error, values_and_grads

@@ -9,7 +9,8 @@ from torch.utils.checkpoint import checkpoint
 import holdfast
 from every_call import CALLS, FUSED, PARTS
 from fused_on_cpu import fused_on_cpu
-from holdfast.kernels.common import planning, replay
+from holdfast.kernels import select as planning
+from holdfast.kernels.runtime.replay import replay
 from holdfast.nn import GLA, LSTM, Mamba2, RotLRU
 from parity import leaves
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.kernels.common import planning
-from holdfast.kernels.common.backend import describe
+from holdfast.kernels import select as planning
+from holdfast.kernels.backend import describe
 from holdfast.ops import matrix
 from holdfast.ops.explain import AXES
 from holdfast.ops.halves import HALVES

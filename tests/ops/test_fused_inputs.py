@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from holdfast.kernels.matrix.gated_norm import PyTorchGatedNorm
+from holdfast.kernels.norm.call import PyTorchGatedNorm
 from holdfast.ops import gated_rms_norm
 from holdfast.recurrences.delta_rule import prepared
 
 pytest.importorskip("triton")
-from holdfast.kernels.matrix import triton_delta_inputs, triton_mlstm_gates
+from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
+from holdfast.kernels.matrix.mlstm.gates import launch as triton_mlstm_gates
 from holdfast.ops.delta_inputs import fused_inputs
 from holdfast.ops.mlstm_gates import fused_gates
 from holdfast.recurrences.mlstm import gates

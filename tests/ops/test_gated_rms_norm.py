@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 import holdfast
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.matrix.triton_gated_norm import TritonGatedNorm
+from holdfast.kernels.backend import describe
+from holdfast.kernels.norm.triton.backend import TritonGatedNorm
 from holdfast.ops.gated_rms_norm import problem
 from holdfast.recurrences import Draw
-from kernels.matrix import gated_norm_parity
+from kernels.norm.triton import parity as gated_norm_parity
 from parity import assert_close, cast, relative_error, values_and_grads
 
 

@@ -86,7 +86,7 @@ def found():
     children = {}
     for name, case in (CASES | (HOPPER if is_hopper() else {})).items():
         given = (*case, "hopper" if name in HOPPER else "triton")
-        code = f"import torch\nfrom kernels.matrix.gla_parity import on_gpu\non_gpu(*{given!r})"
+        code = f"import torch\nfrom kernels.matrix.vector_decay.triton.parity import on_gpu\non_gpu(*{given!r})"
         children[name] = subprocess.Popen(
             [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

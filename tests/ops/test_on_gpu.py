@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.kernels.common.backend import describe
+from holdfast.kernels.backend import describe
 from holdfast.ops.verify import verify
 from holdfast.planner import Device
 from holdfast.recurrences import RECURRENCES, Draw, Sizes

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.matrix.chunked import Chunked
-from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
+from holdfast.kernels.backend import describe
+from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
+from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.ops import matrix, step
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
-from kernels.matrix import decode_parity, mlstm_gates_parity
-from kernels.matrix.single_pass_parity import apart, errors, example, layouts_and_neighbours, moved
+from kernels.matrix.decode.triton import parity as decode_parity
+from kernels.matrix.mlstm.gates import parity as mlstm_gates_parity
+from kernels.matrix.scalar_decay.triton.parity import apart, errors, example, layouts_and_neighbours, moved
 from parity import leaves, relative_error, values_and_grads
 
 pytestmark = pytest.mark.gpu

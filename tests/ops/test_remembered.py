@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.kernels.common import planning
+from holdfast.kernels import select as planning
 from holdfast.ops import check, dense, diagonal
 from holdfast.planner import Device
 from holdfast.recurrences.definition import Argument, DenseCall, DiagonalCall

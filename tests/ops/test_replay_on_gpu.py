@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.kernels.common import planning, replay
+from holdfast.kernels import select as planning
+from holdfast.kernels.runtime.replay import replay
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parity import leaves
 

@@ -4,16 +4,19 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
-from holdfast.kernels.matrix.hopper_intra_chunk import HopperIntraChunk
-from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
-from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
+from holdfast.kernels.backend import describe
+from holdfast.kernels.chunk.inter.triton.backend import TritonInterChunkScan
+from holdfast.kernels.chunk.intra.call import IntraChunkCall
+from holdfast.kernels.chunk.intra.hopper.backend import HopperIntraChunk
+from holdfast.kernels.chunk.intra.triton.backend import TritonIntraChunk
 from holdfast.ops import diagonal, inter_chunk_scan, intra_chunk
 from holdfast.planner import Problem
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, oracle
-from kernels.diagonal import hopper_parity, recomputation, scan_parity, states_parity
-from kernels.matrix import intra_chunk_parity
+from kernels.chunk.inter.triton import parity as states_parity
+from kernels.chunk.intra.triton import parity as intra_chunk_parity
+from kernels.diagonal.hopper import parity as hopper_parity
+from kernels.diagonal.triton import parity as scan_parity
+from kernels.diagonal.triton import recomputation
 from parity import assert_close, cast, leaves, op_and_oracle, relative_error, values_and_grads
 
 pytestmark = pytest.mark.gpu

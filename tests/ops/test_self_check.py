@@ -8,9 +8,9 @@ import torch
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
-from holdfast.kernels.common.backend import Rejected
-from holdfast.kernels.common.watching import WATCHERS, watched
-from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.backend import Rejected
+from holdfast.kernels.matrix.torch.chunked import Chunked
+from holdfast.kernels.runtime.watching import WATCHERS, watched
 from holdfast.ops import checks, self_check
 from holdfast.ops.checks import Check
 from holdfast.ops.parity import largest_error, relative_error
@@ -171,14 +171,14 @@ def test_a_fault_that_a_result_hardly_shows_grows_until_it_does(monkeypatch, wei
 
 def test_arguments_have_the_kernels_names(monkeypatch):
     pytest.importorskip("triton")
-    from holdfast.kernels.matrix.triton_gated_norm_rows import norm_forward
+    from holdfast.kernels.norm.triton.rows import norm_forward
 
     seen = []
-    monkeypatch.setattr("holdfast.kernels.common.watching.WATCHERS", [lambda *given: seen.append(given)])
+    monkeypatch.setattr("holdfast.kernels.runtime.watching.WATCHERS", [lambda *given: seen.append(given)])
     x = torch.zeros(3)
     watched(norm_forward, [x, None, SimpleNamespace(base=x), 3], lambda: None)
     ((kernel, tensors, _),) = seen
-    assert kernel == "matrix.triton_gated_norm_rows.norm_forward"
+    assert kernel == "norm.triton.rows.norm_forward"
     assert list(tensors) == [norm_forward.arg_names[0], norm_forward.arg_names[2]]
 
 
@@ -213,7 +213,9 @@ def test_a_fault_in_whatever_a_kernel_writes_is_caught():
     caught = {(f.kernel, f.tensor) for f in found if f.status == "caught"}
     assert [f for f in found if f.status == "unread" and (f.kernel, f.tensor) not in caught] == []
     caught = {kernel for kernel, _ in caught}
+    # a CUDA kernel's launch tells its name alone
     names = {
-        name if "cuda" not in name and "step." not in name else name.rpartition(".")[2] for name in sources.kernels()
+        name.rpartition(".")[2] if name in sources.MADE or name.startswith("dense.cuda.") else name
+        for name in sources.kernels()
     }
     assert names - caught == set()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from holdfast.kernels.common.backend import Backend
-from holdfast.kernels.common.planning import Offer, decide
+from holdfast.kernels.backend import Backend
+from holdfast.kernels.select import Offer, decide
 from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.explain import AXES, named_problem
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS

@@ -1,8 +1,8 @@
 """Where the delta rules' models draw the line between plans."""
 
 from holdfast.planner import Device, Problem
-from holdfast.planner.models.matrix_hopper_delta import _spans
-from holdfast.planner.models.matrix_triton_delta import states_fit_gradients
+from holdfast.planner.models.matrix.delta_rule.hopper import _spans
+from holdfast.planner.models.matrix.delta_rule.triton import states_fit_gradients
 
 
 def test_states_take_the_place_of_gradients_only_where_they_fit():

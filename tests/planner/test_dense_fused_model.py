@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.planner import Device, Problem
-from holdfast.planner.models import dense_fused
+from holdfast.planner.models.dense import cuda as dense_fused
 
 H200, A100 = Device.named("h200"), Device.named("a100")
 SIZES = {"lstm": (2, 4, 4, 4), "gru": (1, 4, 3, 3), "elman": (1, 1, 1, 1), "slstm": (4, 4, 4, 4)}

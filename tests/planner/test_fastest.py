@@ -5,7 +5,8 @@ import torch
 
 from holdfast.ops.explain import named_problem
 from holdfast.planner import Candidate, Device, Plan
-from holdfast.planner.models import fastest, matrix_triton_single_pass, ranked
+from holdfast.planner.models import fastest, ranked
+from holdfast.planner.models.matrix.scalar_decay import triton as single_pass
 from holdfast.planner.movement import Prediction
 from planner.test_models import MATRIX
 
@@ -43,11 +44,11 @@ def test_the_single_pass_has_the_fastest_of_all_its_plans(op, name, direction):
     device = Device.named(name)
     for shape in MATRIX:
         _, problem = named_problem(op, shape, torch.bfloat16, True, False)
-        ways = [(least, make()) for least, make in matrix_triton_single_pass._ways(problem, device, direction)]
+        ways = [(least, make()) for least, make in single_pass._ways(problem, device, direction)]
         assert all(0 < least < candidate.seconds for least, candidate in ways)
         every = [candidate for _, candidate in ways]
         assert len({candidate.plan for candidate in every}) == len(every)
-        assert matrix_triton_single_pass.candidates(problem, device, direction) == ranked(every)
+        assert single_pass.candidates(problem, device, direction) == ranked(every)
 
 
 @pytest.mark.parametrize("op", ["linear_attention", "simple_gla", "ssd", "mlstm"])
@@ -55,9 +56,7 @@ def test_most_plans_of_one_long_sequence_are_not_made(op):
     """A bound that rules out less costs milliseconds of every call's first plan."""
     _, problem = named_problem(op, MATRIX[2], torch.bfloat16, True, False)
     for direction in ("forward", "backward"):
-        ways = [
-            (least, make()) for least, make in matrix_triton_single_pass._ways(problem, Device.named("h200"), direction)
-        ]
+        ways = [(least, make()) for least, make in single_pass._ways(problem, Device.named("h200"), direction)]
         last = ranked(candidate for _, candidate in ways)[-1].seconds
         assert len(ways) > 100
         assert sum(least <= last for least, _ in ways) < 30

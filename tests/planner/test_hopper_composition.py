@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.planner import Device, Problem
-from holdfast.planner.models import matrix_hopper as model
+from holdfast.planner.models.matrix.scalar_decay import hopper as model
 
 H200 = Device.named("h200")
 

@@ -39,6 +39,8 @@ TOOLS = {
 }
 # of newer versions alone
 NEWER = {"memcheck": ["--check-tensor-ops=yes"]}
+# a file with its folders, as several have one name
+WITH_FOLDERS = "--strip-paths=no"
 # PyTorch's own allocator would hide where an allocation ends, and what was written to its memory before
 WITHOUT_CACHE = ("memcheck", "initcheck")
 # What of PyTorch's kernels is no fault of ours. memcheck's is: we hand them the tensors.
@@ -78,7 +80,7 @@ class Sanitizer:
             "120",
         ]
         options += ["--show-backtrace", "device", "--port", str(next(self.ports)), *TOOLS[tool]]
-        options += [each for each in NEWER.get(tool, []) if each.partition("=")[0] in self.help]
+        options += [each for each in (WITH_FOLDERS, *NEWER.get(tool, [])) if each.partition("=")[0] in self.help]
         return [self.program, "--tool", tool, *options]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import holdfast
 from holdfast import nn
-from holdfast.kernels.common import planning
+from holdfast.kernels import select as planning
 from holdfast.ops import step
 from holdfast.ops.delta_layer import delta_layer
 from holdfast.ops.gated_gelu import gated_gelu

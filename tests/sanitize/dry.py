@@ -11,8 +11,14 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from holdfast.kernels.common import backend, gluon_launch, nvrtc, planning, triton_launch
-from holdfast.kernels.dense import kept, launch, pointwise, step
+from holdfast.kernels import backend
+from holdfast.kernels import select as planning
+from holdfast.kernels.dense import saved as kept
+from holdfast.kernels.dense.alternating import cell_step as step
+from holdfast.kernels.dense.cuda import launch
+from holdfast.kernels.dense.torch import pointwise
+from holdfast.kernels.runtime import descriptor_launch, nvrtc
+from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.planner import Device
 
 from . import sources
@@ -71,7 +77,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
             return lambda *args: None
 
     def load(source: str, arch: str, name: str, *rest: Any) -> Kernel:
-        found.add(f"dense.{'step' if name.startswith('step_') else 'cuda'}.{name}")
+        found.add(f"dense.{'alternating.cell_step' if name.startswith('step_') else 'cuda'}.{name}")
         return Kernel()
 
     def running(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
@@ -80,7 +86,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
     monkeypatch.setattr(JITFunction, "run", running)
     for name, value in {"load": load, "missing": lambda *_: None, "is_made": lambda *_: True}.items():
         monkeypatch.setattr(nvrtc, name, value)
-    instead = {gluon_launch.launch: noting, triton_launch.launch: noting, backend.describe: lambda _: H200}
+    instead = {descriptor_launch.launch: noting, triton_launch.launch: noting, backend.describe: lambda _: H200}
     for module in [m for name, m in sys.modules.items() if name.startswith("holdfast.")]:
         for name, value in [*vars(module).items()]:
             if callable(value) and type(value).__hash__ is not None and value in instead:

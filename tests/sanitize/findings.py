@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from . import sources
-from .sources import first_warps, place
+from .places import is_there, located, place
 from .worker import MARK
 
 _RULE = "========="
@@ -35,8 +35,9 @@ _HAZARDS = re.compile(r"\[(\d+) hazards?\]")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Place:
-    """Where device code stands. access: what it does there, where that is said. function: that it is written in. text:
-    of its line."""
+    """Where device code stands. access: what it does there, where that is said. file: by its path below the kernels'
+    folder; all that it may be, where that cannot be told (places.located). function: that it is written in. text: of
+    its line."""
 
     access: str
     file: str
@@ -62,10 +63,14 @@ class Finding:
 
     def in_pytorch(self) -> bool:
         """Whether it is said of a kernel of PyTorch's; one whose name says nothing is taken for one of ours."""
-        bare = self.kernel.partition("(")[0].rpartition(" ")[2]
-        if bare in sources.names() or any(sources.is_there(p.file) for p in self.places):
+        if _bare(self.kernel) in sources.names() or any(is_there(p.file) for p in self.places):
             return False
         return bool(_OTHERS.search(self.kernel))
+
+
+def _bare(name: str) -> str:
+    """A function's name in machine code without its result's type and its parameters."""
+    return name.partition("(")[0].rpartition(" ")[2]
 
 
 def begins_record(line: str) -> bool:
@@ -111,10 +116,11 @@ def _read(record: list[str], call: str) -> Finding:
         if said.startswith(("Device Frame", "by thread", "Address", "and is")):
             continue
         for match in _PLACE.finditer(said):
-            kernel = kernel or match["kernel"] or match["of"] or ""
-            file, line = (match["file"] or "").rpartition("/")[2], int(match["line"] or 0)
+            of, line = match["of"] or "", int(match["line"] or 0)
+            kernel = kernel or match["kernel"] or of
+            ran = match["kernel"] or kernel
             # accesses are what racecheck names; synccheck's places are barriers, which stand where it says
-            file = first_warps(file, line) if match["access"] else file
+            file = located(match["file"] or "", line, _bare(ran), _bare(of), bool(match["access"]))
             found.append(Place(match["access"] or "", file, *place(file, line), line))
         count += sum(map(int, _HAZARDS.findall(said)))
     kind = re.sub(r"\s+at .*| between .*", "", record[0])

@@ -6,7 +6,8 @@ from typing import Any
 
 from triton.runtime.jit import JITFunction
 
-from holdfast.kernels.common import gluon_launch, nvrtc, triton_launch
+from holdfast.kernels.runtime import descriptor_launch, nvrtc
+from holdfast.kernels.runtime import launch as triton_launch
 
 
 def name_of(kernel: Any) -> str:
@@ -25,7 +26,7 @@ def noted() -> Iterator[set[str]]:
         return launcher(compiled)
 
     def loading(source: str, arch: str, name: str, *rest: Any) -> Any:
-        found.add(f"dense.{'step' if name.startswith('step_') else 'cuda'}.{name}")
+        found.add(f"dense.{'alternating.cell_step' if name.startswith('step_') else 'cuda'}.{name}")
         return load(source, arch, name, *rest)
 
     def running(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -33,10 +34,10 @@ def noted() -> Iterator[set[str]]:
             found.add(name_of(self))
         return run(self, *args, warmup=warmup, **kwargs)
 
-    triton_launch.launcher = gluon_launch.launcher = noting
+    triton_launch.launcher = descriptor_launch.launcher = noting
     nvrtc.load, JITFunction.run = loading, running
     try:
         yield found
     finally:
-        triton_launch.launcher = gluon_launch.launcher = launcher
+        triton_launch.launcher = descriptor_launch.launcher = launcher
         nvrtc.load, JITFunction.run = load, run

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from . import sources
+from . import places
 from .findings import Finding, pairs
 
 TABLE = Path(__file__).with_name("races.toml")
-# file, function, text of the line
+# file by its path below the kernels' folder, function, text of the line
 Line = tuple[str, str, str]
 # access before it
 Key = tuple[str, str, str, str]
@@ -93,7 +93,7 @@ def unexplained(found: Iterable[Finding], known: tuple[Lines, ...] | None = None
 def stale(known: tuple[Lines, ...] | None = None) -> list[Line]:
     """Lines of the table that the source no longer has."""
     known = table() if known is None else known
-    return sorted({line for lines in known for line in lines.reads + lines.writes if not sources.stands(*line)})
+    return sorted({line for lines in known for line in lines.reads + lines.writes if not places.stands(*line)})
 
 
 def entry(pair: Pair, order: str) -> str:

@@ -1,50 +1,143 @@
-"""Which kernels the source has, and what stands where a sanitizer points."""
+"""Which kernels and device functions the source has, in which files, and what each function calls."""
 
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 KERNELS = Path(__file__).parents[2] / "src" / "holdfast" / "kernels"
+_PACKAGE = "holdfast.kernels."
 _JIT = ("triton.jit", "gluon.jit")
 # kernel text that is made, not written: one for a launch a step
-MADE = {"dense.step.step_forward", "dense.step.step_backward"}
+MADE = {"dense.alternating.cell_step.step_forward", "dense.alternating.cell_step.step_backward"}
 # text of cells calls these by name
-_CALLED_BY_TEXT = "dense.cells.triton_functions"
+_CALLED_BY_TEXT = "dense.codegen.triton_functions"
 _ENTRY = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(")
+_CUDA = "dense/cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A jit function, or a class with such methods, at the top of a file, on its lines from first to last.
+
+    name: in full, as room.file.function. calls: what else it names, in full. first_warps: the functions, in full, that
+    the first warps run where it shares its work out among warps.
+    """
+
+    name: str
+    file: str
+    first: int
+    last: int
+    is_function: bool
+    calls: frozenset[str]
+    first_warps: frozenset[str]
+
+
+class Tree:
+    """The kernels' files below a folder, read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        """Of Python and of CUDA C++, by their paths below the folder."""
+        found = [*self.root.rglob("*.py"), *self.root.rglob("*.cu*")]
+        return frozenset(path.relative_to(self.root).as_posix() for path in found)
+
+    @cached_property
+    def line_names(self) -> dict[str, str]:
+        """CUDA files by the name that their lines are compiled under, as a sanitizer prints no folder."""
+        cuda = sorted(file for file in self.files if not file.endswith(".py"))
+        found = {file.removeprefix(f"{_CUDA}/").replace("/", "_"): file for file in cuda}
+        if len(found) != len(cuda):
+            raise ValueError(f"{_CUDA}: two files have one name when their folders are joined to it: {cuda}")
+        return found
+
+    @cached_property
+    def definitions(self) -> dict[str, Definition]:
+        """Of the device, by their names in full."""
+        found, imported = [], {}
+        for file in sorted(file for file in self.files if file.endswith(".py")):
+            module = file.removesuffix(".py").replace("/", ".")
+            tree = ast.parse((self.root / file).read_text(encoding="utf-8"))
+            known = dict(_imports(tree, module))
+            imported |= {f"{module}.{name}": of for name, of in known.items()}
+            own = {node: functions for node in tree.body if (functions := _jit_functions(node))}
+            known |= {node.name: f"{module}.{node.name}" for node in own}
+            for node, functions in own.items():
+                calls = frozenset(name for each in functions for name in _named(each, known))
+                first = frozenset(name for each in functions for name in _first_warps(each, known))
+                span = node.lineno, node.end_lineno or node.lineno
+                is_function = isinstance(node, ast.FunctionDef)
+                found.append(Definition(known[node.name], file, *span, is_function, calls, first))
+
+        own_names = {each.name for each in found}
+
+        def origin(name: str) -> str:
+            """Of a name that a file only hands on the one in the file that it is from, and of a method its class's."""
+            while name in imported:
+                name = imported[name]
+            owner = name.rpartition(".")[0]
+            return owner if owner in own_names else name
+
+        return {
+            each.name: replace(
+                each,
+                calls=frozenset(map(origin, each.calls)),
+                first_warps=frozenset(map(origin, each.first_warps)),
+            )
+            for each in found
+        }
+
+    @cached_property
+    def kernels(self) -> frozenset[str]:
+        """What is launched: jit functions that no other one names, CUDA kernels, and what is made."""
+        called = {name for each in self.definitions.values() for name in each.calls}
+        found = {name for name, each in self.definitions.items() if each.is_function and name not in called}
+        found = {name for name in found if not name.startswith(_CALLED_BY_TEXT)}
+        for file in (file for file in self.files if file.endswith(".cu")):
+            text = (self.root / file).read_text(encoding="utf-8")
+            found |= {f"{_CUDA.replace('/', '.')}.{name}" for name in _ENTRY.findall(text)}
+        return frozenset(found | MADE)
+
+    def entries(self, kernel: str) -> list[Definition]:
+        """The kernels that have this name in machine code: none if it is not the house's, or is of CUDA C++."""
+        found = (name for name in sorted(self.kernels) if name.rpartition(".")[2] == kernel)
+        return [self.definitions[name] for name in found if name in self.definitions]
+
+    def reached(self, entry: Definition) -> frozenset[str]:
+        """A kernel and all that it calls, by their names in full."""
+        found, waiting = {entry.name}, [entry]
+        while waiting:
+            new = waiting.pop().calls & self.definitions.keys() - found
+            found |= new
+            waiting += [self.definitions[name] for name in new]
+        return frozenset(found)
+
+    def at(self, file: str, line: int) -> Definition | None:
+        """What a line of a Python file stands in."""
+        of_file = (each for each in self.definitions.values() if each.file == file)
+        return next((each for each in of_file if each.first <= line <= each.last), None)
+
+
+HOUSE = Tree(KERNELS)
 
 
 def kernels() -> set[str]:
-    """What is launched, as family.file.function: jit functions that no other one names, and CUDA kernels."""
-    functions: dict[str, ast.FunctionDef] = {}
-    named: set[str] = set()
-    for path in sorted(KERNELS.rglob("*.py")):
-        module, tree = module_of(path), ast.parse(path.read_text(encoding="utf-8"))
-        own = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef) and _is_jit(f)}
-        functions |= {f"{module}.{name}": f for name, f in own.items()}
-        known = dict(_imports(tree, module)) | {name: f"{module}.{name}" for name in own}
-        for function in own.values():
-            named |= set(_named(function, known))
-    found = {name for name in functions if name not in named and not name.startswith(_CALLED_BY_TEXT)}
-    for path in sorted(KERNELS.rglob("*.cu")):
-        found |= {f"dense.cuda.{name}" for name in _ENTRY.findall(path.read_text(encoding="utf-8"))}
-    return found | MADE
+    """What is launched, as room.file.function: jit functions that no other one names, and CUDA kernels."""
+    return set(HOUSE.kernels)
 
 
-@cache
 def names() -> frozenset[str]:
     """Kernels by the names that they have in machine code."""
-    return frozenset(name.rpartition(".")[2] for name in kernels())
-
-
-def is_there(file: str) -> bool:
-    """Whether it is a file of the kernels."""
-    return _lines(file)[0] is not None
+    return frozenset(name.rpartition(".")[2] for name in HOUSE.kernels)
 
 
 def module_of(path: Path) -> str:
-    """As family.file."""
+    """As room.file."""
     return ".".join(path.relative_to(KERNELS).with_suffix("").parts)
 
 
@@ -52,16 +145,22 @@ def _is_jit(function: ast.FunctionDef) -> bool:
     return any(ast.unparse(d).startswith(_JIT) for d in function.decorator_list)
 
 
+def _jit_functions(node: ast.stmt) -> list[ast.FunctionDef]:
+    """Of a statement those functions that are compiled for the device: itself, or a class's methods."""
+    inside = node.body if isinstance(node, ast.ClassDef) else [node]
+    return [each for each in inside if isinstance(each, ast.FunctionDef) and _is_jit(each)]
+
+
 def _imports(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
     """Names that a file imports from others of the kernels, anywhere in it."""
-    folder = module.rpartition(".")[0]
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
             continue
-        if node.level == 1:
-            of = f"{folder}.{node.module}" if node.module else folder
-        elif node.level == 0 and (node.module or "").startswith("holdfast.kernels."):
-            of = (node.module or "").removeprefix("holdfast.kernels.")
+        if node.level:
+            folder = module.split(".")[: -node.level]
+            of = ".".join([*folder, node.module] if node.module else folder)
+        elif (node.module or "").startswith(_PACKAGE):
+            of = (node.module or "").removeprefix(_PACKAGE)
         else:
             continue
         for each in node.names:
@@ -80,76 +179,9 @@ def _named(function: ast.FunctionDef, known: dict[str, str]) -> Iterator[str]:
             yield f"{known[node.value.id]}.{node.attr}"
 
 
-@cache
-def _lines(file: str) -> tuple[Path | None, list[str]]:
-    """A file of that name among the kernels, of which there is one; None and no lines for another's, or for no name."""
-    name = Path(file).name
-    found = [path for path in sorted(KERNELS.rglob(name)) if path.is_file()] if name else []
-    return (found[0], found[0].read_text(encoding="utf-8").splitlines()) if found else (None, [])
-
-
-@cache
-def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
-    """First and last line and name of each function of a Python file, inner ones after outer ones."""
-    path, lines = _lines(file)
-    if path is None or path.suffix != ".py":
-        return ()
-    tree = ast.parse("\n".join(lines))
-    spans = [(f.lineno, f.end_lineno or f.lineno, f.name) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)]
-    return tuple(sorted(spans))
-
-
-@cache
-def _shared_out() -> dict[tuple[str, str], str]:
-    """Of each file and kernel that shares its work out among warps the file of the first ones' function, if another."""
-    found = {}
-    for path in sorted(KERNELS.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        known = dict(_imports(tree, module_of(path)))
-        for function in (f for f in tree.body if isinstance(f, ast.FunctionDef) and _is_jit(f)):
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "gl.warp_specialize":
-                    first = ast.unparse(node.args[0].elts[0].elts[0])  # type: ignore[attr-defined]
-                    if first in known:
-                        found[path.name, function.name] = known[first].split(".")[1] + ".py"
-    return found
-
-
-def first_warps(file: str, line: int) -> str:
-    """The file that a line of shared memory's accesses is of.
-
-    The function of the first warps in gl.warp_specialize is compiled into the kernel itself. Triton then gives its
-    instructions their line, but the kernel's file. What the kernel does before it shares work out is not told apart;
-    of shared memory it only initialises mbarriers, which no race is reported of. The kernel's own first line is what
-    an instruction has to which the compiler gives none.
-    """
-    inside = [(first, name) for first, last, name in _functions(file) if first <= line <= last]
-    if not inside or inside[-1][0] == line:
-        return file
-    return _shared_out().get((Path(file).name, inside[-1][1]), file)
-
-
-# a function of CUDA C++ as this project writes it: a line that opens a parameter list and begins at the left margin, or
-# is a member's
-_CUDA_FUNCTION = re.compile(
-    r"^(?:\s+(?:template <[^>]*> )?(?:static )?HF_DEVICE\s|(?!\s|#|//|\*))(?:[^=;]*?\s)?\*?(\w+)\("
-)
-
-
-def place(file: str, line: int) -> tuple[str, str]:
-    """The function that a line stands in and the line's text, spaces made one: what survives other lines' moves."""
-    _, lines = _lines(file)
-    text = " ".join(lines[line - 1].split()) if 0 < line <= len(lines) else ""
-    inside = [name for first, last, name in _functions(file) if first <= line <= last]
-    if inside:
-        return inside[-1], text
-    for above in reversed(lines[:line] if file.endswith((".cu", ".cuh")) else []):
-        if found := _CUDA_FUNCTION.match(above):
-            return found[1], text
-    return "", text
-
-
-def stands(file: str, function: str, text: str) -> bool:
-    """Whether that function of that file still has a line of that text."""
-    _, lines = _lines(file)
-    return any(place(file, n) == (function, text) for n in range(1, len(lines) + 1))
+def _first_warps(function: ast.FunctionDef, known: dict[str, str]) -> Iterator[str]:
+    """The functions that the first warps run where this one shares its work out, in full."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "warp_specialize":
+            first, *rest = ast.unparse(node.args[0].elts[0].elts[0]).split(".")  # type: ignore[attr-defined]
+            yield ".".join([known[first], *rest])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from sanitize import races, sources
+from sanitize import places, races, sources
 from sanitize.__main__ import PRINTED, Job, report, run
 from sanitize.barrier_tables import put_right, with_right_tables
 from sanitize.calls import CALLS, planned
@@ -26,19 +26,34 @@ from sanitize.dry import launched, pretending
 from sanitize.findings import findings
 from sanitize.races import Lines, Pair
 
-PRODUCTS, SWEEP, SPREAD = "hopper_sweep_products.py", "hopper_sweep.py", "spread_forward.cu"
+PRODUCTS, SWEEP, SPREAD = (
+    "matrix/scalar_decay/hopper/forward_mma.py",
+    "matrix/scalar_decay/hopper/forward.py",
+    "dense/cuda/many_blocks/forward.cu",
+)
 STORE = (PRODUCTS, "multiply", "o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))")
 WEIGH = (SWEEP, "_gate", "weigh(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)")
 READ = (PRODUCTS, "multiply", "read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))")
 WRITTEN = (PRODUCTS, "_written", "write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))")
+WEIGHED = ("lib/gluon/decay.py", "weigh", "gates.index(stage * VECTORS + TOTAL).store(total)")
+DELTA = "matrix/delta_rule/hopper/forward.py"
 KNOWN = (Lines(("sweep",), "the mbarriers gated and free", (READ, WRITTEN), (WEIGH,)),)
 
 
-def at(place: tuple[str, str, str]) -> str:
-    """File and line, as the tool prints them."""
+def line_of(place: tuple[str, str, str]) -> int:
     file, function, text = place
-    (line,) = (n for n in range(1, 500) if sources.place(file, n) == (function, text))
-    return f"{file}:{line}"
+    (line,) = (n for n in range(1, 500) if places.place(file, n) == (function, text))
+    return line
+
+
+def at(place: tuple[str, str, str]) -> str:
+    """File and line, as the tool prints them if it leaves out folders."""
+    return f"{place[0].rpartition('/')[2]}:{line_of(place)}"
+
+
+def with_folders(place: tuple[str, str, str]) -> str:
+    """File and line, as the tool prints them if it is asked for folders."""
+    return f"/x/src/holdfast/kernels/{place[0]}:{line_of(place)}"
 
 
 def output(planted: str = "") -> list[str]:
@@ -46,9 +61,9 @@ def output(planted: str = "") -> list[str]:
     return f"""\
 ========= COMPUTE-SANITIZER
 @@ simple_gla, small
-========= Error: Race reported between Write access at sweep+0x2f70 in /x/{at(WEIGH)}
-=========     and Read access at sweep+0x5c10 in /x/{at(READ)} [64 hazards]
-=========     and Read access at sweep+0x5d00 in /x/{at(WRITTEN)} [32 hazards]
+========= Error: Race reported between Write access at sweep+0x2f70 in {with_folders(WEIGH)}
+=========     and Read access at sweep+0x5c10 in {with_folders(READ)} [64 hazards]
+=========     and Read access at sweep+0x5d00 in {with_folders(WRITTEN)} [32 hazards]
 =========
 {planted}@@ simple_gla, again
 ========= Warning: Race reported between Read access at 0x5c10 in {at(READ)}:sweep
@@ -56,7 +71,7 @@ def output(planted: str = "") -> list[str]:
 ========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect.
 @@ lstm
 ========= Invalid __global__ read of size 4 bytes
-=========     at spread_forward(int *, const char *)+0x1a0 in {SPREAD}:100
+=========     at spread_forward(int *, const char *)+0x1a0 in many_blocks_forward.cu:100
 =========     by thread (0,0,0) in block (0,0,0)
 =========     Address 0x7f0000000010 is out of bounds
 =========     and is 13 bytes after the nearest allocation at 0x7f0000000000 of size 4 bytes
@@ -120,7 +135,8 @@ def test_kernels_of_pytorch_are_told_from_ours():
     found = list(findings("".join(map(read_by, places)).splitlines()))
     assert [f.kernel for f in found] == [SUM, SUM, COPY, "sweep", "sweep", ""]
     assert [f.in_pytorch() for f in found] == [True, True, True, False, False, False]
-    (invalid,) = findings(read_by(f"spread_forward(at::Tensor, const char *)+0x1a0 in {SPREAD}:100").splitlines())
+    spread = "spread_forward(at::Tensor, const char *)+0x1a0 in many_blocks_forward.cu:100"
+    (invalid,) = findings(read_by(spread).splitlines())
     assert not invalid.in_pytorch()
 
 
@@ -283,32 +299,34 @@ def test_a_table_says_what_orders_lines(tmp_path):
 
 def test_lines_of_the_first_warps_are_found():
     """Triton gives the instructions of a function that is compiled into the kernel itself their line, and its file."""
-    of = sources.place(SWEEP, 55)[0], sources.first_warps(SWEEP, 55)
-    assert of == ("sweep", SWEEP), "the kernel's own first line: the compiler gives none"
-    line = int(at(READ).split(":")[1])
+    first = line_of((SWEEP, "sweep", "def sweep("))
+    of = places.place(SWEEP, first)[0], places.first_warps(SWEEP, first)
+    assert of == ("sweep", {SWEEP}), "the kernel's own first line: the compiler gives none"
+    line = line_of(READ)
     said = f"""\
-========= Error: Race reported between Write access at sweep+0x22d0 in hopper_gates.py:161
-=========     and Read access at sweep+0x6420 in {SWEEP}:{line} [24 hazards]
+========= Error: Race reported between Write access at sweep+0x22d0 in {at(WEIGHED)}
+=========     and Read access at sweep+0x6420 in forward.py:{line} [24 hazards]
 ========= Barrier error detected. Already initialized. Invalidate before reinitializing.
-=========     at sweep+0x5a70 in {SWEEP}:{line}
+=========     at sweep+0x5a70 in forward.py:{line}
 """
     race, barrier = findings(said.splitlines())
-    assert race.places[1].key() == ("Read", *READ)
+    assert [p.key() for p in race.places] == [("Write", *WEIGHED), ("Read", *READ)]
     assert (barrier.places[0].file, barrier.places[0].line) == (SWEEP, line)
     # what stands in a function of the same file is where it says, and so is another kernel's
-    assert sources.first_warps("hopper_delta_sweep.py", 150) == "hopper_delta_sweep.py"
-    assert sources.first_warps(SWEEP, 300) == SWEEP
-    assert sources.first_warps("", 0) == ""
+    assert places.first_warps(DELTA, 150) == {DELTA}
+    assert places.first_warps(SWEEP, line_of(WEIGH)) == {SWEEP}
+    assert places.first_warps("", 0) == {""}
 
 
 def test_places_are_found_in_cuda_sources():
-    text = (sources.KERNELS / "dense" / "cuda" / SPREAD).read_text().splitlines()
+    text = (sources.KERNELS / SPREAD).read_text().splitlines()
     line = next(n for n, x in enumerate(text, 1) if x.startswith("spread_forward("))
-    assert sources.place(SPREAD, line + 5)[0] == "spread_forward"
-    text = (sources.KERNELS / "dense" / "cuda" / "spread.cuh").read_text().splitlines()
+    assert places.place(SPREAD, line + 5)[0] == "spread_forward"
+    common = "dense/cuda/many_blocks/common.cuh"
+    text = (sources.KERNELS / common).read_text().splitlines()
     line = next(n for n, x in enumerate(text, 1) if "= clock();" in x)
-    assert sources.place("spread.cuh", line) == ("publish", "if (lane == 0) times[turn & 1] = clock();")
-    assert sources.place("vectorized_elementwise_kernel.cuh", 3) == ("", "")
+    assert places.place(common, line) == ("publish", "if (lane == 0) times[turn & 1] = clock();")
+    assert places.place("vectorized_elementwise_kernel.cuh", 3) == ("", "")
 
 
 def elf(sections: dict[str, bytes]) -> bytes:
@@ -365,12 +383,13 @@ def test_kernels_are_loaded_with_right_lists(monkeypatch):
 def test_the_list_of_a_packed_sweep_is_put_right(monkeypatch):
     """What synccheck took for errors: only the list changes, and every barrier is listed where it is made."""
     from gluon_compile import compile_launch, recorded
-    from holdfast.kernels.matrix import hopper_launch
+    from holdfast.kernels.matrix.scalar_decay.hopper import launch as scalar_launch
+    from holdfast.kernels.matrix.state_passing.hopper import launch as state_launch
     from uniform_registers import disassembled
 
     (call,) = (c for c in CALLS if c.name.startswith("simple_gla hopper bfloat16 B1 T200 H2 K64 V64, packed"))
     with pretending(), monkeypatch.context() as patch:
-        launches = recorded(patch, hopper_launch)
+        launches = recorded(patch, scalar_launch, state_launch)
         with planned(call.plan):
             call.run(torch.device("cpu"))
     _, states, _ = launches

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from holdfast.kernels.common import nvrtc
-from holdfast.kernels.dense import source
+from holdfast.kernels.runtime import nvrtc
 
 from .barrier_tables import with_right_tables
 from .calls import CALLS, planned
 from .launched import noted
+from .sources import HOUSE, KERNELS
 
 # begins a line that says which call the lines after it are of
 MARK = "@@ "
@@ -26,8 +26,7 @@ MARK = "@@ "
 def with_lines() -> None:
     """Has CUDA C++ compiled with the places of its source, file by file, as Triton's kernels always are."""
     compile_source = nvrtc.compile_source
-    folder = Path(source.__file__).parent / "cuda"
-    parts = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.cu*")}
+    parts = {name: (KERNELS / file).read_text(encoding="utf-8") for name, file in HOUSE.line_names.items()}
 
     def compile_with_lines(text: str, arch: str, options: Any = (), store: Any = None) -> nvrtc.Cubin:
         for name, part in parts.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from holdfast import ops
-from holdfast.kernels.common import planning
+from holdfast.kernels import select as planning
 
 from .case import Case, Tensors
 from .judge import Result

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import remembered, resolve
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.backend import describe
 from holdfast.kernels.conv.call import ACTIVATIONS, Activation, ConvCall
 from holdfast.kernels.conv.torch.backend import PyTorchConv
 from holdfast.kernels.conv.triton.backend import TritonConv
+from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.select import remembered, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag

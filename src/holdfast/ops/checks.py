@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import Backend
+from holdfast.kernels.backend import Backend
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
 from holdfast.recurrences.gla import GLA
 from holdfast.recurrences.mlstm import MLSTM

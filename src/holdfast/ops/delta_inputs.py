@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.delta_rule import Inputs, check_options, prepared
 
 from .mlstm_gates import can_fuse
@@ -95,8 +95,8 @@ def gate_gradients(
     """
     grads = (None if a is None else grads[0], grads[1])
     if _can_fuse_gates(b, A_log, dt_bias):
-        from holdfast.kernels.common.triton_launch import on_device_of
-        from holdfast.kernels.matrix import triton_delta_inputs
+        from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
+        from holdfast.kernels.runtime.launch import on_device_of
 
         rate, bias = (None if x is None else x.contiguous() for x in (A_log, dt_bias))
         given = (b[..., None], b[..., None], a, b, rate, bias)
@@ -143,8 +143,8 @@ def _forward(
     largest: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normalised q and k, log decay and write strength; an empty tensor for what is not asked for."""
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.matrix import triton_delta_inputs
+    from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
+    from holdfast.kernels.runtime.launch import on_device_of
 
     rate, bias = (None if x is None else x.contiguous() for x in (A_log, dt_bias))
     with on_device_of(q):
@@ -174,8 +174,8 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first six, empty for what was not given or, of q and k, not normalised. A None among those of
     the results is 0."""
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.matrix import triton_delta_inputs
+    from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
+    from holdfast.kernels.runtime.launch import on_device_of
 
     rate, bias = (None if x is None else x.contiguous() for x in (A_log, dt_bias))
     of = (q if norm else None, k if norm else None, g, beta)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.conv.call import ConvCall
-from holdfast.kernels.matrix.gated_norm import GatedNormCall
+from holdfast.kernels.norm.call import GatedNormCall
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import compute_dtype
 

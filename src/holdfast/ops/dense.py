@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import remembered, resolve
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.dense import kept
-from holdfast.kernels.dense.alternating import Alternating
-from holdfast.kernels.dense.fused import Fused
-from holdfast.kernels.dense.loop import Loop
-from holdfast.kernels.dense.reference import Reference
-from holdfast.kernels.dense.triton_loop import TritonLoop
+from holdfast.kernels.backend import describe
+from holdfast.kernels.dense import saved as kept
+from holdfast.kernels.dense.alternating.backend import Alternating
+from holdfast.kernels.dense.cuda.backend import Fused
+from holdfast.kernels.dense.torch.reference import Reference
+from holdfast.kernels.dense.torch.time_loop import Loop
+from holdfast.kernels.dense.triton.backend import TritonLoop
+from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.select import remembered, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences import dense as shapes
 from holdfast.recurrences.cell import Cell, lookup
@@ -145,7 +145,7 @@ def _forward(
     """DenseCall -> (h [B, T, H, D] in x's dtype, final state [S, N, H, D], what the backward pass needs).
 
     The latter are states [S, B * T, H, D] and gates [B * T, H, G, D] in the final state's dtype, in an order that the
-    backend alone knows; for 16-bit inputs on a GPU the form in kernels/dense/kept.py; and empty without grad.
+    backend alone knows; for 16-bit inputs on a GPU the form in kernels/dense/saved.py; and empty without grad.
     """
     call = DenseCall(lookup(cell), x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
     chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
@@ -194,7 +194,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, R, b and initial_state; an empty tensor for one that was not given.
 
-    h: the output of the forward pass where what it kept has the form of kernels/dense/kept.py, else None.
+    h: the output of the forward pass where what it kept has the form of kernels/dense/saved.py, else None.
     """
     which = lookup(cell)
     # x's shape without its memory: what is saved stands for its values

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import resolve
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.diagonal.chunked import Chunked
-from holdfast.kernels.diagonal.hopper_scan import HopperScan
-from holdfast.kernels.diagonal.reference import Reference
-from holdfast.kernels.diagonal.triton_scan import TritonScan
+from holdfast.kernels.backend import describe
+from holdfast.kernels.diagonal.hopper.backend import HopperScan
+from holdfast.kernels.diagonal.torch.chunked import Chunked
+from holdfast.kernels.diagonal.torch.reference import Reference
+from holdfast.kernels.diagonal.triton.backend import TritonScan
+from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.select import resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall, Recurrence
 from holdfast.recurrences.scalars import flag

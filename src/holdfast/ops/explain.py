@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.kernels.common.backend import Backend, describe
-from holdfast.kernels.common.planning import Offer, decide
+from holdfast.kernels.backend import Backend, describe
+from holdfast.kernels.select import Offer, decide
 from holdfast.planner import Candidate, Device, Direction, Floor, Plan, Problem, floor
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast import ops
-from holdfast.kernels.common.backend import Backend
+from holdfast.kernels.backend import Backend
 from holdfast.planner import Problem
 from holdfast.recurrences import Recurrence
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.runtime.replay.replay import replayed
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -38,16 +38,16 @@ def branch_gradient(h: Tensor, z: Tensor, dy: Tensor, into: Tensor) -> Tensor:
         dh, dz = pull_back(lambda h, z: [h * F.gelu(z)], [h, z], [dy])
         into.copy_(dz)
         return dh
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.lru import triton_gated_gelu
+    from holdfast.kernels.lru.triton import gated_gelu as triton_gated_gelu
+    from holdfast.kernels.runtime.launch import on_device_of
 
     with on_device_of(h):
         return triton_gated_gelu.run_backward(h, z, dy, into)[0]
 
 
 def _forward(h: Tensor, z: Tensor) -> Tensor:
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.lru import triton_gated_gelu
+    from holdfast.kernels.lru.triton import gated_gelu as triton_gated_gelu
+    from holdfast.kernels.runtime.launch import on_device_of
 
     with on_device_of(h):
         return triton_gated_gelu.run_forward(h, z)
@@ -58,8 +58,8 @@ def _forward_fake(h, z):
 
 
 def _gradients(h: Tensor, z: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.lru import triton_gated_gelu
+    from holdfast.kernels.lru.triton import gated_gelu as triton_gated_gelu
+    from holdfast.kernels.runtime.launch import on_device_of
 
     with on_device_of(h):
         return triton_gated_gelu.run_backward(h, z, dy)

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import remembered, resolve
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.matrix.gated_norm import ACTIVATIONS, Activation, GatedNormCall, PyTorchGatedNorm
-from holdfast.kernels.matrix.triton_gated_norm import TritonGatedNorm
+from holdfast.kernels.backend import describe
+from holdfast.kernels.norm.call import ACTIVATIONS, Activation, GatedNormCall, PyTorchGatedNorm
+from holdfast.kernels.norm.triton.backend import TritonGatedNorm
+from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.select import remembered, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag, number

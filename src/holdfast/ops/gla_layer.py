@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.log_gate.torch.backend import PyTorchLogGate
 from holdfast.kernels.log_gate.triton.backend import WIDEST, TritonLogGate
-from holdfast.kernels.matrix.gated_norm import GatedNormCall
+from holdfast.kernels.norm.call import GatedNormCall
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.definition import MatrixCall
 
 from .check import name_of, needs_grad

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import resolve
-from holdfast.kernels.diagonal.chunked_inter_chunk_scan import ChunkedInterChunkScan
-from holdfast.kernels.diagonal.hopper_inter_chunk_scan import HopperInterChunkScan
-from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
-from holdfast.kernels.diagonal.triton_inter_chunk_scan import TritonInterChunkScan
+from holdfast.kernels.backend import describe
+from holdfast.kernels.chunk.inter.call import InterChunkCall
+from holdfast.kernels.chunk.inter.hopper.backend import HopperInterChunkScan
+from holdfast.kernels.chunk.inter.torch.backend import ChunkedInterChunkScan
+from holdfast.kernels.chunk.inter.triton.backend import TritonInterChunkScan
+from holdfast.kernels.select import resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag

@@ -5,12 +5,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import resolve
-from holdfast.kernels.matrix.chunked_intra_chunk import ChunkedIntraChunk
-from holdfast.kernels.matrix.hopper_intra_chunk import HopperIntraChunk
-from holdfast.kernels.matrix.intra_chunk import Activation, IntraChunkCall
-from holdfast.kernels.matrix.triton_intra_chunk import TritonIntraChunk
+from holdfast.kernels.backend import describe
+from holdfast.kernels.chunk.intra.call import Activation, IntraChunkCall
+from holdfast.kernels.chunk.intra.hopper.backend import HopperIntraChunk
+from holdfast.kernels.chunk.intra.torch.backend import ChunkedIntraChunk
+from holdfast.kernels.chunk.intra.triton.backend import TritonIntraChunk
+from holdfast.kernels.select import resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import number

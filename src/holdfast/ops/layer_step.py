@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import remembered, resolve
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.backend import describe
 from holdfast.kernels.layer_step.call import ConvStep, LayerStep, MLSTMStep, RetentionStep, RGLRUStep
 from holdfast.kernels.layer_step.torch.backend import PyTorchLayerStep
 from holdfast.kernels.layer_step.triton.backend import TritonLayerStep
+from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.select import remembered, resolve
 from holdfast.planner import Plan, Problem
 
 from .registration import define

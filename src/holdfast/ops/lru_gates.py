@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.lru import pytorch
-from holdfast.kernels.lru.pytorch import Gates
+from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.lru.torch import backend as pytorch
+from holdfast.kernels.lru.torch.backend import Gates
+from holdfast.kernels.runtime.replay.replay import replayed
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -65,8 +65,8 @@ def gate_gradients(
         du, *found = pull_back(run, leaves, asked)
         into.copy_(du)
         return *found, *(None,) * (4 - len(found))
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.lru import triton_gates
+    from holdfast.kernels.lru.triton import gates as triton_gates
+    from holdfast.kernels.runtime.launch import on_device_of
 
     with on_device_of(da):
         return triton_gates.run_backward(given, da, dwrite, dtheta, into)[1:]
@@ -84,8 +84,8 @@ def _forward(
     u: Tensor, gates: Tensor, bias: Tensor, rate: Tensor, phase: Tensor | None, strength: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """a, write, and theta, empty without a phase."""
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.lru import triton_gates
+    from holdfast.kernels.lru.triton import gates as triton_gates
+    from holdfast.kernels.runtime.launch import on_device_of
 
     with on_device_of(u):
         a, write, theta = triton_gates.run_forward(Gates(u, gates, bias, rate, phase, strength))
@@ -109,8 +109,8 @@ def _gradients(
     dtheta: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of the first five, empty for a phase that was not given. A None among those of the results is 0."""
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.lru import triton_gates
+    from holdfast.kernels.lru.triton import gates as triton_gates
+    from holdfast.kernels.runtime.launch import on_device_of
 
     shape = (*u.shape[:2], rate.shape[0])
     da = u.new_zeros(shape, dtype=torch.float32) if da is None else da

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.lru.pytorch import Gates
+from holdfast.kernels.lru.torch.backend import Gates
+from holdfast.kernels.runtime.replay.replay import replayed
 
 from . import diagonal
 from .check import name_of, needs_grad

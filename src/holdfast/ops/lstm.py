@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.lstm import LSTM
 from holdfast.recurrences.lstm import lstm as cell
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
 from holdfast.kernels.conv.call import ConvCall
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.kernels.ssd_steps.call import StepsCall
 
 from .causal_conv1d import conv_forward, select

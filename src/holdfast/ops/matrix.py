@@ -7,23 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.common.planning import remembered, resolve
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.matrix.chunked import Chunked
-from holdfast.kernels.matrix.hopper_backend import Hopper
-from holdfast.kernels.matrix.hopper_delta_backend import HopperDelta
-from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA, kept_shape
-from holdfast.kernels.matrix.hopper_mlstm_backend import HopperMLSTM
-from holdfast.kernels.matrix.one_name import OneName
-from holdfast.kernels.matrix.reference import Reference
-from holdfast.kernels.matrix.triton_decode import TritonDecode
-from holdfast.kernels.matrix.triton_delta import TritonDelta
-from holdfast.kernels.matrix.triton_gla import TritonGLA
-from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
+from holdfast.kernels.backend import describe
+from holdfast.kernels.matrix.decode.triton.backend import TritonDecode
+from holdfast.kernels.matrix.delta_rule.hopper.backend import HopperDelta
+from holdfast.kernels.matrix.delta_rule.triton.backend import TritonDelta
+from holdfast.kernels.matrix.mlstm.hopper.backend import HopperMLSTM
+from holdfast.kernels.matrix.scalar_decay.hopper.backend import Hopper
+from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
+from holdfast.kernels.matrix.torch.chunked import Chunked
+from holdfast.kernels.matrix.torch.reference import Reference
+from holdfast.kernels.matrix.variants import OneName
+from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA, kept_shape
+from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
 from holdfast.kernels.matrix.wide import Wide
+from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.select import remembered, resolve
 from holdfast.planner import Direction, Plan, Problem
-from holdfast.planner.models.matrix_wide import WIDEST, key_slices
+from holdfast.planner.models.matrix.wide import WIDEST, key_slices
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 from holdfast.recurrences.scalars import flag

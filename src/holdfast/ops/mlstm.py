@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.mlstm import MLSTM, Gates, Gating, State, gates
 from holdfast.recurrences.scalars import flag
 

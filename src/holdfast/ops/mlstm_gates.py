@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.common.varlen import sequence_bounds
+from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.varlen import sequence_bounds
 from holdfast.recurrences.mlstm import Gates
 
 from .registration import define, differentiable
@@ -42,8 +42,8 @@ def _forward(
     i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """g, beta, m [B, T, H] and the last m [N, H]; a head's tokens are side by side."""
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.matrix import triton_mlstm_gates
+    from holdfast.kernels.matrix.mlstm.gates import launch as triton_mlstm_gates
+    from holdfast.kernels.runtime.launch import on_device_of
 
     if cu_seqlens is not None and not (i.is_cuda and torch.cuda.is_current_stream_capturing()):
         sequence_bounds(cu_seqlens, i.shape[1])
@@ -78,8 +78,8 @@ def gradients(
 
     g, beta: as _forward returned them.
     """
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.matrix import triton_mlstm_gates
+    from holdfast.kernels.matrix.mlstm.gates import launch as triton_mlstm_gates
+    from holdfast.kernels.runtime.launch import on_device_of
 
     dg, dbeta = (torch.zeros_like(i, dtype=torch.float32) if x is None else x for x in (dg, dbeta))
     entry = None if entry is None else entry.contiguous()

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.matrix.gated_norm import GatedNormCall
+from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.norm.call import GatedNormCall
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.mlstm import Gating, State
 from holdfast.recurrences.mlstm import gates as plain_gates

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from holdfast.kernels.common.compiling import side_by_side
-from holdfast.kernels.common.recording import look_beneath
-from holdfast.kernels.common.straight import note_differentiable
-from holdfast.kernels.common.untraced import untraced
+from holdfast.kernels.runtime.compile_pool import side_by_side
+from holdfast.kernels.runtime.dynamo import untraced
+from holdfast.kernels.runtime.replay.autograd_path import note_differentiable
+from holdfast.kernels.runtime.replay.recording import look_beneath
 
 from .check import needs_grad
 from .derivatives import gradients_once, refuse_forward_mode, refuse_transforms

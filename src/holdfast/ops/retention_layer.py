@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.matrix.gated_norm import GatedNormCall
+from holdfast.kernels.norm.call import GatedNormCall
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.oracle_matrix import compute_dtype
 from holdfast.recurrences.retnet import log_decay
 from holdfast.recurrences.simple_gla import map_call

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
-from holdfast.kernels.rotary.pytorch import rotate
+from holdfast.kernels.rotary.torch.backend import rotate
+from holdfast.kernels.runtime.replay.replay import replayed
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -45,8 +45,8 @@ def turned(q: Tensor, k: Tensor, position: Tensor | None, base: float) -> tuple[
 def turn_back(dy: Tensor, dz: Tensor, position: Tensor | None, base: float, into: tuple[Tensor, Tensor]) -> None:
     """Gradients of q and k, for an op's inside. into: where they will be, parts of a wider tensor."""
     if _fuses(dy, dz):
-        from holdfast.kernels.common.triton_launch import on_device_of
-        from holdfast.kernels.rotary import triton_rotary
+        from holdfast.kernels.rotary.triton import backend as triton_rotary
+        from holdfast.kernels.runtime.launch import on_device_of
 
         with on_device_of(dy):
             triton_rotary.run(dy, dz, position, base, True, into)
@@ -64,8 +64,8 @@ def fused_rotary(q: Tensor, k: Tensor, position: Tensor | None, base: float) -> 
 
 def _forward(q: Tensor, k: Tensor, position: Tensor | None, base: float) -> tuple[Tensor, Tensor]:
     """q and k, turned; contiguous."""
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.rotary import triton_rotary
+    from holdfast.kernels.rotary.triton import backend as triton_rotary
+    from holdfast.kernels.runtime.launch import on_device_of
 
     with on_device_of(q):
         return triton_rotary.run(q, k, position, base, False)
@@ -73,8 +73,8 @@ def _forward(q: Tensor, k: Tensor, position: Tensor | None, base: float) -> tupl
 
 def _gradients(dy: Tensor, dz: Tensor, position: Tensor | None, base: float) -> tuple[Tensor, Tensor]:
     """Of q and k: the gradients of what they became, turned back."""
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.rotary import triton_rotary
+    from holdfast.kernels.rotary.triton import backend as triton_rotary
+    from holdfast.kernels.runtime.launch import on_device_of
 
     with on_device_of(dy):
         return triton_rotary.run(dy, dz, position, base, True)

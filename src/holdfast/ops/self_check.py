@@ -23,8 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import Backend, Rejected
-from holdfast.kernels.common.watching import WATCHERS
+from holdfast.kernels.backend import Backend, Rejected
+from holdfast.kernels.runtime.watching import WATCHERS
 
 from .checks import Attempt, Check, every, further
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.slstm import SLSTM
 from holdfast.recurrences.slstm import slstm as cell
 

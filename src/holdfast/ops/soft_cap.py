@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.runtime.replay.replay import replayed
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -39,8 +39,8 @@ def cap_gradient(x: Tensor, dy: Tensor, cap: float) -> Tensor:
 
 
 def _forward(x: Tensor, cap: float) -> Tensor:
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.matrix import triton_soft_cap
+    from holdfast.kernels.runtime.launch import on_device_of
+    from holdfast.kernels.soft_cap.triton import backend as triton_soft_cap
 
     with on_device_of(x):
         return triton_soft_cap.run_forward(x, cap)
@@ -51,8 +51,8 @@ def _forward_fake(x, cap):
 
 
 def _gradient(x: Tensor, dy: Tensor, cap: float) -> Tensor:
-    from holdfast.kernels.common.triton_launch import on_device_of
-    from holdfast.kernels.matrix import triton_soft_cap
+    from holdfast.kernels.runtime.launch import on_device_of
+    from holdfast.kernels.soft_cap.triton import backend as triton_soft_cap
 
     with on_device_of(x):
         return triton_soft_cap.run_backward(x, dy, cap)

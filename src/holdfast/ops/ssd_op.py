@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.kernels.ssd_steps.call import StepsCall
 
 from .registration import define, differentiable

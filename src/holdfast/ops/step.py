@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from holdfast.kernels.common.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of

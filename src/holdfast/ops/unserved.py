@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from holdfast.kernels.common.backend import Backend
+from holdfast.kernels.backend import Backend
 from holdfast.planner import Device, Problem
 
 

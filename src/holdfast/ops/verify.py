@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from holdfast.kernels.common.backend import Rejected
+from holdfast.kernels.backend import Rejected
 
 from .checks import Attempt, Check, every
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.recording import note_values_read
+from holdfast.kernels.runtime.replay.recording import note_values_read
 
 from .group import Ranks, agree, gather, held
 from .places import Piece, Places, places_of

@@ -12,7 +12,7 @@ from holdfast.cli.bench.measure import measure
 from holdfast.cli.bench.peers import PEERS, Peer
 from holdfast.cli.bench.subject import HoldfastRunner, Subject, holdfast_runners
 from holdfast.cli.bench.workload import workloads
-from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.ops import matrix
 
 CPU = torch.device("cpu")

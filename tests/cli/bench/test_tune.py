@@ -9,9 +9,9 @@ from holdfast.cli.bench import tune as tuning
 from holdfast.cli.bench.selection import Selection
 from holdfast.cli.bench.tune import tune_case
 from holdfast.cli.errors import UserError
-from holdfast.kernels.common import planning
-from holdfast.kernels.common.backend import describe
-from holdfast.kernels.matrix.chunked import Chunked
+from holdfast.kernels import select as planning
+from holdfast.kernels.backend import describe
+from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.ops import matrix
 from holdfast.planner import Candidate, Plan, tables
 from holdfast.planner.tables import Table, TableError

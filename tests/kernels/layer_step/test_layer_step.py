@@ -12,12 +12,12 @@ from holdfast.kernels.layer_step.triton import finish, token
 from holdfast.ops.layer_step_checks import DRAWN
 from holdfast.recurrences import Draw, Sizes
 from interpreted import interpret
-from kernels.layer_step.layer_step_parity import every
+from kernels.layer_step.parity import every
 from triton_compile import TARGETS, compile_for
 
 
 def test_interpreted():
-    assert "all checked" in interpret("kernels.layer_step.layer_step_parity", "interpreted", seconds=300)
+    assert "all checked" in interpret("kernels.layer_step.parity", "interpreted", seconds=300)
 
 
 @pytest.mark.gpu

@@ -4,20 +4,22 @@ import pytest
 import torch
 
 pytest.importorskip("triton.experimental.gluon")
-from holdfast.kernels.common.planning import decide
-from holdfast.kernels.matrix.hopper_backend import Hopper
-from holdfast.kernels.matrix.hopper_gla_backend import HopperGLA
-from holdfast.kernels.matrix.hopper_mlstm_backend import HopperMLSTM
-from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
+from holdfast.kernels.matrix.mlstm.hopper.backend import HopperMLSTM
+from holdfast.kernels.matrix.scalar_decay.hopper.backend import Hopper
+from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
+from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
 from holdfast.kernels.matrix.wide import Slices, Wide
+from holdfast.kernels.select import decide
 from holdfast.ops import matrix
 from holdfast.planner import Device, Problem
-from holdfast.planner.models import matrix_wide as model
-from holdfast.planner.models.matrix_wide import Cut
+from holdfast.planner.models.matrix import wide as model
+from holdfast.planner.models.matrix.wide import Cut
 from interpreted import interpret
-from kernels.matrix import gla_parity, test_hopper, test_hopper_mlstm
-from kernels.matrix.group_sums_on_cpu import sums_by_torch
-from kernels.matrix.single_pass_parity import example
+from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
+from kernels.matrix.mlstm.hopper import test_backend as test_hopper_mlstm
+from kernels.matrix.scalar_decay.hopper import test_backend as test_hopper
+from kernels.matrix.scalar_decay.triton.parity import example
+from kernels.matrix.vector_decay.triton import parity as gla_parity
 from kernels.matrix.wide_parity import errors
 
 H200 = Device.named("h200")
@@ -121,10 +123,14 @@ def test_values_are_not_copied():
 def on_cpu(monkeypatch):
     """Runs the kernels on this machine: what they compute, in which order, and whom they wait for."""
     import gluon_partitions_emulator
-    from holdfast.kernels.common import triton_launch
-    from holdfast.kernels.matrix import hopper_gla_launch, hopper_launch, hopper_mlstm_launch, triton_inner
+    from holdfast.kernels.matrix.mlstm.hopper import launch as hopper_mlstm_launch
+    from holdfast.kernels.matrix.mlstm.triton import inner_product as triton_inner
+    from holdfast.kernels.matrix.scalar_decay.hopper import launch as scalar_launch
+    from holdfast.kernels.matrix.state_passing.hopper import launch as state_launch
+    from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
+    from holdfast.kernels.runtime import launch as triton_launch
 
-    for module in (hopper_launch, hopper_gla_launch, hopper_mlstm_launch):
+    for module in (scalar_launch, state_launch, hopper_gla_launch, hopper_mlstm_launch):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(triton_launch, "launch", test_hopper._composed)
     sums_by_torch(monkeypatch)
@@ -190,9 +196,12 @@ def test_what_a_normaliser_keeps_has_the_shape_that_graphs_are_told(on_cpu):
 @pytest.mark.parametrize(("name", "most"), [("scalar", 0), ("vector", 24), ("mlstm", 64)])
 def test_sums_of_slices_compile_and_fit(monkeypatch, name, most, K, V):
     from gluon_compile import compile_launch, recorded
-    from holdfast.kernels.matrix import hopper_gla_launch, hopper_launch, hopper_mlstm_launch
+    from holdfast.kernels.matrix.mlstm.hopper import launch as hopper_mlstm_launch
+    from holdfast.kernels.matrix.scalar_decay.hopper import launch as scalar_launch
+    from holdfast.kernels.matrix.state_passing.hopper import launch as state_launch
+    from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
 
-    launches = recorded(monkeypatch, hopper_launch, hopper_gla_launch, hopper_mlstm_launch)
+    launches = recorded(monkeypatch, scalar_launch, state_launch, hopper_gla_launch, hopper_mlstm_launch)
     member, op, draw, _, _ = CALLS[name]
     call = draw(B=1, T=130, H=2, K=K, V=V, dtype=torch.bfloat16, state=False)
     plan = Wide(member).candidates(matrix.problem(op, call, None, True), H200, "forward")[0].plan

@@ -2,16 +2,18 @@
 
 import torch
 
-from holdfast.kernels.matrix.reference import Reference
-from holdfast.kernels.matrix.triton_delta import TritonDelta
-from holdfast.kernels.matrix.triton_gla import TritonGLA
-from holdfast.kernels.matrix.triton_inner import inner
-from holdfast.kernels.matrix.triton_single_pass import TritonSinglePass
+from holdfast.kernels.matrix.delta_rule.triton.backend import TritonDelta
+from holdfast.kernels.matrix.mlstm.triton.inner_product import inner
+from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
+from holdfast.kernels.matrix.torch.reference import Reference
+from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.planner import Plan
-from holdfast.planner.models.matrix_wide import Cut
-from kernels.matrix import delta_parity, gla_parity, single_pass_parity
-from kernels.matrix.single_pass_parity import LIMITS, moved, run
+from holdfast.planner.models.matrix.wide import Cut
+from kernels.matrix.delta_rule.triton import parity as delta_parity
+from kernels.matrix.scalar_decay.triton import parity as single_pass_parity
+from kernels.matrix.scalar_decay.triton.parity import LIMITS, moved, run
+from kernels.matrix.vector_decay.triton import parity as gla_parity
 from parity import relative_error
 
 STEPWISE = (Plan("reference", (("segment", 64), ("chunk", 64))),) * 2
@@ -52,7 +54,7 @@ def in_short():
 
 
 def products():
-    """triton_inner.py's, of views."""
+    """mlstm/triton/inner_product.py's, of views."""
     u, o = torch.randn(2, 21, 3, 80).bfloat16()[..., 8:48], torch.randn(2, 3, 21, 40).bfloat16().transpose(1, 2)
     found = inner(u, o)
     assert relative_error(found, (u.double() * o.double()).sum(-1).transpose(1, 2)) <= 1e-6

@@ -107,7 +107,7 @@ def _extensions() -> set[Path]:
 
 def _adopt(folder: Path) -> None:
     """Puts the kernels that a child compiled where this process will look for them."""
-    from holdfast.kernels.common import nvrtc
+    from holdfast.kernels.runtime import nvrtc
 
     mine = nvrtc.folder()
     cubins = folder / CACHES["HOME"] / mine.relative_to(Path.home())

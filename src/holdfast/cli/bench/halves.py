@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from holdfast import ops
-from holdfast.kernels.common.backend import Backend
-from holdfast.kernels.diagonal.inter_chunk import InterChunkCall
-from holdfast.kernels.matrix.intra_chunk import IntraChunkCall
+from holdfast.kernels.backend import Backend
+from holdfast.kernels.chunk.inter.call import InterChunkCall
+from holdfast.kernels.chunk.intra.call import IntraChunkCall
 from holdfast.planner import Problem
 
 from .draw import DeviceDraw

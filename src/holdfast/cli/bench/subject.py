@@ -72,8 +72,8 @@ class HoldfastRunner:
         return f"holdfast {self.backend}"
 
     def _plans(self, case: Case, inputs: dict[str, Any], device: torch.device) -> list[Candidate]:
-        from holdfast.kernels.common.backend import Rejected, describe
-        from holdfast.kernels.common.planning import decide
+        from holdfast.kernels.backend import Rejected, describe
+        from holdfast.kernels.select import decide
 
         problem = case.work.problem(inputs, dict(case.options), case.passes != "fwd")
         try:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common import planning
-from holdfast.kernels.common.backend import Backend, describe
+from holdfast.kernels import select as planning
+from holdfast.kernels.backend import Backend, describe
 from holdfast.ops.parity import leaves, relative_error
 from holdfast.planner import Device, Direction, Plan, Problem, tables
 from holdfast.planner.tables import Table, Timing

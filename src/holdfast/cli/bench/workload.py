@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import Backend
+from holdfast.kernels.backend import Backend
 from holdfast.ops.families import backends_of, op_of, problem_of
 from holdfast.ops.parity import leaves
 from holdfast.planner import Problem

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models import matrix_wide as model
 from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix_wide import WHOLE, Cut
+from holdfast.planner.models.matrix import wide as model
+from holdfast.planner.models.matrix.wide import WHOLE, Cut
 from holdfast.recurrences.definition import MatrixCall
 
-from .one_name import Member, reads_output
+from .variants import Member, reads_output
 
 
 class Wide:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
-from holdfast.kernels.common.varlen import sequence_bounds
+from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.varlen import sequence_bounds
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.delta_rule import l2_normalize
 from holdfast.recurrences.packing import packed_beside

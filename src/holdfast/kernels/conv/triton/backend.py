@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.triton_support import refusal
-from holdfast.kernels.common.varlen import on_device
 from holdfast.kernels.conv.call import ConvCall, Gradient
+from holdfast.kernels.lib.triton.support import refusal
+from holdfast.kernels.varlen import on_device
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models import causal_conv1d as model
+from holdfast.planner.models.conv import triton as model
 
 REDUCED_ROWS, WARPS = 16, 4
 # channels of a program that decodes
@@ -39,7 +39,7 @@ class TritonConv:
         self, plan: Plan, call: ConvCall, cu_seqlens: Tensor | None, final: bool
     ) -> tuple[Tensor, Tensor | None]:
         """y [B, T, D] in x's dtype and, where final asks for it, the last inputs [N, W - 1, D] in float32."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .forward import conv_forward
 
@@ -65,7 +65,7 @@ class TritonConv:
     ) -> list[Tensor | None]:
         """Gradients of x, weight, bias and initial_state, None where the input is. into: where that of x will be, part
         of a wider tensor."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .backward import conv_backward, conv_sums
 
@@ -97,7 +97,7 @@ class TritonConv:
 
     def update(self, call: ConvCall, state: Tensor) -> Tensor:
         """y [B, T, D] of the tokens after those in state [B, W - 1, D], which gets the last inputs instead."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .update import conv_update
 

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.lru.pytorch import input_scale, log_magnitude
-from holdfast.kernels.rotary.pytorch import rotate
+from holdfast.kernels.lru.torch.backend import input_scale, log_magnitude
+from holdfast.kernels.rotary.torch.backend import rotate
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.delta_rule import L2_EPS
 

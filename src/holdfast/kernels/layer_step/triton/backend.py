@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.triton_support import refusal
+from holdfast.kernels.lib.triton.support import refusal
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models import layer_step as model
+from holdfast.planner.models.layer_step import triton as model
 from holdfast.recurrences.delta_rule import L2_EPS
 
 from ..call import ConvStep, LayerStep, MLSTMStep, RetentionStep, RGLRUStep
@@ -37,7 +37,7 @@ class TritonLayerStep:
 
     def run(self, plan: Plan, call: LayerStep) -> Tensor:
         """y [B, 1, N] in the dtype of the call's first tensor; the call's states are updated."""
-        from holdfast.kernels.common.triton_launch import on_device_of
+        from holdfast.kernels.runtime.launch import on_device_of
 
         run = {ConvStep: _conv, RetentionStep: _retention, MLSTMStep: _mlstm, RGLRUStep: _rglru}[type(call)]
         with on_device_of(call[0]):
@@ -71,7 +71,7 @@ def _power(x: int) -> int:
 
 
 def _conv(plan: Plan, call: ConvStep) -> Tensor:
-    from holdfast.kernels.common.triton_launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import launch, may_overlap
 
     from .token import conv_token
 
@@ -103,7 +103,7 @@ def _programs(plan: Plan, state: Tensor) -> tuple[int]:
 
 def _finished(o: Tensor, call: ConvStep | RetentionStep, gate: Tensor | None, x: Tensor) -> Tensor:
     """y [B, 1, N]: o [B, N] normed and gated; a tail is shifted, a position counted on."""
-    from holdfast.kernels.common.triton_launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import launch, may_overlap
 
     from .finish import rms_finish
 
@@ -128,7 +128,7 @@ def _finished(o: Tensor, call: ConvStep | RetentionStep, gate: Tensor | None, x:
 
 
 def _retention(plan: Plan, call: RetentionStep) -> Tensor:
-    from holdfast.kernels.common.triton_launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import launch, may_overlap
 
     from .token import retention_token
 
@@ -145,7 +145,7 @@ def _retention(plan: Plan, call: RetentionStep) -> Tensor:
 
 
 def _mlstm(plan: Plan, call: MLSTMStep) -> Tensor:
-    from holdfast.kernels.common.triton_launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import launch, may_overlap
 
     from .finish import mlstm_finish
     from .token import mlstm_token
@@ -170,7 +170,7 @@ def _mlstm(plan: Plan, call: MLSTMStep) -> Tensor:
 
 
 def _rglru(plan: Plan, call: RGLRUStep) -> Tensor:
-    from holdfast.kernels.common.triton_launch import launch
+    from holdfast.kernels.runtime.launch import launch
 
     from .token import rglru_token
 

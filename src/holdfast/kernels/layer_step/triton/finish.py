@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from holdfast.kernels.matrix.triton_sigmoid import sigmoid
+from holdfast.kernels.lib.triton.sigmoid import sigmoid
 
 from .pieces import silu_at, stabilized
 

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from holdfast.kernels.common.triton_turn import turn_of
-from holdfast.kernels.lru.triton_gated_gelu import below
-from holdfast.kernels.lru.triton_gates import magnitude
-from holdfast.kernels.matrix.triton_sigmoid import log_sigmoid, sigmoid
+from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
+from holdfast.kernels.lib.triton.sincos import turn_of
+from holdfast.kernels.lru.triton.gated_gelu import below
+from holdfast.kernels.lru.triton.gates import magnitude
 
 from .pieces import advanced, convolved, place_of, silu_at, stabilized
 

@@ -14,7 +14,7 @@ class TritonLogGate:
 
     def forward(self, x: Tensor, bias: Tensor, normalizer: float) -> Tensor:
         """logsigmoid(x + bias) / normalizer of x [B, T, D] and bias [D], in float32."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .rows import log_gate_forward
 
@@ -28,7 +28,7 @@ class TritonLogGate:
 
     def backward(self, x: Tensor, bias: Tensor, normalizer: float, dg: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of x and bias, contiguous, in their dtypes."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .rows import log_gate_backward
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.common.pullback import pull_back
+from holdfast.kernels.autograd.vjp import pull_back
 
 from ..call import OutputCall
 

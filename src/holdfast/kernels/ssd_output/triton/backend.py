@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.common.backend import describe
+from holdfast.kernels.backend import describe
 
 from ..call import OutputCall
 from ..torch.backend import Gradients
@@ -34,7 +34,7 @@ class TritonOutput:
 
     def forward(self, call: OutputCall) -> Tensor:
         """y [B, T, H, P], contiguous, in o's dtype."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .forward import ssd_output_forward
 
@@ -49,7 +49,7 @@ class TritonOutput:
 
     def backward(self, call: OutputCall, dy: Tensor, dz: Tensor | None = None) -> Gradients:
         """Gradients of o, D, z and weight, None where the input is. dz: where that of z is written, of dense rows."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .backward import ssd_output_backward, ssd_output_sums
 
@@ -80,7 +80,7 @@ class TritonOutput:
 
     def add_skip(self, dx: Tensor, do: Tensor, D: Tensor, into: Tensor) -> None:
         """into = dx + D do, which is x's whole gradient; all but D [B, T, H, P]. into, of dense rows, may be dx."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .backward import ssd_output_add_skip
 

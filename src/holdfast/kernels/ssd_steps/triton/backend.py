@@ -20,7 +20,7 @@ class TritonSteps:
 
     def forward(self, call: StepsCall) -> tuple[Tensor, Tensor]:
         """The step sizes and the log decays, [B, T, H] float32."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .forward import ssd_steps_forward
 
@@ -38,7 +38,7 @@ class TritonSteps:
         self, call: StepsCall, dstep: Tensor, dg: Tensor, ddt: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Gradients of dt, A and dt_bias, in their dtypes, of those of the results. ddt: where the first is written."""
-        from holdfast.kernels.common.triton_launch import launch, on_device_of
+        from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .backward import ssd_steps_backward, ssd_steps_sums
 

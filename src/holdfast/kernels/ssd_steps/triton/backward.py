@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from holdfast.kernels.matrix.triton_sigmoid import log_sigmoid, sigmoid
+from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
 
 from .forward import before_softplus, rate_of, tokens_at
 

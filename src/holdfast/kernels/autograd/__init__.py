@@ -1,0 +1,1 @@
+"""Gradients of functions that run inside a custom op."""

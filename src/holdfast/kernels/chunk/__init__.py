@@ -1,0 +1,1 @@
+"""The chunk primitives: intra_chunk and inter_chunk_scan."""

@@ -1,0 +1,1 @@
+"""The scan of states between chunks, and its gradients."""

@@ -1,0 +1,1 @@
+"""Outputs inside chunks, and their gradients."""

@@ -1,1 +1,0 @@
-"""What the families truly share: the backend protocol, sequence packing, checkpointed recomputation."""

@@ -1,0 +1,1 @@
+"""Two launches a step: a matrix product, and the cell."""

@@ -1,0 +1,1 @@
+"""The whole time loop in one launch of CUDA C++."""

@@ -1,0 +1,1 @@
+"""The dense family in PyTorch, on any device."""

@@ -1,0 +1,1 @@
+"""dR, after the time loop."""

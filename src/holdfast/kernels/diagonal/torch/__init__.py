@@ -1,0 +1,1 @@
+"""The diagonal family in PyTorch, on any device."""

@@ -1,0 +1,1 @@
+"""Building blocks of kernels; they know no recurrence."""

@@ -1,0 +1,25 @@
+"""A state in registers on its way to memory."""
+
+from .compat import gl, gluon
+from .layouts import eight_columns, with_eight_columns
+
+
+@gluon.jit
+def save_state(ptr, state, row, KEYS: gl.constexpr, VALUES: gl.constexpr, TURNED: gl.constexpr, LAYOUT: gl.constexpr):
+    """Writes a rounded state [V, K] whose rows begin at `row`, as [VALUES, KEYS], or turned."""
+    V: gl.constexpr = state.shape[0]
+    K: gl.constexpr = state.shape[1]
+    layout: gl.constexpr = LAYOUT if TURNED else with_eight_columns(V, K)
+    rows = row + gl.arange(0, V, gl.SliceLayout(1, layout))
+    columns = gl.arange(0, K, gl.SliceLayout(0, layout))
+    if KEYS == K and VALUES % V == 0:
+        inside: gl.constexpr = None
+    else:
+        inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
+    if TURNED:
+        at = columns[None, :] * VALUES + rows[:, None]
+    else:
+        at = rows[:, None] * KEYS + columns[None, :]
+        # 16 bytes a thread, not 4
+        state = eight_columns(state)
+    gl.store(ptr + at, state, mask=inside)

@@ -1,0 +1,24 @@
+"""Tiles of a tensor that may end before the tile does."""
+
+import triton
+import triton.language as tl
+
+# Rows of the narrowest product: the added column's state and the normaliser's are the first of so many, the rest 0. As
+# columns of a product they are wgmma's, and ptxas forgets to set the descriptors of some: see
+# docs/notes/compilers.md#uniform-register-never-set.
+NARROW = tl.constexpr(16)
+
+
+@triton.jit
+def tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+    """[tokens, columns] of one head; zero past the end of the sequence and past WIDTH."""
+    at = base + steps[:, None] * stride + columns[None, :]
+    if EVEN:
+        return tl.load(at, mask=live[:, None], other=0.0)
+    return tl.load(at, mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def as_first(x):
+    """[n] -> [NARROW, n], x and zeros."""
+    return tl.where(tl.arange(0, NARROW)[:, None] == 0, x[None, :], 0.0)

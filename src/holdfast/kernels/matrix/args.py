@@ -1,0 +1,115 @@
+"""What launches of the matrix family's kernels on Hopper are given, beside q, k and v."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.lib.gluon.decay import CHUNK
+from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.runtime.tma import tiles
+
+TOKENS = CHUNK.value
+# the variance of a rounded operand's error, about, relative to its square
+ROUNDING = {torch.bfloat16: 2.0**-18, torch.float16: 2.0**-24}
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What weighs writes and states: natural-log decay and strength [B, T, H], or None, and scale."""
+
+    g: Tensor | None
+    beta: Tensor | None
+    scale: float
+
+    def types(self) -> tuple[Any, ...]:
+        """What of them decides how a kernel is compiled: dtypes, and which strides are integers of 32 bits."""
+        dtypes = (None if x is None else x.dtype for x in (self.g, self.beta))
+        return *dtypes, *(stride < 2**31 for stride in self.strides())
+
+    def strides(self) -> tuple[int, ...]:
+        return tuple(s for x in (self.g, self.beta) for s in ((0, 0, 0) if x is None else x.stride()))
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What each segment but the last adds to the state: [B, segments - 1, H, K * V in whole tiles], rounded.
+
+    decay: log2 of each one's, [B, segments - 1, H], or None.
+    """
+
+    states: Tensor
+    decay: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """States [B, segments, H, K, V] in float32 where a sweep's segments start, and [B, H, K, V] at the sequence's end.
+
+    turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments.
+    passing [slices, B, segments, H]: where the parts of their products with the states before the segments' last chunks
+    go. before: room for those states, in whole tiles. All three or none. added: of a sequence in segments, whose start
+    is then the first's alone.
+    """
+
+    start: Tensor | None = None
+    end: Tensor | None = None
+    turned: bool = False
+    against: Tensor | None = None
+    before: Tensor | None = None
+    passing: Tensor | None = None
+    added: Added | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the sweep for dq leaves to the adjoint sweep, for the log decay's gradient.
+
+    x: q. row: [slices, B, H, T]. log: [B, H, T], log decays to base 2. saved: [B, H, n, K * V], the state before every
+    `save` chunks of each segment, the wider of K and V first. n: of each sequence in turn, if they are packed
+    (scalar_decay/hopper/forward.py). begins: whether the first state is 0, and not saved.
+    """
+
+    x: Tensor
+    row: Tensor
+    log: Tensor
+    saved: Tensor
+    save: int
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of a state in slices of K, what the outputs of those before add up to: see lib/gluon/slice_sums.py.
+
+    adds: whether there are some. leaves: whether there are more to come.
+    """
+
+    sums: Tensor
+    adds: bool
+    leaves: bool
+
+
+def sums_of(out: Tensor, width: int, slices: int, cu_seqlens: Tensor | None) -> Iterator[Sums]:
+    """For each slice of K in turn. out [B, T, H, V]. width: columns of v a block."""
+    batch, length, heads, values = out.shape
+    chunks = batch * -(-length // TOKENS) if cu_seqlens is None else length // TOKENS + cu_seqlens.shape[0] - 1
+    shape = (chunks, heads, -(-values // width), width * TOKENS)
+    sums = torch.empty(shape, dtype=torch.float32, device=out.device)
+    for i in range(slices):
+        yield Sums(sums, i > 0, i < slices - 1)
+
+
+def _tiles(x: Tensor, width: int, tokens: int = TOKENS) -> Any:
+    return tiles(x, [1, tokens, 1, width], LAYOUT)
+
+
+def kind(x: Tensor | None) -> Any:
+    return None if x is None else x.dtype
+
+
+def _blocks(batch: int, length: int, span: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
+    """Sequences, and segments of each."""
+    return (batch, -(-length // (span * TOKENS))) if cu_seqlens is None else (cu_seqlens.shape[0] - 1, 1)

@@ -1,0 +1,1 @@
+"""One token a sequence, for every matrix recurrence."""

@@ -1,0 +1,52 @@
+"""The backend of decoding: one token a sequence and no gradient, for every matrix recurrence."""
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.lib.triton.support import refusal
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models.matrix.decode import triton as model
+from holdfast.recurrences.definition import MatrixCall
+
+
+class TritonDecode:
+    """One launch that reads the state once and writes it once, in float32 throughout."""
+
+    name = "decode"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if reason := refusal(problem, device):
+            return reason
+        if problem["T"] != 1 or problem.varlen:
+            return "it takes one token a sequence, not packed"
+        if problem.needs_grad:
+            return "it has no backward pass"
+        if problem["K"] > model.WIDEST:
+            return f"K is at most {model.WIDEST}; got {problem['K']}"
+        return None
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return model.candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        batch, _, heads, columns = call.v.shape
+        shape = (batch, heads, call.k.shape[3], columns + (call.stabilizer is not None))
+        after = call.v.new_empty(shape, dtype=torch.float32)
+        return self.step(plan, call, after), after
+
+    def step(self, plan: Plan, call: MatrixCall, after: Tensor) -> Tensor:
+        """o [B, 1, H, V]; after [B, H, K, V (+ 1)] gets the state.
+
+        after may be call.initial_state itself, which is then updated in place, unless there is a normaliser.
+        """
+        from holdfast.kernels.runtime.launch import on_device_of
+
+        from . import step as triton_decode_step
+
+        with on_device_of(call.v):
+            return triton_decode_step.step(plan, call, after)
+
+    def backward(
+        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        raise NotImplementedError("decode: rejects calls that need gradients")

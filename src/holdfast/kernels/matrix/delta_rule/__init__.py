@@ -1,0 +1,1 @@
+"""Writes of beta (v - S^T k) k^T: DeltaNet, Gated DeltaNet."""

@@ -1,0 +1,90 @@
+"""The delta rule on Hopper: chunks are prepared side by side, then swept; backward, two sweeps and all side by side."""
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.lib.gluon.support import without_gluon
+from holdfast.kernels.matrix.refusal import refusal
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models.matrix.delta_rule import hopper as model
+from holdfast.planner.models.matrix.delta_rule import hopper_wide as wide
+from holdfast.planner.models.matrix.delta_rule.triton import WIDEST as GRADIENTS_WIDEST
+from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST
+from holdfast.recurrences.definition import MatrixCall
+
+_UNSERVED = {"decay=vector": "a vector decay", "normalizer": "a normaliser"}
+# tokens that the grid of chunk_inverse.py has room for
+LONGEST = 65535 * model.CHUNK
+
+
+class HopperDelta:
+    """DeltaNet and Gated DeltaNet in bfloat16 or float16 on NVIDIA's Hopper."""
+
+    name = "hopper"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if "delta" not in problem.traits:
+            return "it has the delta rule alone"
+        if reason := refusal(problem, device, _UNSERVED):
+            return reason
+        if problem["K"] > wide.WIDEST:
+            return f"its registers hold a state of {wide.WIDEST} rows; got K = {problem['K']}"
+        if problem.needs_grad and problem["K"] <= WIDEST and problem["V"] > GRADIENTS_WIDEST:
+            return f"its gradients take a V up to {GRADIENTS_WIDEST}; got {problem['V']}"
+        if problem["T"] > LONGEST:
+            return f"a grid has an axis of 65535 chunks at most: it needs a T up to {LONGEST}; got {problem['T']}"
+        return without_gluon()
+
+    def takes(self, call: MatrixCall) -> bool:
+        return call.delta
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return (model if problem["K"] <= WIDEST else wide).candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        from holdfast.kernels import varlen
+        from holdfast.kernels.runtime.tma import aligned
+
+        if call.k.shape[3] > WIDEST:
+            from holdfast.kernels.matrix.delta_rule.hopper.wide.launch import WidePasses
+            from holdfast.kernels.matrix.delta_rule.triton import launch as triton_delta_passes
+
+            with torch.cuda.device_of(call.v):
+                return triton_delta_passes.forward(plan, call, cu_seqlens, WidePasses)
+        from holdfast.kernels.matrix.args import TOKENS, Gates
+        from holdfast.kernels.runtime.tma import tileable
+
+        from . import launch_forward as launch
+
+        q, k, v = (tileable(x) for x in call[:3])
+        batch, length, heads, values = v.shape
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        cu_seqlens = varlen.on_device(cu_seqlens, length, v.device)
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        final = torch.empty(sequences, heads, k.shape[3], values, dtype=torch.float32, device=v.device)
+        if v.numel() == 0:
+            return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+        start = aligned(call.initial_state)
+        gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        a = launch.run_prepare(k, heads, gates, cu_seqlens)
+        if span * TOKENS < length:
+            start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start, None, cu_seqlens)
+        launch.run_sweep(q, k, v, a, o, gates, start, final, None, plan["columns"], stages, span, cu_seqlens)
+        return o, final
+
+    def backward(
+        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        from holdfast.kernels.matrix.delta_rule.triton import launch as triton_delta_passes
+
+        from . import launch_backward as hopper_delta_passes
+
+        if call.k.shape[3] > WIDEST:
+            from holdfast.kernels.matrix.delta_rule.hopper.wide.launch import WidePasses
+
+            with torch.cuda.device_of(call.v):
+                return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final, WidePasses)
+        if call.v.shape[3] <= WIDEST:
+            return hopper_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)
+        with torch.cuda.device_of(call.v):
+            return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)

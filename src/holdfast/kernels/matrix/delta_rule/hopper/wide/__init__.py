@@ -1,0 +1,1 @@
+"""Keys of more than 128 columns."""

@@ -1,0 +1,81 @@
+"""The delta rule's passes on Hopper with wide keys: its walks are kernel.py's, all else is Triton's."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.matrix.args import TOKENS, kind
+from holdfast.kernels.matrix.delta_rule.triton.launch import DeltaPasses, Slots
+from holdfast.kernels.runtime.descriptor_launch import launch
+from holdfast.kernels.runtime.tma import aligned, tileable, tiles
+from holdfast.planner.models.matrix.delta_rule.hopper_wide import STAGES, WIDEST
+
+from .kernel import COLUMNS, delta_walk
+
+
+@dataclass(frozen=True)
+class WidePasses(DeltaPasses):
+    """A call as the kernels take it."""
+
+    shares_memory: ClassVar[bool] = False
+
+    @staticmethod
+    def read(x: Tensor) -> Tensor:
+        return tileable(x)
+
+    def forward(self, a: Tensor, out: Tensor | None, last: Tensor | None, slots: Slots | None) -> None:
+        """The walk forth in time; the arguments are those of DeltaPasses.forward."""
+        q = None if out is None else self.q
+        self._walk(q, self.v, a, out, aligned(self.state), last, slots, (0, -(-self.v.shape[1] // TOKENS)), False)
+
+    def reverse(
+        self, do: Tensor, a: Tensor, first: Tensor | None, last: Tensor | None, slots: Slots, window: tuple[int, int]
+    ) -> None:
+        """The walk back in time; the arguments are those of DeltaPasses.reverse."""
+        self._walk(self.q, do, a, None, aligned(first), last, slots, window, True)
+
+    def _walk(
+        self,
+        q: Tensor | None,
+        v: Tensor,
+        a: Tensor,
+        out: Tensor | None,
+        start: Tensor | None,
+        end: Tensor | None,
+        slots: Slots | None,
+        window: tuple[int, int],
+        back: bool,
+    ) -> None:
+        """One launch of `delta_walk`."""
+        keys, values, columns = self.k.shape[3], v.shape[3], COLUMNS.value
+        strides = (
+            (0, 0, 0) if self.g is None else self.g.stride(),
+            (0, 0, 0) if self.beta is None else self.beta.stride(),
+        )
+        arguments = (
+            tiles(self.k, [1, TOKENS, 1, WIDEST], LAYOUT),
+            None if q is None else tiles(q, [1, TOKENS, 1, WIDEST], LAYOUT),
+            tiles(v, [1, TOKENS, 1, columns], LAYOUT),
+            tiles(a, [1, TOKENS, 1, TOKENS], LAYOUT),
+            None if out is None else tiles(out, [1, TOKENS, 1, columns], LAYOUT),
+            None if slots is None else tiles(slots.low, [1, 1, columns, WIDEST], LAYOUT),
+            self.g,
+            self.beta,
+            start,
+            end,
+            self.cu_seqlens,
+            None if self.cu_seqlens is None else out,
+            v.shape[1],
+            self.heads,
+            self.heads // self.k.shape[2],
+            *strides[0],
+            *strides[1],
+            *window,
+            self.scale,
+        )
+        constants = {"KEYS": keys, "VALUES": values, "BACK": back, "STAGES": STAGES}
+        optional = (q, out, slots, self.g, self.beta, start, end)
+        types = (v.dtype, *(x is None for x in optional), kind(self.cu_seqlens))
+        launch(delta_walk, (self.sequences * self.heads, -(-values // columns), 1), arguments, constants, 4, types)

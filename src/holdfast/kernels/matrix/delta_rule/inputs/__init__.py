@@ -1,0 +1,1 @@
+"""What a layer does to the delta rule's inputs before the kernel."""

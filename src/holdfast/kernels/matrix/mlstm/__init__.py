@@ -1,0 +1,1 @@
+"""mLSTM: scalar decay with a normaliser and a stabiliser."""

@@ -1,0 +1,1 @@
+"""From pre-activations to decays, betas and the stabiliser."""

@@ -1,0 +1,1 @@
+"""One log decay a head: linear attention, RetNet, Lightning, simple GLA, SSD."""

@@ -1,0 +1,148 @@
+"""The additive recurrence with scalar decay on Hopper: forward in one launch, backward in two.
+
+With u the gradient of o, the gradient of q is the forward sweep again with roles exchanged, dq = sweep(q=u, k=v, v=k):
+it finds the states anew, so that none is kept from the forward pass. The adjoint sweep gives dk, dv, dg, dbeta and the
+gradient of the initial state.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels import varlen
+from holdfast.kernels.lib.gluon.support import without_gluon
+from holdfast.kernels.matrix.refusal import refusal
+from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.models.matrix.scalar_decay import hopper as model
+from holdfast.recurrences.definition import MatrixCall
+
+_UNSERVED = {
+    "delta": "the delta rule",
+    "decay=vector": "a vector decay",
+    "normalizer": "a normaliser",
+}
+
+
+class Hopper:
+    """Linear attention, RetNet, Lightning, simple GLA and SSD in bfloat16 or float16 on NVIDIA's Hopper."""
+
+    name = "hopper"
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if reason := refusal(problem, device, _UNSERVED):
+            return reason
+        for name in "KV":
+            # without gradients V is cut into slices
+            if problem[name] > model.WIDEST and (name == "K" or problem.needs_grad):
+                return f"its registers hold a state of {model.WIDEST} x {model.WIDEST}; got {name} = {problem[name]}"
+        return without_gluon()
+
+    def takes(self, call: MatrixCall) -> bool:
+        return not call.delta and call.stabilizer is None and (call.g is None or call.g.dim() == 3)
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return model.candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        o, (final,) = self.forward_rows(plan, [call], cu_seqlens)
+        return o, final
+
+    def forward_rows(
+        self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """o, and the final state of each slice of K. calls: a slice each, beside the same v."""
+        from holdfast.kernels.matrix.args import sums_of
+        from holdfast.kernels.runtime.tma import tileable
+
+        v = tileable(calls[0].v)
+        o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
+        sums = [None] if len(calls) == 1 else sums_of(o, plan["columns"], len(calls), cu_seqlens)
+        return o, [self._swept(plan, call, v, o, cu_seqlens, each) for call, each in zip(calls, sums, strict=True)]
+
+    def _swept(
+        self, plan: Plan, call: MatrixCall, v: Tensor, o: Tensor, cu_seqlens: Tensor | None, sums: Any
+    ) -> Tensor:
+        """The final state; o is filled or, with more slices to come, sums."""
+        from holdfast.kernels.matrix.args import TOKENS, Ends, Gates
+        from holdfast.kernels.matrix.state_passing.hopper.launch import added
+        from holdfast.kernels.runtime.tma import aligned, tileable
+
+        from .launch import run_sweep
+        from .onchip.launch import run_resident
+
+        q, k = (tileable(x) for x in call[:2])
+        final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
+        if v.numel() == 0:
+            return final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
+        start, span, gates = aligned(call.initial_state), plan["span"], Gates(call.g, call.beta, call.scale)
+        if plan["resident"]:
+            run_resident(q, k, v, o, gates, start, final)
+            return final
+        ends = Ends(start, final)
+        if cu_seqlens is None and span * TOKENS < v.shape[1]:
+            ends = Ends(start, final, added=added(k, v, gates, span))
+        run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens, sums)
+        return final
+
+    def backward(
+        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    ) -> tuple[list[Tensor | None], Tensor | None]:
+        from holdfast.kernels.lib.triton.group_sum import ungroup
+        from holdfast.kernels.matrix.args import TOKENS, Ends, Gates, Kept
+        from holdfast.kernels.matrix.state_passing.hopper.launch import Turn, entering
+        from holdfast.kernels.runtime.tma import aligned, tileable, width_of
+
+        from . import launch
+
+        q, k, v = (tileable(x) for x in call[:3])
+        cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
+        shape = _state_shape(call, cu_seqlens)
+        sequences, heads, keys, values = shape
+        batch, length, device, save = v.shape[0], v.shape[1], v.device, plan["save"]
+        start, w = aligned(call.initial_state), aligned(grad_final)
+        grad_state = None if start is None else torch.empty(shape, dtype=torch.float32, device=device)
+        if v.numel() == 0:
+            if grad_state is not None:
+                grad_state = grad_state.zero_() if w is None else grad_state.copy_(w)
+            return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_state
+        u = torch.zeros(v.shape, dtype=v.dtype, device=device) if grad_o is None else tileable(grad_o)
+
+        gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        ends, grad_ends = Ends(start, turned=True), Ends(w, grad_state)
+        segments = 1 if cu_seqlens is not None else -(-length // (span * TOKENS))
+        if segments > 1:
+            forth, back = Turn(k, v, start), Turn(q, u, w)
+            states, grad_states = entering(forth, back, grad_state, gates, span)
+            ends, grad_ends = Ends(states, turned=True), Ends(grad_states)
+        kept = dg = None
+        if call.g is not None:
+            entries = segments * -(-span // save)
+            if cu_seqlens is not None:
+                entries = length // (save * TOKENS) + sequences
+            saved = torch.empty(batch, heads, entries, keys * values, dtype=v.dtype, device=device)
+            rows = torch.empty(-(-keys // plan["columns"]), batch, heads, length, dtype=torch.float32, device=device)
+            log = torch.empty(batch, heads, length, dtype=torch.float32, device=device)
+            kept = Kept(q, rows, log, saved, save, ends.start is None)
+            dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
+            if grad_ends.start is not None:
+                passing = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)
+                size = width_of(values) * plan["columns"]
+                before = torch.empty(passing.numel(), size, dtype=torch.float32, device=device)
+                ends = Ends(ends.start, None, True, grad_ends.start, before, passing)
+        dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
+        dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=device) for _ in range(2))
+        dv = torch.empty(v.shape, dtype=v.dtype, device=device)
+        launch.run_sweep(u, v, k, dq, gates, ends, plan["columns"], stages, span, kept, cu_seqlens)
+        adjoint_stages = plan["adjoint_stages"]
+        launch.run_adjoint(
+            q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, ends.passing, cu_seqlens
+        )
+        return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, None], grad_state
+
+
+def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
+    sequences = call.v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return sequences, call.v.shape[2], call.k.shape[3], call.v.shape[3]

@@ -1,0 +1,1 @@
+"""A sequence whose tiles stay in shared memory from first to last."""

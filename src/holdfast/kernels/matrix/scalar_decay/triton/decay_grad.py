@@ -1,0 +1,145 @@
+"""The log decay's gradient from what the sweeps leave of it: sums inside a chunk, and what passes the whole of it.
+
+For a chunk, <decay S, dS>, with S the state that enters it and dS the gradient of the one that leaves it, counts for
+every token. It is exact of the last chunk, before which the state is kept, and where one was kept: <S, dS> at the
+chunk's start less what the chunk reads. Between kept states it is carried on, less what one chunk writes for later and
+plus what the next reads, and collects rounding that a sum over tokens shows. Its size is about the decay's share of
+<S, dS>, what carries it on errs by the operands' rounding of that, and the next kept state shows how far it has
+strayed: the estimate of least mean square from both sides, by a filter and a smoother of one number (Rauch, Tung,
+Striebel 1965), whose weights depend on the decays alone.
+"""
+
+import triton
+import triton.language as tl
+
+from holdfast.kernels.lib.triton.decay import FLOOR, LOG2E
+from holdfast.kernels.lib.triton.sequence import span
+
+# of sums in float32, relative to what they add; above FAINT a decay leaves more than that
+ROUNDING = tl.constexpr(2.0**-21)
+FAINT = tl.constexpr(-12.0)
+
+
+@triton.jit
+def _at(x, index, slots):
+    """x[index] of a vector over slots."""
+    return tl.sum(tl.where(slots == index, x, 0.0), 0)
+
+
+@triton.jit
+def _rows(ptr, at, live, stride, SPLITS: tl.constexpr):
+    """The sum of all splits' rows."""
+    x = tl.load(ptr + at, mask=live, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(ptr + split * stride + at, mask=live, other=0.0)
+    return x
+
+
+@triton.jit
+def _product(ptr, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of all splits' and columns' numbers."""
+    x = tl.load(ptr + tl.arange(0, BLOCK))
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(ptr + split * size + tl.arange(0, BLOCK))
+    return tl.sum(x, 0)
+
+
+@triton.jit
+def _both(a, b, next_a, next_b):
+    return a + next_a, b + next_b
+
+
+@triton.jit
+def _onward(sums, passed, next_sums, passes):
+    """Sums that begin again where nothing passes."""
+    return tl.where(passes != 0, sums, 0.0) + next_sums, passed & passes
+
+
+@triton.jit
+def crossing(later, earlier, g):
+    """For each token of a chunk, the sum over all pairs of a token before it and one that is not.
+
+    later, earlier: the sums over each token's pairs with earlier and with later ones; g: log decays. From a token on
+    the first less the second is that sum. Where a decay leaves little of it, it is their rounding, which may not go
+    on to the tokens before: a step size that is long there would make it all of the gradient of a rate.
+    """
+    pairs = later - earlier
+    whole, size = tl.associative_scan((pairs, tl.abs(later) + tl.abs(earlier)), 0, _both, reverse=True)
+    passes = (g > FLOOR) & ((g > FAINT) | (tl.abs(whole) > ROUNDING * size))
+    sums, _ = tl.associative_scan((tl.where(passes, pairs, 0.0), passes.to(tl.int32)), 0, _onward, reverse=True)
+    return sums
+
+
+@triton.jit
+def smooth(
+    g_ptr, read_ptr, written_ptr, products_ptr, out_ptr, cu_seqlens, T, H, segment, tokens, products_size,
+    SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
+    VARIANCE: tl.constexpr,
+):  # fmt: skip
+    """Grid (sequences or segments of them, of which there may be any number, H, programs that share the windows of KEEP
+    chunks).
+
+    g, out: [B, T, H]. read [SPLITS, 3, B, T, H], written [SPLITS, B, T, H]: rows of triton_sweep.sweep forward and in
+    reverse; products: see there. VARIANCE: of a rounded
+    operand, relative to its square.
+    """
+    head = tl.program_id(1)
+    n = tl.program_id(0)
+    batch, first, end = span(n, cu_seqlens, T, segment, SEGMENTS)
+    base = (batch.to(tl.int64) * T + first) * H + head
+    plane = batch.to(tl.int64) * 0 + tokens * H
+    products_ptr += (((batch.to(tl.int64) * T + first) // (KEEP * CHUNK) + 2 * n) * H + head) * BLOCK
+    count = tl.cdiv(end - first, CHUNK).to(tl.int32)
+    steps = tl.arange(0, CHUNK)
+    slots = tl.arange(0, KEEP)
+    for window in range(tl.program_id(2), tl.cdiv(count, KEEP), tl.num_programs(2)):
+        low = window * KEEP
+        high = tl.minimum(low + KEEP, count)
+        pasts = tl.zeros([KEEP], tl.float32)
+        strays = tl.zeros([KEEP], tl.float32)
+        shares = tl.zeros([KEEP], tl.float32)
+        carry = _product(products_ptr + (window + 1) * H * BLOCK, products_size, SPLITS, BLOCK)
+        doubt = tl.zeros([], tl.float32) + VARIANCE
+        for i in range(high - low):
+            chunk = high - 1 - i
+            at = base + (chunk * CHUNK + steps).to(tl.int64) * H
+            live = chunk * CHUNK + steps < end - first
+            g = tl.load(g_ptr + at, mask=live, other=0.0)
+            decay = tl.exp2(tl.sum(tl.maximum(g, FLOOR).to(tl.float32) * LOG2E, 0))
+            read = tl.sum(_rows(read_ptr, at, live, 3 * plane, SPLITS), 0)
+            expected = carry - tl.sum(_rows(written_ptr, at, live, plane, SPLITS), 0)
+            doubted = doubt + VARIANCE
+            known = decay * decay / (decay * decay + doubted)
+            # of the next chunk's error, the share that is this one's too
+            share = doubt / doubted
+            # what passes the last chunk is known as it is
+            ends = chunk == count - 1
+            doubt = tl.where(ends, 0.0, doubted * known)
+            past = tl.where(ends, decay * carry, expected * known)
+            if chunk == low:
+                exact = _product(products_ptr + window * H * BLOCK, products_size, SPLITS, BLOCK)
+                past = tl.where(ends, past, tl.where(decay > 0.0, exact - read, 0.0))
+            carry = past + read
+            here = slots == chunk - low
+            pasts = tl.where(here, past, pasts)
+            strays = tl.where(here, past - expected, strays)
+            shares = tl.where(here, share, shares)
+        error = tl.zeros([], tl.float32)
+        for chunk in range(low, high):
+            at = base + (chunk * CHUNK + steps).to(tl.int64) * H
+            live = chunk * CHUNK + steps < end - first
+            # The decay of token t takes part in whatever is written before it and read from it on: what enters the
+            # chunk and is read, what is written and leaves, both, and pairs inside. Each is summed from the end where
+            # it is small, so that rounding of large terms stays with tokens whose own is large.
+            read = _rows(read_ptr, at, live, 3 * plane, SPLITS)
+            later = _rows(read_ptr + plane, at, live, 3 * plane, SPLITS)
+            earlier = _rows(read_ptr + 2 * plane, at, live, 3 * plane, SPLITS)
+            # of the tokens before: a sum less its last term would leave that term's rounding
+            written = _rows(written_ptr - H, at, live & (steps > 0), plane, SPLITS)
+            g = tl.load(g_ptr + at, mask=live, other=0.0)
+            # past is 0 in a chunk with a decay of zero, which lets nothing pass
+            dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0) + crossing(later, earlier, g)
+            dg += _at(pasts, chunk - low, slots) + error
+            dg = tl.where(g <= FLOOR, 0.0, dg)
+            tl.store(out_ptr + at, dg.to(out_ptr.dtype.element_ty), mask=live)
+            error = _at(shares, chunk - low, slots) * (error + _at(strays, chunk - low, slots))

@@ -1,0 +1,334 @@
+"""The passes of the single-pass kernel: which tensors take which roles, in what order, with what in between."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels import varlen
+from holdfast.kernels.lib.triton.group_sum import add_groups
+from holdfast.kernels.lib.triton.normalizer import normalizer_gradient
+from holdfast.kernels.matrix.state_passing.triton.segment_scan import compose
+from holdfast.kernels.matrix.state_passing.triton.segment_states import advance
+from holdfast.kernels.runtime.launch import launch
+from holdfast.planner import Plan
+from holdfast.planner.models.matrix.scalar_decay.triton import ADVANCE_COLUMNS, padded
+from holdfast.recurrences.definition import MatrixCall
+
+from .decay_grad import smooth
+from .single_pass import sweep
+
+
+def _ceil(size: int, part: int) -> int:
+    return -(-size // part)
+
+
+def _tokenwise(x: Tensor) -> Tensor:
+    """x itself if the kernels can read it, else a copy: the last axis dense, 64 tokens within 32 bits."""
+    return x if x.stride(-1) == 1 and 64 * x.stride(1) < 2**31 else x.contiguous()
+
+
+def _rows(x: Tensor | None) -> Tensor | None:
+    if x is None or (x.dtype == torch.float32 and x.is_contiguous()):
+        return x
+    return x.to(torch.float32).contiguous()
+
+
+# of a rounded operand, relative to its square, about
+_VARIANCE = {dtype: (torch.finfo(dtype).eps / 4) ** 2 for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A call as the kernels take it. segments: of each sequence; segment: steps of each."""
+
+    plan: Plan
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    beta: Tensor | None
+    m: Tensor | None
+    state: Tensor | None
+    scale: float
+    eps: float
+    cu_seqlens: Tensor | None
+    sequences: int
+    segments: int
+    segment: int
+
+    @staticmethod
+    def of(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "Passes":
+        """Raises ValueError for offsets that do not rise from 0 to T; while a CUDA graph is captured they go unread."""
+        batch, length = call.v.shape[:2]
+        cu_seqlens = varlen.on_device(cu_seqlens, length, call.v.device)
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        segments = plan["segments"]
+        unit = plan["chunk"]
+        segment = _ceil(_ceil(length, segments), unit) * unit
+        q, k, v = (_tokenwise(x) for x in call[:3])
+        state = None if call.initial_state is None else call.initial_state.contiguous()
+        rows = (_rows(call.g), _rows(call.beta), _rows(call.stabilizer))
+        return Passes(
+            plan, q, k, v, *rows, state, call.scale, call.eps, cu_seqlens, sequences, segments, max(segment, 1)
+        )
+
+    @property
+    def heads(self) -> int:
+        return self.v.shape[2]
+
+    @property
+    def tokens(self) -> int:
+        return self.v.shape[0] * self.v.shape[1]
+
+    def state_shape(self) -> tuple[int, int, int, int]:
+        return self.sequences, self.heads, self.k.shape[3], self.v.shape[3] + (self.m is not None)
+
+    def per_token(self, *lead: int) -> Tensor:
+        """Uninitialised float32 [*lead, B, T, H]."""
+        return self.v.new_empty(*lead, *self.v.shape[:3], dtype=torch.float32)
+
+    def by_value(self) -> dict[str, Any]:
+        """How a pass whose output has v's columns addresses the state [N, H, K, V (+ 1)]."""
+        _, _, rows, columns = self.state_shape()
+        return {"state_size": rows * columns, "state_k": columns, "state_v": 1, "state_add": self.v.shape[3]}
+
+    def by_key(self) -> dict[str, Any]:
+        """The same where the output has k's columns."""
+        return self.by_value() | {"state_k": 1, "state_v": self.state_shape()[3]}
+
+    def numbers(self) -> dict[str, Any]:
+        """What decides precision: sums of log decays beside float32 inputs are float64, products 3xTF32."""
+        return {"WIDE": self.v.dtype == torch.float32, "PRECISION": "tf32x3"}
+
+    def sweep(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None,
+        block: int,
+        state: dict[str, Any],
+        *,
+        x: Tensor | None = None,
+        first: Tensor | None = None,
+        last: Tensor | None = None,
+        reverse: bool = False,
+        add: bool = False,
+        normalize: bool = False,
+        keep: int = 1,
+        kept: Tensor | None = None,
+        source: Tensor | None = None,
+        source_add: Tensor | None = None,
+        output: Tensor | None = None,
+        output_add: Tensor | None = None,
+        after: Tensor | None = None,
+        rows: Tensor | None = None,
+        products: Tensor | None = None,
+        full: Tensor | None = None,
+        norm: Tensor | None = None,
+    ) -> None:
+        """One launch; the arguments are those of triton_sweep.sweep."""
+        width, columns = q.shape[3], v.shape[3]
+        strides = [y.stride()[:3] if y is not None else (0, 0, 0) for y in (q, k, v, x)]
+        tensors = (
+            q, k, v, out, x,
+            self.g, source, source_add, output, output_add, after, self.m if normalize else None,
+            first, last, kept, rows, products, full, norm, self.cu_seqlens,
+        )  # fmt: skip
+        numbers = (
+            self.v.shape[1], self.heads, self.segment, self.scale, self.eps, self.tokens,
+            0 if kept is None else kept.stride(1), 0 if products is None else products.stride(0),
+            *(number for y in strides for number in y), *state.values(),
+        )  # fmt: skip
+        constants = {
+            "Q_GROUP": self.heads // q.shape[2],
+            "K_GROUP": self.heads // k.shape[2],
+            "V_GROUP": self.heads // v.shape[2],
+            "X_GROUP": 1 if x is None else self.heads // x.shape[2],
+            "WIDTH": width,
+            "COLUMNS": columns,
+            "BLOCK_K": padded(width),
+            "BLOCK_V": block,
+            "CHUNK": self.plan["chunk"],
+            "SEGMENTS": self.segments,
+            "KEEP": keep,
+            "STAGES": self.plan["stages"],
+            "REVERSE": reverse,
+            "ADD": add,
+            "NORMALIZE": normalize,
+        }
+        blocks = (_ceil(columns, block) * self.heads * self.sequences * self.segments,)
+        launch(
+            sweep,
+            blocks,
+            tensors,
+            numbers,
+            constants | self.numbers(),
+            self.plan["warps"],
+        )
+
+    def decay_gradient(self, read: Tensor, written: Tensor, products: Tensor, out: Tensor) -> None:
+        """The log decay's gradient from what the sweeps left of it."""
+        tensors = (self.g, read, written, products, out, self.cu_seqlens)
+        numbers = (self.v.shape[1], self.heads, self.segment, self.tokens, products.stride(0))
+        constants = {
+            "SPLITS": read.shape[0],
+            "CHUNK": self.plan["chunk"],
+            "SEGMENTS": self.segments,
+            "KEEP": self.plan["keep"],
+            "BLOCK": self.plan["key_columns"],
+            "VARIANCE": _VARIANCE[self.v.dtype],
+        }
+        # packed sequences may be many and short
+        windows = 8
+        if self.cu_seqlens is None:
+            windows = _ceil(self.segment, self.plan["keep"] * self.plan["chunk"])
+        # one warp: scans of 64 numbers, and a second would only be waited for
+        launch(smooth, (self.sequences * self.segments, self.heads, windows), tensors, numbers, constants, 1)
+
+    def entering(
+        self,
+        k: Tensor,
+        v: Tensor,
+        source: Tensor | None,
+        source_add: Tensor | None,
+        first: Tensor | None,
+        last: Tensor | None,
+        reverse: bool,
+    ) -> Tensor:
+        """The state that enters each segment, [B * segments, H, K, V (+ 1)], and in last the one that leaves the last.
+
+        k, v: the tensors written beside v's columns and beside k's.
+        """
+        state = self.by_key()
+        shape = (self.sequences * self.segments, *self.state_shape()[1:])
+        states = self.v.new_empty(shape, dtype=torch.float32)
+        decay = None if self.g is None else self.v.new_empty(shape[:2], dtype=torch.float32)
+        width, columns, block = k.shape[3], v.shape[3], min(ADVANCE_COLUMNS, padded(v.shape[3]))
+        tensors = (k, v, self.g, source, source_add, states, decay)
+        numbers = (
+            self.v.shape[1], self.heads, self.segment, self.scale, *k.stride()[:3], *v.stride()[:3], *state.values(),
+        )  # fmt: skip
+        constants = {
+            "K_GROUP": self.heads // k.shape[2],
+            "V_GROUP": self.heads // v.shape[2],
+            "WIDTH": width,
+            "COLUMNS": columns,
+            "BLOCK_K": padded(width),
+            "BLOCK_V": block,
+            "CHUNK": self.plan["chunk"],
+            "SEGMENTS": self.segments,
+            "STAGES": self.plan["stages"],
+            "REVERSE": reverse,
+            "ADD": self.m is not None,
+        }
+        blocks = (_ceil(columns, block) * self.heads * shape[0],)
+        launch(advance, blocks, tensors, numbers, constants | self.numbers(), 4)
+        cells = state["state_size"]
+        constants = {"SEGMENTS": self.segments, "REVERSE": reverse, "BLOCK": 512}
+        blocks = (self.sequences * self.heads, _ceil(cells, 512))
+        launch(compose, blocks, (states, decay, first, last), (self.heads, cells), constants, 4)
+        return states
+
+
+def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V (+ 1)] in float32."""
+    run = Passes.of(plan, call, cu_seqlens)
+    out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    final = call.v.new_empty(run.state_shape(), dtype=torch.float32)
+    if final.numel() == 0:
+        return out, final
+    norm = None if run.m is None else run.per_token()
+    first, last = run.state, final
+    if run.segments > 1:
+        first, last = run.entering(run.v, run.k, run.beta, run.beta, run.state, final, reverse=False), None
+    run.sweep(
+        run.q, run.k, run.v, out, plan["columns"], run.by_value(),
+        first=first, last=last, source=run.beta, normalize=run.m is not None, norm=norm,
+    )  # fmt: skip
+    return out, final
+
+
+def backward(
+    plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+) -> tuple[list[Tensor | None], Tensor | None]:
+    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
+    run = Passes.of(plan, call, cu_seqlens)
+    grad_state = None if run.state is None else torch.empty_like(run.state)
+    grads = {
+        name: torch.empty_like(x, memory_format=torch.contiguous_format)
+        for name in ("q", "k", "v", "g", "beta", "stabilizer")
+        if (x := getattr(call, name)) is not None
+    }
+    if run.sequences == 0:
+        return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
+    do = _tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
+    grad_final = None if grad_final is None else grad_final.contiguous()
+    normalize = run.m is not None
+    keys, values = plan["key_columns"], plan["value_columns"]
+    splits = _ceil(call.k.shape[3], keys)
+
+    first = run.state
+    if run.segments > 1:
+        first = run.entering(run.v, run.k, run.beta, run.beta, run.state, None, reverse=False)
+    weight = add = None
+    if normalize:
+        weight, add, dm = _normalizer(run, do, first, values)
+        grads["stabilizer"].copy_(dm)
+
+    # the forward sweep: dq, and the states that the reverse sweep takes up the log decay's gradient at
+    keep, chunk = plan["keep"], plan["chunk"]
+    read = kept = products = written = None
+    if run.g is not None:
+        read, written = run.per_token(splits, 3), run.per_token(splits)
+        slots = run.tokens // (keep * chunk) + 2 * run.sequences * run.segments + 1
+        products = call.v.new_empty(splits, slots * run.heads * keys, dtype=torch.float32)
+        kept = call.v.new_empty(slots, run.heads, call.k.shape[3] * (call.v.shape[3] + normalize))
+    per_head = (*call.v.shape[:3], call.k.shape[3])
+    grouped = run.heads != call.q.shape[2]
+    dq, dk = (call.q.new_empty(per_head) if grouped else grads[name] for name in ("q", "k"))
+    run.sweep(
+        do, run.v, run.k, dq, keys, run.by_key(),
+        x=None if read is None else run.q, first=first, add=normalize, keep=keep, kept=kept,
+        source=run.beta, source_add=run.beta, output=weight, output_add=add, rows=read,
+    )  # fmt: skip
+
+    last_grad, end = grad_state, grad_final
+    if run.segments > 1:
+        end, last_grad = run.entering(do, run.q, weight, add, grad_final, grad_state, reverse=True), None
+    dbeta = None if run.beta is None else run.per_token(splits)
+    run.sweep(
+        run.v, do, run.q, dk, keys, run.by_key(),
+        x=None if read is None and dbeta is None else run.k, first=end, last=last_grad, reverse=True, add=normalize,
+        keep=keep, kept=kept, source=weight, source_add=add, after=run.beta, rows=written, products=products,
+        full=dbeta,
+    )  # fmt: skip
+    run.sweep(
+        run.k, run.q, do, grads["v"], values, run.by_value(),
+        first=end, reverse=True, source=weight, after=run.beta,
+    )  # fmt: skip
+    if written is not None:
+        run.decay_gradient(read, written, products, grads["g"])
+    if dbeta is not None:
+        grads["beta"].copy_(dbeta[0] if splits == 1 else dbeta.sum(0))
+    if grouped:
+        add_groups(dq, dk, grads["q"], grads["k"])
+    return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
+
+
+def _normalizer(run: Passes, do: Tensor, first: Tensor | None, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """1 / what outputs are divided by, and the gradients of scale n . q and of m, [B, T, H] each."""
+    splits = _ceil(run.v.shape[3], block)
+    norm, across = run.per_token(), run.per_token(splits)
+    run.sweep(
+        run.q, run.k, run.v, None, block, run.by_value(),
+        x=do, first=first, source=run.beta, normalize=True, norm=norm, rows=across,
+    )  # fmt: skip
+    weight, add, dm = run.per_token(), run.per_token(), run.per_token()
+    count = norm.numel()
+    if count:
+        tensors, numbers = (norm, run.m, across, weight, add, dm), (run.eps, count)
+        launch(normalizer_gradient, (_ceil(count, 1024),), tensors, numbers, {"SPLITS": splits, "BLOCK": 1024}, 4)
+    return weight, add, dm

@@ -1,0 +1,329 @@
+"""Device code of the single pass: one program walks a sequence chunk by chunk with the state in its registers.
+
+The operator of MatrixCall, a_t = exp(g_t) and s over the tokens up to t, with S the state that enters the chunk,
+
+    o_t = w_t (sum_s (decay from s to t) c_s (q_t . k_s) v_s + (decay to t) S^T q_t)
+
+is its own derivative with the roles permuted, so that one kernel serves all passes:
+
+    pass  q   k   v   direction  c (source)  w (output)  after
+    o     q   k   v   forward    beta        1           1 / normaliser
+    dq    do  v   k   forward    beta        1 / norm.   1
+    dk    v   do  q   reverse    1 / norm.   1           beta
+    dv    k   q   do  reverse    1 / norm.   1           beta
+
+The state is held transposed, [V, K], as the accumulator of the product that updates it; rounded, its registers are the
+left operand of the product that reads it. Programs of one head split the columns of v, and each forms q . k again.
+"""
+
+import triton
+import triton.language as tl
+
+from holdfast.kernels.lib.triton.decay import log_decays
+from holdfast.kernels.lib.triton.normalizer import floor_of
+from holdfast.kernels.lib.triton.sequence import span
+from holdfast.kernels.lib.triton.tiles import NARROW, as_first, tile
+
+
+@triton.jit
+def as_halves(x, like):
+    """[n] -> [NARROW, n] in the dtype of `like`: x rounded, what that leaves of it, and zeros. Their sum errs by 2^-16
+    in bfloat16, where x rounded once errs by 2^-8."""
+    row = tl.arange(0, NARROW)[:, None]
+    high = x.to(like.dtype)
+    low = (x - high.to(tl.float32)).to(like.dtype)
+    return tl.where(row == 0, high[None, :], tl.where(row == 1, low[None, :], tl.zeros_like(low)[None, :]))
+
+
+@triton.jit
+def settled(x):
+    """x, a product, once it is there.
+
+    Triton 3.6 may leave a product running into the loop's next turn with no more buffers than loads ahead, and then
+    copies of later chunks reach its operands (tests/pipelined_buffers.py finds that). What looks at x waits for it.
+    """
+    return tl.where(x == x, x, float("nan"))
+
+
+@triton.jit
+def keep(
+    state, added, place, columns, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """Stores a state, rounded, and beside it the added column's."""
+    inside = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
+    tl.store(place + columns[:, None] * WIDTH + rows[None, :], state.to(place.dtype.element_ty), mask=inside)
+    if ADD:
+        x = tl.sum(added, 0).to(place.dtype.element_ty)
+        tl.store(place + COLUMNS * WIDTH + columns, x, mask=columns < COLUMNS)
+
+
+@triton.jit
+def leave_product(
+    state, added, kept, products, columns, rows,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Stores the product of a state's gradient and a kept state, by v's columns: [BLOCK]."""
+    inside = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
+    x = tl.load(kept + columns[:, None] * WIDTH + rows[None, :], mask=inside, other=0.0)
+    # in two parts of the kept state's width, which take fewer registers on their way to where it is
+    high = state.to(kept.dtype.element_ty)
+    low = (state - high.to(tl.float32)).to(kept.dtype.element_ty)
+    product = tl.sum(high.to(tl.float32) * x.to(tl.float32), 1)
+    product += tl.sum(low.to(tl.float32) * x.to(tl.float32), 1)
+    if ADD:
+        x_add = tl.load(kept + COLUMNS * WIDTH + columns, mask=columns < COLUMNS, other=0.0)
+        product += tl.sum(added, 0) * x_add.to(tl.float32)
+    # the sum of them to one number, after other products, fails to compile for sm_100
+    tl.store(products + tl.arange(0, BLOCK), product)
+
+
+@triton.jit
+def sweep(
+    q_ptr, k_ptr, v_ptr, o_ptr, x_ptr,
+    g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, m_ptr,
+    first_ptr, last_ptr, kept_ptr,
+    rows_ptr, products_ptr, full_ptr, norm_ptr,
+    cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset, products_size,
+    q_batch, q_step, q_head, k_batch, k_step, k_head, v_batch, v_step, v_head, x_batch, x_step, x_head,
+    state_size, state_k, state_v, state_add,
+    Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, X_GROUP: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, STAGES: tl.constexpr,
+    REVERSE: tl.constexpr, ADD: tl.constexpr, NORMALIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One pass over one sequence, head and block of v's columns.
+
+    WIDTH, COLUMNS: of q, k and of v, o; BLOCK_K >= WIDTH covers the first. source, output, after [B, T, H]: weights, 1
+    where None. ADD: source_add, output_add are added to q . k as one more column of k and q; its state is [V].
+    NORMALIZE (forward only): o is divided by max(|scale n . q|, exp(-m)) + eps, and norm [B, T, H] gets n . q.
+    first, last [N, H, ...]: state that enters and leaves, addressed by its strides over WIDTH and COLUMNS; state_add is
+    where the added column (the normaliser's, for NORMALIZE) starts.
+    With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o; unless NORMALIZE of what the state holds alone, and
+    forward [splits, 3, B, T, H] of pairs inside the chunk too, by the token that reads and by the one that writes. The
+    log decay's gradient is theirs (decay_grad.py), and that of products [splits, products_size] of [kept state,
+    H, BLOCK_V].
+    full gets x . o / after, diagonal and all. kept: the rounded state before every KEEP-th chunk and the last,
+    written forward, read in reverse. Sequence n's chunks are first // CHUNK + 2 n on, and so are its kept states, in
+    KEEP chunks for one.
+    """
+    SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
+    EVEN_K: tl.constexpr = WIDTH == BLOCK_K
+    EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
+    program = tl.program_id(0)
+    split = program % SPLITS
+    head = (program // SPLITS) % H
+    n = (program // SPLITS) // H
+    batch, first, end = span(n, cu_seqlens, T, segment, SEGMENTS)
+    n = n.to(tl.int64)
+    batch = batch.to(tl.int64)
+    head = head.to(tl.int64)
+
+    steps = tl.arange(0, CHUNK)
+    rows = tl.arange(0, BLOCK_K)
+    columns = split * BLOCK_V + tl.arange(0, BLOCK_V)
+    # [s, t]: which sources a token reads, itself aside
+    if REVERSE:
+        reads = steps[:, None] >= steps[None, :]
+    else:
+        reads = steps[:, None] <= steps[None, :]
+    itself = steps[:, None] == steps[None, :]
+
+    q_ptr += batch * q_batch + (head // Q_GROUP) * q_head
+    k_ptr += batch * k_batch + (head // K_GROUP) * k_head
+    v_ptr += batch * v_batch + (head // V_GROUP) * v_head
+    if x_ptr is not None:
+        x_ptr += batch * x_batch + (head // X_GROUP) * x_head
+    out_rows = split.to(tl.int64) * tokens * H
+
+    state_at = (n * H + head) * state_size
+    state_shift = columns[:, None] * state_v + rows[None, :] * state_k
+    state_mask = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
+    if first_ptr is None:
+        state = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
+    else:
+        state = tl.load(first_ptr + state_at + state_shift, mask=state_mask, other=0.0)
+    # the state of the added column, and the normaliser's
+    if ADD:
+        added = tl.zeros([NARROW, BLOCK_V], tl.float32)
+        if first_ptr is not None:
+            place = first_ptr + state_at + state_add + columns * state_v
+            added = as_first(tl.load(place, mask=columns < COLUMNS, other=0.0))
+    if NORMALIZE:
+        norm = tl.zeros([NARROW, BLOCK_K], tl.float32)
+        if first_ptr is not None:
+            place = first_ptr + state_at + state_add + rows * state_k
+            norm = as_first(tl.load(place, mask=rows < WIDTH, other=0.0))
+
+    count = tl.cdiv(end - first, CHUNK).to(tl.int32)
+    if kept_ptr is not None:
+        slot = ((batch * T + first) // (KEEP * CHUNK) + 2 * n) * H + head
+        kept_ptr += slot * kept_offset
+    if not ADD:
+        added = 0.0
+    if not REVERSE and kept_ptr is not None:
+        keep(state, added, kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
+    if products_ptr is not None:
+        products_ptr += split * products_size + slot * BLOCK_V
+        # of the state before the last chunk: what that leaves of it may be less than rounding of what it writes
+        before = kept_ptr + tl.cdiv(count - 1, KEEP) * H * kept_offset
+        left = products_ptr + tl.cdiv(count, KEEP) * H * BLOCK_V
+        leave_product(state, added, before, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V)
+    for i in tl.range(0, count, num_stages=STAGES):
+        if REVERSE:
+            chunk = count - 1 - i
+        else:
+            chunk = i
+        start = first + chunk * CHUNK
+        live = steps < (end - start).to(tl.int32)
+        # the rest of an address is 32 bits a token, so that addresses take few registers
+        token = (batch * T + start) * H + head
+        at = steps * H
+        q = tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
+        k = tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
+        v = tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, EVEN_V)
+
+        if x_ptr is not None:
+            x = tile(x_ptr + start * x_step, steps, columns, x_step, live, COLUMNS, EVEN_V)
+        if NORMALIZE:
+            # here, where little else is in registers
+            high = norm.to(q.dtype)
+            inner = tl.dot(high, tl.trans(q), input_precision=PRECISION)
+            if not WIDE:
+                # n . q may cancel to little of its terms, which rounding n once would drown
+                low = (norm - high.to(tl.float32)).to(q.dtype)
+                inner = tl.dot(low, tl.trans(q), inner, input_precision=PRECISION)
+            inner = scale * tl.sum(inner, 0)
+        # [s, t]: the weight of a source for the token that reads it
+        p = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+        if source_ptr is not None:
+            source = tl.load(source_ptr + token + at, mask=live, other=0.0)
+            p *= source[:, None]
+        if output_ptr is not None:
+            output = tl.load(output_ptr + token + at, mask=live, other=0.0)
+            p *= output[None, :]
+        if ADD:
+            source_add = live.to(tl.float32)
+            if source_add_ptr is not None:
+                source_add = tl.load(source_add_ptr + token + at, mask=live, other=0.0)
+            output_add = live.to(tl.float32)
+            if output_add_ptr is not None:
+                output_add = tl.load(output_add_ptr + token + at, mask=live, other=0.0)
+            p += (scale * source_add)[:, None] * output_add[None, :]
+        if g_ptr is not None:
+            here, total, _ = log_decays(g_ptr + token, at, live, REVERSE, WIDE)
+            to_here = tl.exp2(here.to(tl.float32))
+            to_end = tl.exp2((total - here).to(tl.float32))
+            whole = tl.exp2(total.to(tl.float32))
+            # masked before the exponential, whose argument is positive on the other side
+            p *= tl.exp2(tl.where(reads, (here[None, :] - here[:, None]).to(tl.float32), float("-inf")))
+        else:
+            p = tl.where(reads, p, 0.0)
+
+        if NORMALIZE:
+            within = tl.sum(p, 0)
+
+        # rounded here, before more is in registers
+        weights = p.to(v.dtype)
+        o = tl.dot(state.to(q.dtype), tl.trans(q), input_precision=PRECISION)
+        if output_ptr is not None:
+            o *= output[None, :]
+        if ADD:
+            o += tl.sum(added, 0)[:, None] * output_add[None, :]
+        # in reverse the scale is in the state, which is the gradient of the state
+        decayed = 1.0 if REVERSE else scale
+        if g_ptr is not None:
+            decayed = (to_here if REVERSE else scale * to_here)[None, :]
+        # <S, dS> changes by exactly what is read, if that is of numbers rounded as the reverse sweep writes them
+        CONSISTENT: tl.constexpr = not (REVERSE or NORMALIZE or ADD)
+        if x_ptr is None or not CONSISTENT:
+            o *= decayed
+        if x_ptr is not None:
+            # x . o, through the state and inside the chunk. The product with 1 puts x where o is.
+            placed = tl.dot(tl.trans(x), itself.to(x.dtype), input_precision=PRECISION)
+            if CONSISTENT:
+                through = tl.sum((placed * decayed).to(x.dtype).to(tl.float32) * o, 0)
+                o *= decayed
+            else:
+                through = tl.sum(placed * o, 0)
+            pairs = p * tl.dot(v, tl.trans(x), input_precision=PRECISION)
+            if REVERSE or NORMALIZE:
+                along = through + tl.sum(pairs, 0)
+            else:
+                apart = tl.where(itself, 0.0, pairs)
+                by_token = rows_ptr + 3 * out_rows + token + at
+                tl.store(by_token, through, mask=live)
+                # by the later token of each pair and by the earlier one: of the same numbers
+                tl.store(by_token + tokens * H, tl.sum(apart, 0), mask=live)
+                tl.store(by_token + 2 * tokens * H, tl.sum(apart, 1), mask=live)
+        o = tl.dot(tl.trans(v), weights, o, input_precision=PRECISION)
+
+        if NORMALIZE:
+            if g_ptr is not None:
+                inner *= to_here
+            inner += within
+            floor = floor_of(tl.load(m_ptr + token + at, mask=live, other=0.0))
+            share = 1.0 / (tl.maximum(tl.abs(inner), floor) + eps)
+            o *= share[None, :]
+            tl.store(norm_ptr + token + at, inner, mask=live & (split == 0))
+            if rows_ptr is not None:
+                tl.store(rows_ptr + (out_rows + token) + at, along * share, mask=live)
+        else:
+            if after_ptr is not None:
+                after = tl.load(after_ptr + token + at, mask=live, other=0.0)
+                o *= after[None, :]
+            if full_ptr is not None:
+                tl.store(full_ptr + (out_rows + token) + at, along, mask=live)
+            if REVERSE and rows_ptr is not None:
+                if after_ptr is not None:
+                    through *= after
+                tl.store(rows_ptr + (out_rows + token) + at, through, mask=live)
+        if o_ptr is not None:
+            o_at = (
+                o_ptr + ((batch * T + start) * H + head) * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
+            )
+            tl.store(o_at, tl.trans(o.to(o_ptr.dtype.element_ty)), mask=live[:, None] & (columns < COLUMNS)[None, :])
+
+        write = live.to(tl.float32)
+        if source_ptr is not None:
+            write = source
+        if g_ptr is not None:
+            write *= to_end
+            state *= whole
+        if REVERSE:
+            write *= scale
+        if ADD:
+            write_add = source_add
+            if REVERSE:
+                write_add *= scale
+            if g_ptr is not None:
+                write_add *= to_end
+                added *= whole
+            added = tl.dot(as_halves(write_add, v), v, added, input_precision=PRECISION)
+        if NORMALIZE:
+            if g_ptr is not None:
+                norm *= whole
+            norm = tl.dot(as_halves(write, k), k, norm, input_precision=PRECISION)
+        written = (tl.trans(v).to(tl.float32) * write[None, :]).to(v.dtype)
+        state = tl.dot(written, k, state, input_precision=PRECISION)
+        if NORMALIZE or ADD:
+            state = settled(state)
+
+        if not REVERSE and kept_ptr is not None:  # noqa: SIM102 (compile time, then run time)
+            if (chunk == count - 2) | ((chunk % KEEP == KEEP - 1) & (chunk < count - 1)):
+                entry = kept_ptr + tl.cdiv(chunk + 1, KEEP) * H * kept_offset
+                keep(state, added, entry, columns, rows, COLUMNS, WIDTH, ADD)
+        if products_ptr is not None:  # noqa: SIM102
+            if chunk % KEEP == 0:
+                entry = (chunk // KEEP) * H
+                left = products_ptr + entry * BLOCK_V
+                leave_product(
+                    state, added, kept_ptr + entry * kept_offset, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V
+                )
+
+    if last_ptr is not None:
+        tl.store(last_ptr + state_at + state_shift, state, mask=state_mask)
+        if ADD:
+            tl.store(last_ptr + state_at + state_add + columns * state_v, tl.sum(added, 0), mask=columns < COLUMNS)
+        if NORMALIZE:
+            place = last_ptr + state_at + state_add + rows * state_k
+            tl.store(place, tl.sum(norm, 0), mask=(rows < WIDTH) & (split == 0))

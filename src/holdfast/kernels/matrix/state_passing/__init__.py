@@ -1,0 +1,1 @@
+"""States of the segments of a sequence, and the scan over them."""

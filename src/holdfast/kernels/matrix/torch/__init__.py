@@ -1,0 +1,1 @@
+"""The matrix family in PyTorch, on any device."""

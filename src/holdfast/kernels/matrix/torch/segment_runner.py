@@ -1,0 +1,101 @@
+"""What the PyTorch backends of the matrix family share: precision, packing and recomputation around one step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels import varlen
+from holdfast.kernels.autograd import segmented as segments
+from holdfast.recurrences.definition import MatrixCall
+from holdfast.recurrences.oracle_matrix import compute_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a backend does with a call of equal-length sequences, in the compute dtype.
+
+    run: -> (o, final state), differentiable. advance: -> the final state alone.
+    """
+
+    run: Callable[[MatrixCall], tuple[Tensor, Tensor]]
+    advance: Callable[[MatrixCall], Tensor]
+
+
+_TOKENWISE = ("q", "k", "v", "g", "beta", "stabilizer")
+
+
+def _initial_state(call: MatrixCall, sequences: int) -> Tensor:
+    if call.initial_state is not None:
+        return call.initial_state
+    heads, columns = call.v.shape[2], call.v.shape[3] + (call.stabilizer is not None)
+    return call.v.new_zeros(sequences, heads, call.k.shape[3], columns, dtype=compute_dtype(call.v.dtype))
+
+
+def _on_segments(function: Callable[[MatrixCall], Any], call: MatrixCall) -> Callable[[segments.Inputs, Tensor], Any]:
+    return lambda inputs, state: function(
+        call._replace(**dict(zip(_TOKENWISE, inputs, strict=True)), initial_state=state)
+    )
+
+
+def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V (+ 1)]."""
+    batch, length = call.v.shape[:2]
+    run = _on_segments(step.run, call)
+    out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    inputs = [getattr(call, name) for name in _TOKENWISE]
+    if cu_seqlens is None:
+        state = _initial_state(call, batch)
+        final = segments.forward(run, inputs, state, length, segment, out)
+        # a copy, because the final state may be a view of the last segment's states, or of the argument
+        return out, final.to(state.dtype, copy=True)
+    bounds = varlen.sequence_bounds(cu_seqlens, length)
+    final = _initial_state(call, len(bounds) - 1).clone()
+    for bucket in varlen.buckets(bounds, out.device):
+        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        o = call.v.new_empty(*bucket.index.shape, *out.shape[2:])
+        last = segments.forward(run, padded, final[bucket.sequences], o.shape[1], segment, o)
+        final[bucket.sequences] = last.to(final.dtype)
+        bucket.scatter(o, out)
+    return out, final
+
+
+def backward(
+    step: Step,
+    segment: int,
+    call: MatrixCall,
+    cu_seqlens: Tensor | None,
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+) -> tuple[list[Tensor | None], Tensor]:
+    """Gradients of forward: of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state."""
+    batch, length = call.v.shape[:2]
+    run, advance = _on_segments(step.run, call), _on_segments(step.advance, call)
+    inputs = [getattr(call, name) for name in _TOKENWISE]
+    bounds = None if cu_seqlens is None else varlen.sequence_bounds(cu_seqlens, length)
+    state = _initial_state(call, batch if bounds is None else len(bounds) - 1)
+    grad_state = torch.zeros_like(state) if grad_final is None else grad_final.to(state.dtype)
+    if length == 0:
+        return [None if x is None else torch.zeros_like(x) for x in inputs], grad_state.clone()
+    if bounds is None:
+        return segments.backward(run, advance, inputs, state, length, segment, grad_o, grad_state)
+    grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    grad_state = grad_state.clone()
+    for bucket in varlen.buckets(bounds, state.device):
+        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        found, grad_state[bucket.sequences] = segments.backward(
+            run,
+            advance,
+            padded,
+            state[bucket.sequences],
+            bucket.index.shape[1],
+            segment,
+            None if grad_o is None else bucket.gather(grad_o),
+            grad_state[bucket.sequences],
+        )
+        for grad, piece in zip(grads, found, strict=True):
+            if grad is not None:
+                bucket.scatter(piece, grad)
+    return grads, grad_state

@@ -1,0 +1,32 @@
+"""The portable GPU backend of a vector decay: chunks prepared side by side, and sweeps with the state in registers."""
+
+from types import ModuleType
+
+from holdfast.kernels.matrix.portable import TritonMatrix
+from holdfast.planner.models.matrix.vector_decay import triton as matrix_triton_gla
+from holdfast.recurrences.definition import MatrixCall
+
+
+class TritonGLA(TritonMatrix):
+    """Vector decay, additive write.
+
+    Forward two launches: every chunk's scores and decayed queries and keys, all at once, and one sweep over the
+    sequence. Backward the first again, a sweep for the states, one back for their gradients and dv, and a launch for
+    the rest of all chunks at once. Tensor cores take operands in the inputs' dtype (float32 as three TF32 products,
+    "3xTF32") and add in float32; decays are products of float32 numbers of at most 1.
+    """
+
+    model = matrix_triton_gla
+    refused = (
+        ("decay=vector", False, "it takes one log decay a key channel"),
+        ("delta", True, "it has no delta rule"),
+        ("normalizer", True, "it has no normaliser"),
+    )
+
+    def launches(self) -> ModuleType:
+        from . import launch
+
+        return launch
+
+    def takes(self, call: MatrixCall) -> bool:
+        return not call.delta and call.g is not None and call.g.dim() == 4

@@ -1,0 +1,222 @@
+"""The launches of vector decay: chunks prepared side by side, sweeps over them, gradients side by side again."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels import varlen
+from holdfast.kernels.lib.triton.group_sum import add_groups
+from holdfast.kernels.runtime.launch import launch
+from holdfast.planner import Plan
+from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, PIECE, padded
+from holdfast.recurrences.definition import MatrixCall
+
+from .chunk_grads import gradients
+from .chunk_prepare import prepare
+from .states import sweep
+
+# of a chunk's tokens, in the launches of all chunks: each of four warps holds one
+PARTS = 4
+
+
+def _ceil(size: int, part: int) -> int:
+    return -(-size // part)
+
+
+def _tokenwise(x: Tensor) -> Tensor:
+    """x itself if the kernels can read it, else a copy: the last axis dense, a chunk within 32 bits."""
+    return x if x.stride(-1) == 1 and CHUNK * x.stride(1) < 2**31 else x.contiguous()
+
+
+class Prepared(NamedTuple):
+    """Of triton_gla_prepare: scaled queries and strong keys [B, T, H, K], decays [slots, H, K], scores [B, T, H, C]."""
+
+    read: Tensor
+    write: Tensor
+    total: Tensor
+    scores: Tensor | None
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A call as the kernels take it."""
+
+    plan: Plan
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor | None
+    state: Tensor | None
+    scale: float
+    cu_seqlens: Tensor | None
+    sequences: int
+
+    @staticmethod
+    def of(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "Passes":
+        """Raises ValueError for offsets that do not rise from 0 to T; while a CUDA graph is captured they go unread."""
+        batch, length = call.v.shape[:2]
+        cu_seqlens = varlen.on_device(cu_seqlens, length, call.v.device)
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        q, k, v = (_tokenwise(x) for x in call[:3])
+        assert call.g is not None
+        g = call.g.contiguous()
+        if g.dtype == torch.float64:
+            g = g.float()
+        beta = None if call.beta is None else call.beta.float().contiguous()
+        state = None if call.initial_state is None else call.initial_state.contiguous()
+        return Passes(plan, q, k, v, g, beta, state, call.scale, cu_seqlens, sequences)
+
+    @property
+    def slots(self) -> int:
+        """One for each chunk; of packed sequences, whose lengths stay on the device, as many as there may be."""
+        batch, length = self.v.shape[:2]
+        return batch * _ceil(length, CHUNK) if self.cu_seqlens is None else length // CHUNK + self.sequences
+
+    @property
+    def heads(self) -> int:
+        return self.v.shape[2]
+
+    def per_head(self, columns: int) -> Tensor:
+        """Uninitialised [B, T, H, columns]."""
+        return self.v.new_empty(*self.v.shape[:3], columns)
+
+    def per_chunk(self) -> Tensor:
+        """Uninitialised, a state for each chunk: [slots, H, V, K]."""
+        return self.v.new_empty(self.slots, self.heads, self.v.shape[3], self.k.shape[3])
+
+    def folds(self, dg: Tensor) -> bool:
+        """Whether the memory of the log decays' gradient holds a rounded state for each chunk."""
+        fits = dg.element_size() == 2 * self.v.element_size() and self.v.shape[3] <= 2 * CHUNK
+        return fits and self.cu_seqlens is None and self.v.shape[1] % CHUNK == 0 and self.k.shape[3] % PIECE == 0
+
+    def state_shape(self) -> tuple[int, int, int, int]:
+        return self.sequences, self.heads, self.k.shape[3], self.v.shape[3]
+
+    def numbers(self) -> dict[str, object]:
+        """What decides precision: beside float32 inputs decays are exact to float32, and products 3xTF32."""
+        return {"WIDE": self.v.dtype == torch.float32, "PRECISION": "tf32x3"}
+
+    def prepare(self, read: Tensor, write: Tensor) -> Prepared:
+        """Fills read and write [B, T, H, K]."""
+        width = self.k.shape[3]
+        total = self.v.new_empty(self.slots, self.heads, width, dtype=torch.float32)
+        scores = self.per_head(CHUNK)
+        tensors = (self.q, self.k, self.g, self.beta, read, write, total, scores, self.cu_seqlens)
+        numbers = (
+            self.v.shape[1], self.sequences, _ceil(width, PIECE), self.scale,
+            self.q.stride(0), self.q.stride(2), self.k.stride(0), self.k.stride(2),
+        )  # fmt: skip
+        constants = {
+            "H": self.heads,
+            "Q_STEP": self.q.stride(1),
+            "K_STEP": self.k.stride(1),
+            "GROUP": self.heads // self.q.shape[2],
+            "WIDTH": width,
+            "BLOCK": PIECE,
+            "PARTS": PARTS,
+        }
+        launch(prepare, (self.slots * self.heads,), tensors, numbers, constants | self.numbers(), PARTS)
+        return Prepared(read, write, total, scores)
+
+    def sweep(
+        self,
+        prepared: Prepared,
+        v: Tensor,
+        out: Tensor | None,
+        first: Tensor | None,
+        last: Tensor | None,
+        kept: Tensor | None = None,
+        reverse: bool = False,
+        folded: bool = False,
+    ) -> None:
+        """One launch; the arguments are those of triton_gla_sweep.sweep."""
+        width, columns, block = self.k.shape[3], v.shape[3], self.plan["columns"]
+        read, write = prepared.read, prepared.write
+        if reverse:
+            read, write = write, read
+        tensors = (read, write, v, prepared.scores, prepared.total, out, first, last, kept, self.cu_seqlens)
+        numbers = (v.shape[1], v.stride(0), v.stride(2))
+        constants = {
+            "H": self.heads,
+            "V_STEP": v.stride(1),
+            "WIDTH": width,
+            "COLUMNS": columns,
+            "BLOCK_K": padded(width),
+            "BLOCK_V": block,
+            "STAGES": self.plan["stages"],
+            "REVERSE": reverse,
+            "FOLDED": folded,
+            "PRECISION": "tf32x3",
+        }
+        blocks = (_ceil(columns, block) * self.heads * self.sequences,)
+        launch(sweep, blocks, tensors, numbers, constants, self.plan["warps"])
+
+
+def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32."""
+    run = Passes.of(plan, call, cu_seqlens)
+    out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    final = call.v.new_empty(run.state_shape(), dtype=torch.float32)
+    if final.numel() == 0:
+        return out, final
+    width = call.k.shape[3]
+    prepared = run.prepare(run.per_head(width), run.per_head(width))
+    run.sweep(prepared, run.v, out, run.state, final)
+    return out, final
+
+
+def backward(
+    plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+) -> tuple[list[Tensor | None], Tensor | None]:
+    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
+    run = Passes.of(plan, call, cu_seqlens)
+    grad_state = None if run.state is None else torch.empty_like(run.state)
+    dq, dk, dv, dg, dbeta = (
+        None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in call[:5]
+    )
+    if run.sequences == 0:
+        return [dq, dk, dv, dg, dbeta, None], grad_state
+    do = _tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
+    width, columns = call.k.shape[3], call.v.shape[3]
+    grouped = run.heads != call.q.shape[2]
+    # the gradients' memory holds the decayed queries and keys until they are written
+    head_dq, head_dk = (run.per_head(width) if grouped else x for x in (dq, dk))
+    prepared = run.prepare(head_dq, head_dk)
+    folded = run.folds(dg)
+    ends = dg.view(call.v.dtype) if folded else run.per_chunk()
+    end = None if grad_final is None else grad_final.contiguous()
+    run.sweep(prepared, do, dv, end, grad_state, ends, reverse=True, folded=folded)
+    prepared = prepared._replace(scores=None)
+    states = run.per_chunk()
+    run.sweep(prepared, run.v, None, run.state, None, states)
+
+    blocks = _ceil(width, PIECE)
+    strengths = None if dbeta is None else call.v.new_empty(blocks, *call.v.shape[:3], dtype=torch.float32)
+    tensors = (
+        run.q, run.k, run.v, run.g, run.beta, do, states, ends, head_dq, head_dk, dg, strengths, run.cu_seqlens
+    )  # fmt: skip
+    strides = (x.stride(axis) for x in (run.q, run.k, run.v, do) for axis in (0, 2))
+    numbers = (run.v.shape[1], run.sequences, run.scale, run.v.shape[0] * run.v.shape[1], *strides)
+    constants = {
+        "H": run.heads,
+        "Q_STEP": run.q.stride(1),
+        "K_STEP": run.k.stride(1),
+        "V_STEP": run.v.stride(1),
+        "DO_STEP": do.stride(1),
+        "GROUP": run.heads // run.q.shape[2],
+        "WIDTH": width,
+        "COLUMNS": columns,
+        "BLOCK_K": PIECE,
+        "BLOCK_V": min(PIECE, padded(columns)),
+        "PARTS": PARTS,
+        "FOLDED": folded,
+    }
+    launch(gradients, (run.slots * run.heads * blocks,), tensors, numbers, constants | run.numbers(), PARTS)
+    if dbeta is not None:
+        dbeta.copy_(strengths[0] if blocks == 1 else strengths.sum(0))
+    if grouped:
+        add_groups(head_dq, head_dk, dq, dk)
+    return [dq, dk, dv, dg, dbeta, None], grad_state

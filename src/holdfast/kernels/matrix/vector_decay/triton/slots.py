@@ -1,0 +1,65 @@
+"""Where chunks of sequences and their states are: programs that take one chunk each find it by its slot."""
+
+import triton
+import triton.language as tl
+
+from .decay import CHUNK
+
+PIECE = tl.constexpr(64)
+
+
+@triton.jit
+def first_slot(n, first):
+    """Slot of the first chunk of the n-th packed sequence, which starts at token `first`; each has slots of its own."""
+    return first // CHUNK + n
+
+
+@triton.jit
+def chunk_of(slot, cu_seqlens, sequences, T):
+    """(batch row, first token, tokens) of the chunk in a slot; none in a slot between packed sequences."""
+    if cu_seqlens is None:
+        chunks = tl.cdiv(T, CHUNK)
+        batch = slot // chunks
+        start = (slot % chunks).to(tl.int64) * CHUNK
+        end = start * 0 + T
+    else:
+        batch = slot * 0
+        n = slot * 0 - 1
+        # the last sequence whose first slot is not past this one
+        for group in tl.range(0, sequences, 128):
+            number = group + tl.arange(0, 128)
+            inside = number < sequences
+            begins = tl.load(cu_seqlens + number, mask=inside, other=0).to(tl.int64)
+            n += tl.sum((inside & (first_slot(number, begins) <= slot)).to(tl.int32), 0)
+        # wrong offsets must not reach outside of the tensors
+        n = tl.maximum(n, 0)
+        begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
+        end = tl.minimum(tl.load(cu_seqlens + n + 1).to(tl.int64), T)
+        start = begin + (slot - first_slot(n, begin)) * CHUNK
+    count = tl.minimum(tl.maximum(end - start, 0), CHUNK).to(tl.int32)
+    return batch.to(tl.int64), start, count
+
+
+@triton.jit
+def state_places(
+    values,
+    columns,
+    slot,
+    token,
+    head,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FOLDED: tl.constexpr,
+):
+    """Offsets [values, columns] of a chunk's state in [slots, H, COLUMNS, WIDTH].
+
+    FOLDED: in the memory of numbers twice as large [B, T, H, WIDTH], for COLUMNS up to 2 CHUNK: PIECE columns of two
+    values lie where PIECE columns of one token do, so that the program of a piece finds them where it later writes.
+    token: the chunk's first one of the head.
+    """
+    if FOLDED:
+        value = (token + values // 2 * H) * (2 * WIDTH) + values % 2 * PIECE
+        return value[:, None] + (columns // PIECE * (2 * PIECE) + columns % PIECE)[None, :]
+    else:
+        return (slot * H + head) * WIDTH * COLUMNS + (values * WIDTH)[:, None] + columns[None, :]

@@ -1,0 +1,118 @@
+"""Rotation of queries and keys as one launch; a gradient's is the same by the opposite angle.
+
+A program takes some tokens of q or of k. The angle of a token and channel pair is position * base^(-j / half): a
+float32 cannot hold one of 10^6 radians, so that turns are counted in an integer, as multiples of 2^-64 of a turn, whose
+overflow drops whole turns and nothing else. The frequencies are powers of one ratio in float64, some bits of j at a
+time; all heads of a token share its cosines and sines. So there is no table to keep.
+"""
+
+import math
+import struct
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from holdfast.kernels.lib.triton.sincos import turn_of
+from holdfast.kernels.runtime.launch import launch
+
+# pairs of a tile, 8 a thread: 16 bytes of each half in half precision
+TILE, WARPS = 1024, 4
+_PER_RADIAN, _QUARTER = tl.constexpr(1 / math.tau), tl.constexpr(math.tau / 2**32)
+
+
+@triton.jit
+def per_token(ratio, j, BITS: tl.constexpr):
+    """The turns of channel pairs j a token, ratio^j / 2 pi, as multiples of 2^-64. ratio: the bits of a float64."""
+    power = ratio.to(tl.float64, bitcast=True)
+    turns = tl.full(j.shape, _PER_RADIAN, tl.float64)
+    for bit in tl.static_range(BITS):
+        turns = tl.where((j >> bit) & 1 == 1, turns * power, turns)
+        power *= power
+    # within half a turn, so that the integer has a sign
+    turns -= tl.floor(turns + 0.5)
+    return (turns * 18446744073709551616.0).to(tl.int64)
+
+
+@triton.jit
+def angles(position, frequency):
+    """cos and sin [tokens, pairs] of positions and multiples of 2^-64 of a turn a token."""
+    fraction = ((position[:, None] * frequency[None, :]) >> 32).to(tl.int32)
+    quadrant = (fraction + 536870912) >> 30
+    return turn_of((fraction - (quadrant << 30)).to(tl.float32) * _QUARTER, quadrant)
+
+
+@triton.jit
+def turn_heads(x_ptr, y_ptr, at, to, cosine, sine, inside, x_head, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """Every head of tokens whose first elements are x_ptr + at, into y_ptr + to."""
+    x, y = x_ptr + at, y_ptr + to
+    for _ in tl.range(HEADS):
+        a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y, (a * cosine - b * sine).to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(y + HALF, (a * sine + b * cosine).to(y_ptr.dtype.element_ty), mask=inside)
+        x += x_head
+        y += 2 * HALF
+
+
+@triton.jit
+def rotary(
+    q_ptr, k_ptr, y_ptr, z_ptr, position_ptr, count, T, ratio,
+    q_b, q_t, q_h, k_b, k_t, k_h, y_b, y_t, z_b, z_t, p_b, p_t,
+    HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BITS: tl.constexpr, INVERSE: tl.constexpr,
+):  # fmt: skip
+    """y, z [B, T, H, D], heads side by side, of q and k, by even and odd programs. count: tokens of all sequences.
+
+    position [B, T] by its strides, or None for each token's place in T. ratio: bits of base^(-1 / HALF).
+    """
+    token = tl.program_id(0) // 2 * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, BLOCK)
+    batch, step = (token // T).to(tl.int64), (token % T).to(tl.int64)
+    position = step
+    if position_ptr is not None:
+        position = tl.load(position_ptr + batch * p_b + step * p_t, mask=token < count, other=0).to(tl.int64)
+    cosine, sine = angles(position, per_token(ratio, j, BITS))
+    if INVERSE:
+        sine = -sine
+    inside = (token < count)[:, None] & (j < HALF)[None, :]
+    if tl.program_id(0) % 2 == 0:
+        at, to = (batch * q_b + step * q_t)[:, None] + j[None, :], (batch * y_b + step * y_t)[:, None] + j[None, :]
+        turn_heads(q_ptr, y_ptr, at, to, cosine, sine, inside, q_h, HQ, HALF)
+    else:
+        at, to = (batch * k_b + step * k_t)[:, None] + j[None, :], (batch * z_b + step * z_t)[:, None] + j[None, :]
+        turn_heads(k_ptr, z_ptr, at, to, cosine, sine, inside, k_h, HK, HALF)
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    position: Tensor | None,
+    base: float,
+    inverse: bool,
+    into: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q and k [B, T, H, D] turned by position [B, T] or [1, T], or by each token's place in T; contiguous.
+
+    inverse: turned back. D is even; q and k have one dtype of at most 32 bits. into: where they will be instead, parts
+    of a wider tensor with heads side by side.
+    """
+    batch, length, heads, width = q.shape
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    y, z = into or (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    half = width // 2
+    block, count = triton.next_power_of_2(half), batch * length
+    rows = max(1, TILE // block)
+    if count:
+        places = (0, 0)
+        if position is not None:
+            places = (0 if position.shape[0] == 1 else position.stride(0), position.stride(1))
+        (ratio,) = struct.unpack("<q", struct.pack("<d", base ** (-1 / half)))
+        numbers = (count, length, ratio, *q.stride()[:3], *k.stride()[:3], *y.stride()[:2], *z.stride()[:2], *places)
+        constants = {
+            "HQ": heads, "HK": k.shape[2], "HALF": half, "BLOCK": block, "ROWS": rows,
+            "BITS": (half - 1).bit_length(), "INVERSE": inverse,
+        }  # fmt: skip
+        launch(rotary, (2 * -(-count // rows),), (q, k, y, z, position), numbers, constants, WARPS)
+    return y, z

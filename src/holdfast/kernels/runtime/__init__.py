@@ -1,0 +1,1 @@
+"""How a kernel is compiled, launched and replayed; knows no recurrence."""

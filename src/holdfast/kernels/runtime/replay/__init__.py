@@ -1,0 +1,1 @@
+"""A call's launches, recorded once and run again."""

@@ -1,0 +1,308 @@
+"""What one thread does in a call, recorded: launches, allocations and operations, and on whose memory each works."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+_ALLOCATIONS = {
+    aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default,
+    aten.new_empty_strided.default,
+}  # fmt: skip
+# what PyTorch's compiled graphs allocate by, on the current device, in a fraction of new_empty's time
+_empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+# at a few KiB each
+_BOUND = 512
+# what depends on where in its storage a tensor begins, which calls that are alike need not have in common
+_OF_STORAGE = {aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default}
+_OF_STORAGE |= {aten.as_strided_scatter.default, aten.view_as_complex.default}
+_UNREPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+# of a thread that records
+RECORDING: dict[int, "Recorder"] = {}
+# Holdfast's ops, and what they run: a dispatch mode would see the op alone
+_BENEATH: dict[Any, Callable[..., Any]] = {}
+
+
+def look_beneath(op: Any, run: Callable[..., Any]) -> None:
+    """Lets a recording see what op does: run, on tensors without autograd."""
+    _BENEATH[op] = run
+
+
+def note_launch(run: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+    """Adds a launch to what this thread records, if it does. run: what `driver.launcher` returned."""
+    recorder = RECORDING.get(threading.get_ident())
+    if recorder is not None:
+        recorder.launch(run, grid, arguments)
+
+
+def note_values_read() -> None:
+    """Keeps the call that this thread records, if it does, from being replayed: what it does depends on values."""
+    recorder = RECORDING.get(threading.get_ident())
+    if recorder is not None:
+        recorder.failed = "it reads values on the host"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of a recording: an argument, or what a step made."""
+
+    number: int
+
+
+class Allocation:
+    """Memory of a shape, strides and dtype, into a slot."""
+
+    def __init__(
+        self, slot: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.slot, self.shape, self.strides, self.dtype, self.device = slot, shape, strides, dtype, device
+        self.outputs, self.reads, self.changes = [slot], [], False
+        by_pytorch = partial(_empty, device=device)
+        self.empty = by_pytorch if _empty_on_gpu is None or device.type != "cuda" else _empty_on_gpu
+
+    def __call__(self, slots: list[Any]) -> None:
+        slots[self.slot] = self.empty(self.shape, self.strides, self.dtype)
+
+
+def _empty(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+class Operation:
+    """A PyTorch operation."""
+
+    def __init__(
+        self, op: Any, arguments: Any, keywords: Any, outputs: list[int], many: bool, reads: list[int], changes: bool
+    ) -> None:
+        self.op, self.arguments, self.keywords = op, arguments, keywords
+        self.outputs, self.many, self.reads, self.changes = outputs, many, reads, changes
+
+    def __call__(self, slots: list[Any]) -> None:
+        out = self.op(*filled(self.arguments, slots), **filled(self.keywords, slots))
+        for slot, x in zip(self.outputs, out if self.many else (out,), strict=True):
+            slots[slot] = x
+
+
+class Launch:
+    """A kernel's launch. parts: of each address among its values the slot and the offset that it is of.
+
+    It is bound to addresses that come again, as they do in a loop: then nothing is left to be packed.
+    """
+
+    def __init__(self, direct: Any, grid: tuple[int, int, int], arguments: Sequence[Any], recorder: "Recorder") -> None:
+        self.direct, self.grid, self.bind = direct, grid, getattr(direct, "bound", None)
+        self.values: list[Any] = []
+        self.parts: list[tuple[int, int]] = []
+        # where each address goes, what makes a descriptor's map of it, and the maps made
+        self.places: list[tuple[int, Callable[[int], bytes] | None, dict[int, bytes]]] = []
+        for place, tiles in direct.places:
+            x = arguments[place]
+            if tiles is not None:
+                self.parts.append(recorder.address(x.base))
+                self.places.append((len(self.values), tiles.encoder(x), {}))
+                self.values += (b"", *x.shape, *x.strides)
+            elif isinstance(x, Tensor):
+                self.parts.append(recorder.address(x))
+                self.places.append((len(self.values), None, {}))
+                self.values.append(0)
+            else:
+                self.values.append(x)
+        self.known: dict[tuple[int, ...], Callable[[], None] | None] = {}
+        self.outputs, self.changes = [], True
+
+    @property
+    def reads(self) -> list[int]:
+        """Slots of all memory that it works on."""
+        return [slot for slot, _ in self.parts]
+
+    def moved(self, starts: dict[int, int], arena: int) -> "Launch":
+        """The launch with the slots of starts as so many bytes into the arena's slot."""
+        other = copy(self)
+        other.parts = [
+            (arena, offset + starts[slot]) if slot in starts else (slot, offset) for slot, offset in self.parts
+        ]
+        other.known = {}
+        return other
+
+    def __call__(self, slots: list[Any]) -> None:
+        addresses = tuple([slots[slot].data_ptr() + offset for slot, offset in self.parts])
+        run = self.known.get(addresses)
+        if run is None:
+            self._start(addresses)
+        else:
+            run()
+
+    def _start(self, addresses: tuple[int, ...]) -> None:
+        values = self.values.copy()
+        for (at, encode, known), address in zip(self.places, addresses, strict=True):
+            values[at] = address if encode is None else _remembered(known, address, encode)
+        if addresses in self.known and self.bind is not None:
+            run = self.known[addresses] = self.bind(self.grid, values)
+            run()
+            return
+        if len(self.known) >= _BOUND:
+            self.known.clear()
+        self.known[addresses] = None
+        self.direct.start(self.grid, values)
+
+
+def _remembered(known: dict[int, bytes], address: int, encode: Callable[[int], bytes]) -> bytes:
+    found = known.get(address)
+    if found is None:
+        # another thread may clear it at any time
+        if len(known) >= 1024:
+            known.clear()
+        found = known[address] = encode(address)
+    return found
+
+
+def filled(x: Any, slots: list[Any]) -> Any:
+    """x with tensors in the place of slots."""
+    kind = type(x)
+    if kind is Slot:
+        return slots[x.number]
+    if kind is tuple or kind is list:
+        return kind([filled(part, slots) for part in x])
+    if kind is dict:
+        return {name: filled(part, slots) for name, part in x.items()}
+    return x
+
+
+class Recorder(TorchDispatchMode):
+    """Records what this thread does on tensors and those that come of them. failed: why it cannot be run again."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.device = tensors[0].device
+        self.count = len(tensors)
+        # by slot; held, so that an id stays one tensor's
+        self.tensors = list(tensors)
+        self.others: list[Tensor] = []
+        self.slots = {id(x): n for n, x in enumerate(tensors)}
+        # of a view the slot that owns its memory, and where in it the view begins
+        self.places: dict[int, tuple[int, int]] = {}
+        self.steps: list[Any] = []
+        self.failed = "" if len(self.slots) == len(tensors) else "one tensor is several arguments"
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # PyTorch would import Dynamo to skip it; what records is untraced
+        return False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if op in _BENEATH:
+            with self:
+                return _BENEATH[op](*args, **kwargs)
+        out = op(*args, **kwargs)
+        if not self.failed:
+            self._note(op, args, kwargs, out)
+        return out
+
+    def _new(self, x: Tensor) -> int:
+        self.slots[id(x)] = number = len(self.tensors)
+        self.tensors.append(x)
+        return number
+
+    def _note(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
+        many = isinstance(out, tuple | list)
+        outputs = list(out) if many else [out]
+        if not any(isinstance(x, Tensor) for x in (*tree_leaves((args, kwargs)), *outputs)):
+            # of dtypes, say
+            return
+        if any(not isinstance(x, Tensor) or x.device != self.device for x in outputs):
+            self.failed = f"{op} leaves the device"
+            return
+        if any(tag in op.tags for tag in _UNREPEATABLE):
+            self.failed = f"{op} depends on values"
+            return
+        if op in _OF_STORAGE and self.address(args[0])[0] < self.count:
+            self.failed = f"{op} depends on where in its storage an argument begins"
+            return
+        if not many and id(out) in self.slots and not op._schema.is_mutable:
+            # its argument, as it came
+            return
+        if op is aten.detach.default and id(args[0]) in self.slots:
+            # below autograd the same tensor
+            self.others.append(out)
+            self.slots[id(out)] = self.slots[id(args[0])]
+            return
+        if op in _ALLOCATIONS:
+            self.steps.append(Allocation(self._new(out), tuple(out.shape), out.stride(), out.dtype, out.device))
+            return
+        reads: list[int] = []
+        arguments, keywords = self._slotted(list(args), reads), self._slotted(dict(kwargs), reads)
+        schema = op._schema
+        aliases = [r.alias_info for r in schema.returns]
+        changes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        numbers = [self.slots.get(id(x)) if changes else None for x in outputs]
+        numbers = [self._new(x) if n is None else n for n, x in zip(numbers, outputs, strict=True)]
+        if not changes and reads and any(alias is not None for alias in aliases):
+            base = self.tensors[reads[0]]
+            owner, offset = self.address(base)
+            for x, n in zip(outputs, numbers, strict=True):
+                # what may be a view, as of contiguous or reshape, may be a copy
+                if x.untyped_storage()._cdata == base.untyped_storage()._cdata:
+                    self.places[n] = owner, offset + x.data_ptr() - base.data_ptr()
+        self.steps.append(Operation(op, arguments, keywords, numbers, many, reads, changes))
+
+    def _slotted(self, x: Any, reads: list[int]) -> Any:
+        if isinstance(x, Tensor):
+            number = self.slots.get(id(x))
+            if number is None:
+                self.failed = "a tensor from elsewhere"
+                return x
+            reads.append(number)
+            return Slot(number)
+        if isinstance(x, tuple | list):
+            return type(x)([self._slotted(part, reads) for part in x])
+        if isinstance(x, dict):
+            return {name: self._slotted(part, reads) for name, part in x.items()}
+        return x
+
+    def address(self, x: Tensor) -> tuple[int, int]:
+        """The slot that owns x's memory, and the bytes from its beginning to x."""
+        number = self.slots.get(id(x))
+        if number is None:
+            self.failed = "a tensor from elsewhere"
+            return 0, 0
+        return self.places.get(number, (number, 0))
+
+    def launch(self, run: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
+        if not hasattr(run, "places"):
+            self.failed = "a launch of Triton's own"
+        elif not self.failed:
+            self.steps.append(Launch(run, grid, arguments, self))
+
+    def needed(self, outputs: Any) -> tuple[list[Any], Any, set[int]] | None:
+        """The steps that have to run again, outputs with slots for tensors, and those slots; None where they cannot."""
+        reads: list[int] = []
+        slotted = self._slotted(outputs, reads)
+        if self.failed:
+            return None
+        kept, steps = set(reads), []
+        # slots that are read later, and those that own their memory
+        needed = kept | self._owners(kept)
+        for step in reversed(self.steps):
+            if self._is_needed(step, needed):
+                steps.append(step)
+                needed.update(step.reads, self._owners(step.reads))
+        return steps[::-1], slotted, kept
+
+    def _owners(self, slots: Iterable[int]) -> set[int]:
+        return {self.places.get(slot, (slot, 0))[0] for slot in slots}
+
+    def _is_needed(self, step: Any, needed: set[int]) -> bool:
+        if isinstance(step, Operation) and step.changes:
+            # what it writes to may be memory that nobody reads any more, as of a state that was not asked for
+            written = self._owners(step.outputs)
+            return not written or bool(needed & written) or min(written) < self.count
+        return step.changes or bool(needed.intersection(step.outputs))

@@ -1,0 +1,196 @@
+"""A call's launches, allocations and PyTorch operations, recorded once and run again without the Python between them.
+
+What the host does for a call - checks, plans, grids, strides, what a kernel was compiled for - is the same for every
+call whose arguments have the same shapes, strides, dtypes and alignments. The second such call is recorded; from the
+third on only what was recorded runs, on the addresses of the day. A call that reads values on the host, or launches by
+another way than by launch.py and descriptor_launch.py, is not recorded and runs as before.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from holdfast.kernels.runtime.compile_pool import is_rehearsal, side_by_side
+from holdfast.kernels.runtime.dynamo import untraced
+from holdfast.kernels.runtime.watching import WATCHERS
+from holdfast.kernels.select import remembered
+
+from .arena import in_one
+from .autograd_path import find
+from .guard import CONSTANT, Alike, autocast_dtype
+from .recording import RECORDING, Recorder, filled
+
+
+class Replay:
+    """Runs what was recorded on other tensors."""
+
+    def __init__(self, recorder: Recorder, steps: list[Any], outputs: Any, kept: set[int], changed: list[int]) -> None:
+        """steps, outputs, kept: as of `Recorder.needed`. changed: arguments that were written to."""
+        count, steps = recorder.count, in_one(steps, kept)
+        self.rest, self.outputs, self.changed = [None] * (len(recorder.tensors) - count), outputs, changed
+        self.alike: Alike | None = None
+        last = {slot: n for n, step in enumerate(steps) for slot in step.reads if slot >= count and slot not in kept}
+        self.steps = [(step, [slot for slot, n in last.items() if n == at]) for at, step in enumerate(steps)]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        if torch._C._is_any_autocast_enabled():
+            # its casts are among what was recorded, and it is off where an op turned it off
+            with torch._C._DisableAutocast():
+                return self._run(tensors)
+        return self._run(tensors)
+
+    def _run(self, tensors: Sequence[Tensor]) -> Any:
+        slots = [*tensors, *self.rest]
+        for step, done in self.steps:
+            step(slots)
+            for slot in done:
+                slots[slot] = None
+        if self.changed:
+            # autograd finds by a tensor's version that what it saved has been written to
+            torch.autograd.graph.increment_version([tensors[n] for n in self.changed])
+        return filled(self.outputs, slots)
+
+
+_keys_of = torch._C._dispatch_keys
+# dispatch keys of tensors that are memory and strides, nothing else: no subclass, transform or lazy negation
+_PLAIN: set[int] = set()
+
+
+def _read(values: Any, key: list[Any], tensors: list[Tensor], grad: bool) -> bool:
+    """Appends all that decides how a call of these values runs, and its tensors. False for what is no plain tensor, or
+    with grad for a tensor that needs a gradient."""
+    for x in values:
+        kind = type(x)
+        if kind is Tensor or kind is Parameter:
+            keys = _keys_of(x).raw_repr()
+            if keys not in _PLAIN or (grad and x.requires_grad):
+                return False
+            tensors.append(x)
+            key += (keys, x.get_device(), x.shape, x.stride(), x.dtype, x.data_ptr() & 15)
+        elif kind is tuple or kind is list:
+            key.append(len(x))
+            if not _read(x, key, tensors, grad):
+                return False
+        elif kind is dict:
+            key += x
+            if not _read(x.values(), key, tensors, grad):
+                return False
+        elif kind in CONSTANT:
+            key.append(x)
+        else:
+            return False
+    return True
+
+
+def allow(device: torch.device) -> None:
+    """Lets calls on tensors of a kind of device be recorded."""
+    with torch.inference_mode():
+        inferred = torch.empty(0, dtype=torch.float32, device=device)
+    with torch.inference_mode(False):
+        plain = torch.empty(0, dtype=torch.float32, device=device)
+    _PLAIN.update(_keys_of(x).raw_repr() for x in (inferred, plain))
+
+
+def _watched() -> bool:
+    """Whether something looks at, or changes, the operations or launches of this thread."""
+    return bool(
+        WATCHERS
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd._profiler_enabled()
+        # a tangent is to be found by the ops, which refuse it
+        or forward_ad._current_level >= 0
+    )
+
+
+# in the place of a recording: the call has been made once
+_SEEN = object()
+# in the place of a call: the replay that ran last
+_LAST = object()
+
+
+def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool = False) -> Callable[..., Any]:
+    """run, which launches by launch.py and descriptor_launch.py alone; calls on a GPU are recorded, then replayed.
+
+    above_autograd: run is what users call, under autograd, and is run itself where a gradient is recorded.
+    changes: run writes to its arguments, so that no rehearsal may run it.
+    """
+    known: dict[Any, Any] = remembered()
+
+    @wraps(run, updated=())
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or _watched():
+            return run(*arguments, **named)
+        last = known.get(_LAST)
+        if last is not None and (alike := last.alike(arguments, named)) is not None:
+            return last(alike)
+        key: list[Any] = []
+        tensors: list[Tensor] = []
+        grad = above_autograd and torch.is_grad_enabled()
+        if not (_read(arguments, key, tensors, grad) and (not named or _read((named,), key, tensors, grad))):
+            if not _PLAIN and torch.cuda.is_initialized():
+                allow(torch.device("cuda"))
+            return _straight(run, arguments, named, known) if grad else run(*arguments, **named)
+        if not tensors:
+            return run(*arguments, **named)
+        device = tensors[0].get_device()
+        if device >= 0 and device != torch.cuda.current_device():
+            return run(*arguments, **named)
+        key.append(autocast_dtype(tensors[0].device.type))
+        place = tuple(key)
+        found = known.get(place)
+        if found.__class__ is Replay:
+            if found.alike is None:
+                found.alike = Alike(arguments, named)
+            known[_LAST] = found
+            return found(tensors)
+        if found is None:
+            if len(known) >= 4096:
+                known.clear()
+            known[place] = _SEEN
+            return run(*arguments, **named) if changes else side_by_side(run, arguments, named)
+        elif found is _SEEN and not (is_rehearsal() or (device >= 0 and torch.cuda.is_current_stream_capturing())):
+            # what is checked on the host is not while a graph is captured
+            return _record(run, arguments, named, tensors, known, place)
+        return run(*arguments, **named)
+
+    return call
+
+
+def _straight(run: Any, arguments: Any, named: Any, known: dict[Any, Any]) -> Any:
+    """A call that may record a gradient, which may find that others can go straight to the op that does."""
+    values = (*arguments, *named.values())
+    kinds = (tuple(named), *map(type, values))
+    found = known.get(kinds)
+    if found is False or is_rehearsal() or not any(isinstance(x, Tensor) and x.requires_grad for x in values):
+        return run(*arguments, **named)
+    for each in found or ():
+        if (alike := each.alike(arguments, named)) is not None:
+            known[_LAST] = each
+            return each(alike)
+    outputs, each = find(run, arguments, named)
+    # whether they can is a matter of kinds and constants rather than of shapes, of which there may be many
+    known[kinds] = each is not None and [*(found or ())[-7:], each]
+    return outputs
+
+
+@untraced
+def _record(run: Any, arguments: Any, named: Any, tensors: list[Tensor], known: dict[Any, Any], place: Any) -> Any:
+    thread, recorder = threading.get_ident(), Recorder(tensors)
+    before = [None if x.is_inference() else x._version for x in tensors]
+    RECORDING[thread] = recorder
+    try:
+        with recorder:
+            outputs = run(*arguments, **named)
+    finally:
+        del RECORDING[thread]
+    changed = [n for n, x in enumerate(tensors) if before[n] is not None and x._version != before[n]]
+    needed = recorder.needed(outputs)
+    known[place] = False if needed is None else Replay(recorder, *needed, changed)
+    return outputs

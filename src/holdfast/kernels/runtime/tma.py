@@ -1,0 +1,36 @@
+"""Tensors as TMA reads and writes them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.lib.gluon.compat import TensorDescriptor
+
+
+def width_of(columns: int) -> int:
+    """The tile that holds so many columns."""
+    return 64 if columns <= 64 else 128
+
+
+def tileable(x: Tensor) -> Tensor:
+    """x [B, T, H, D] itself if TMA can read it, else a contiguous copy: rows of 16 bytes, the last axis dense."""
+    b, t, h, d = x.stride()
+    fits = d == 1 and not (b | t | h) & 7 and b > 0 and t > 0 and h > 0 and x.data_ptr() % 16 == 0
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+def tiles(x: Tensor, block: list[int], layout: Any) -> TensorDescriptor:
+    """x in tiles, read as 0 and not written out of bounds. Rows must be of whole 16 bytes, the last axis dense."""
+    # TensorDescriptor checks what it is given, at several microseconds each; callers here have done so
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base, descriptor.shape, descriptor.strides = x, x.shape, x.stride()
+    descriptor.block_shape, descriptor.layout, descriptor.padding = block, layout, "zero"
+    return descriptor
+
+
+def aligned(x: Tensor | None) -> Tensor | None:
+    """x, dense and at a multiple of 16 bytes, as TMA and compiled kernels take it; a copy where it is not."""
+    if x is None or (x.is_contiguous() and x.data_ptr() % 16 == 0):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,1 @@
+"""cap * tanh(x / cap)."""

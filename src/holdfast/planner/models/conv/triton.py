@@ -1,0 +1,102 @@
+"""The short convolution: x is read once and y written once; a thread walks tokens of some channels."""
+
+from collections.abc import Iterator
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.models import ranked
+from holdfast.planner.models.norm.triton import covering
+
+# Offsets inside a tile are 32-bit: of at most LONGEST tokens.
+MOST_CHANNELS = 2**20
+LONGEST = 2048
+# A head that is normalised is one block's.
+WIDEST_HEAD = 512
+# Weights and the last inputs of each channel are in registers.
+MOST_TAPS = 16
+# Tokens that a thread reads ahead of its arithmetic, bytes of each, and how many it walks. With 16 bytes it would have
+# 245 registers backward, and an SM 8 warps, whose latencies nothing hides.
+STEPS = 4
+BYTES = 8
+LENGTHS = (64, 32, 128, 16, 8)
+# Warps for each SM, at least, before threads walk further: two waves, that an SM is full and all end at about one time.
+PER_SM = 32
+# Seconds until what was read ahead is there; an estimate.
+LATENCY = 0.8e-6
+# Channels of a program that adds up what tiles have summed.
+REDUCED = 32
+ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans: channels a block, segments of a tile, tokens read ahead, times that a thread does so, warps."""
+    return ranked(every(problem, device, direction))
+
+
+def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    """All that fit, in no order."""
+    B, T, W = (problem[name] for name in "BTW")
+    size = ELEMENT[problem.dtype]
+    for block in _blocks(problem):
+        # fewer where the taps of so many channels do not fit registers
+        channels = max(1, BYTES // size // (1 if W <= 4 else 2 if W <= 8 else 4))
+        if "heads" in problem.traits and W <= 4:
+            # a head's sums stay within a warp, which waits for no other
+            channels = max(channels, min(block // 32, 8))
+        steps = STEPS if channels <= 4 or direction == "forward" else STEPS // 2
+        for warps in (4, 2, 1):
+            segments = 32 * warps * channels // block
+            for length in LENGTHS:
+                rows = segments * length
+                if not segments or rows > LONGEST:
+                    continue
+                tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
+                blocks = tiles * _across(problem, block)
+                if length > LENGTHS[-1] and blocks * warps < PER_SM * (device.sms or 0):
+                    continue
+                registers = _registers(direction, channels, steps, W, "heads" in problem.traits)
+                grid = Grid(blocks, 32 * warps, registers, 1024)
+                if not grid.fits(device):
+                    continue
+                values = {"block": block, "segments": segments, "steps": steps, "chunks": length // steps}
+                plan = Plan("triton", (*values.items(), ("warps", warps)))
+                yield _candidate(plan, problem, device, direction, grid, tiles)
+
+
+def _blocks(problem: Problem) -> tuple[int, ...]:
+    """Channels of a block, the best first."""
+    if "heads" in problem.traits:
+        return (max(16, covering(problem["K"])),)
+    # of fewer than 64, a token's bytes in memory are too few for its rate
+    D = problem["D"]
+    return tuple(sorted((256, 128, 64), key=lambda block: -(-D // block) * block)) if D > 32 else (32,)
+
+
+def _across(problem: Problem, block: int) -> int:
+    """Blocks of channels: one for each head that is normalised."""
+    heads, width = (problem["H"], problem["K"]) if "heads" in problem.traits else (0, 0)
+    return heads + -(-(problem["D"] - heads * width) // block)
+
+
+def _candidate(plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int) -> Candidate:
+    B, T, D, W = (problem[name] for name in "BTDW")
+    size, length = ELEMENT[problem.dtype], plan["steps"] * plan["chunks"]
+    serial = LATENCY * (1 + plan["chunks"])
+    # what is read twice comes from a cache, at some four times the rate
+    again = (W - 1) / (4 * length)
+    if direction == "forward":
+        moved = int(size * B * T * D * (2 + again))
+        return Candidate.of(plan, device, grid, moved, B * T * D * (2 * W + 30), False, serial)
+    sums = 4 * tiles * D * (W + ("bias" in problem.traits))
+    moved = int(size * B * T * D * (3 + 3 * again)) + sums
+    last = Candidate.of(plan, device, Grid(-(-D // REDUCED) * (W + 1), 128, 40, 1024), sums, sums // 4, False)
+    return Candidate.of(plan, device, grid, moved, B * T * D * (6 * W + 45), False, serial).after(last)
+
+
+def _registers(direction: Direction, channels: int, steps: int, W: int, heads: bool) -> int:
+    """Taps and the last inputs, gradients and sums of each channel, what is read ahead, and addresses.
+
+    As ptxas allots them for sm_90 with W 4, and a little more.
+    """
+    if direction == "forward":
+        return min(255, 40 + 2 * W * channels + 4 * steps)
+    return min(255, (48 if heads else 16) + (4 * W + 3 * steps) * channels)

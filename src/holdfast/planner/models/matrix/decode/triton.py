@@ -1,0 +1,29 @@
+"""One token a sequence: a program a (sequence, head, block of V's columns) reads and writes its part of the state."""
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.models import ranked
+
+WIDEST = 512
+# of the state a thread; loads of all of them are in flight at once
+STATE_REGISTERS = 64
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans, the fastest first. values: columns, the block of V's columns; warps."""
+    if direction == "backward":
+        return ()
+    B, H, K, V = (problem[name] for name in "BHKV")
+    rows = 1 << (K - 1).bit_length()
+    cells = B * H * K * (V + ("normalizer" in problem.traits))
+    # 32 columns are a whole cache line of each row
+    found = []
+    for columns in (32, 64, 16, 128):
+        for warps in (4, 2, 8):
+            held = rows * columns / (32 * warps)
+            if held > STATE_REGISTERS or (columns > 16 and columns >= 2 * V):
+                continue
+            grid = Grid(B * H * -(-V // columns), 32 * warps, int(held) * 2 + 40, 1024)
+            if grid.fits(device):
+                plan = Plan("decode", (("columns", columns), ("warps", warps)))
+                found.append(Candidate.of(plan, device, grid, 8 * cells, 6 * cells, tensor_cores=False))
+    return ranked(found)

@@ -1,0 +1,102 @@
+"""The delta rule's backward pass on Hopper: inverses, states, then a sweep back with all gradients."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from holdfast.planner import Candidate, Device, Grid, Plan, Problem
+from holdfast.planner.models.matrix.scalar_decay.hopper import CHUNK, tile
+
+# columns of v whose state four warps hold
+COLUMNS = 64
+# of the tiles that the sweep has in flight
+STAGES = 3
+# beside the warps of the sweeps: one copies, one has the gates, two fill up the group of four
+OTHER_WARPS = 4
+# barriers, and what the compiler aligns
+SCRATCH = 1024
+# registers of a thread of the sweep with the gradients as it is launched; its groups of warps then divide them
+ADJOINT_REGISTERS = 128
+# Seconds, H200, docs/notes/delta-rule.md#times-of-the-launches: of a chunk of the sweep that keeps states, by columns
+# of v a block, and what a block on every multiprocessor adds, of it; of any before its first and after its last chunk;
+# of a chunk of the sweep with the gradients
+STATES_SECONDS = {64: 1.45e-6, 128: 2.25e-6}
+CROWDED = 0.4
+FILL_SECONDS = 1.2e-5
+ADJOINT_SECONDS = 9.4e-6
+
+
+def in_turn(launches: Sequence[Candidate]) -> Candidate:
+    """One launch after another."""
+    return reduce(lambda before, after: after.after(before), launches)
+
+
+def candidates(
+    problem: Problem, device: Device, entered: Candidate, span: int, state_columns: int
+) -> Iterator[Candidate]:
+    """Plans, in no order; none where no block fits.
+
+    entered: the launches until the states that enter the segments of `span` chunks, and the gradients of those that
+    leave them, are there, found by blocks of state_columns. values: columns of v a block of the sweep that keeps
+    states; stages of tiles in flight of it; span and state_columns.
+    """
+    gradients = _gradients(problem, device, span)
+    for columns in (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,):
+        launches = [entered, _walk(problem, device, columns, span), gradients]
+        if None in launches:
+            continue
+        values = (
+            ("columns", columns),
+            ("state_columns", state_columns),
+            ("stages", STAGES),
+            ("span", span),
+        )
+        yield replace(in_turn(launches), plan=Plan("hopper", values))
+
+
+def _chunks(problem: Problem) -> int:
+    return max(1, -(-problem["T"] // CHUNK))
+
+
+def _states(problem: Problem) -> int:
+    """Bytes of the rounded states of all chunks."""
+    return 2 * problem["B"] * problem["H"] * _chunks(problem) * problem["K"] * tile(problem["V"])
+
+
+def _walk(problem: Problem, device: Device, columns: int, span: int) -> Candidate | None:
+    """The sweep that keeps states, over segments of `span` chunks."""
+    wide, pairs, chunks = tile(problem["K"]), problem["B"] * problem["H"], _chunks(problem)
+    segments = -(-chunks // span)
+    staged, kept = STAGES * CHUNK * (columns + CHUNK + wide), columns * (wide + CHUNK)
+    shared = 2 * (staged + kept) + STAGES * 5 * CHUNK * 4 + SCRATCH
+    warps = 4 * (columns // COLUMNS) + OTHER_WARPS
+    slices = pairs * -(-problem["V"] // columns)
+    grid = Grid(slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    if not grid.fits(device):
+        return None
+    keys = problem["K"] * problem["Hq"] / problem["H"]
+    moved = int(2 * pairs * problem["T"] * (keys + 2 * problem["V"] + CHUNK)) + _states(problem)
+    moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
+    operations = slices * chunks * 2 * CHUNK * columns * (2 * wide + CHUNK)
+    crowd = 1 + CROWDED * min(1.0, grid.blocks / (device.sms or 1))
+    serial = FILL_SECONDS + span * STATES_SECONDS[columns] * crowd
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
+
+
+def _gradients(problem: Problem, device: Device, span: int) -> Candidate | None:
+    """The sweep back with all gradients, over segments of `span` chunks."""
+    wide, V, pairs, chunks = tile(problem["K"]), tile(problem["V"]), problem["B"] * problem["H"], _chunks(problem)
+    segments = -(-chunks // span)
+    # two chunks of q, k and dO; U, Y; S, dS'; A and scores
+    shared = 2 * (2 * CHUNK * (2 * wide + V) + 2 * CHUNK * V + 2 * wide * V + 4 * CHUNK * CHUNK) + 3 * SCRATCH
+    warps = V // 16 + 4 + OTHER_WARPS
+    grid = Grid(pairs * segments, 32 * warps, ADJOINT_REGISTERS, shared)
+    if not grid.fits(device):
+        return None
+    keys = problem["K"] * problem["Hq"] / problem["H"]
+    tokens = 2 * keys + 2 * problem["K"] + 3 * problem["V"] + CHUNK
+    moved = int(2 * pairs * problem["T"] * tokens) + _states(problem)
+    moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
+    operations = 2 * pairs * chunks * CHUNK * (6 * wide * V + CHUNK * (7 * wide + 4 * V))
+    serial = FILL_SECONDS + span * ADJOINT_SECONDS
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)

@@ -1,0 +1,182 @@
+"""The delta rule in Triton: launches over all chunks at once, and walks with the state in registers."""
+
+from collections.abc import Iterator
+from functools import cache
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.models import ranked
+
+# wider states leave no registers for anything else
+WIDEST = 256
+# of the state, in float32 a thread
+STATE_REGISTERS = 64
+# Rounded gradients of the states are kept for one part of the sequence at a time, of at most so many bytes beside the
+# other tensors of the call: 64 MiB at B4 T4096 H32 D128.
+KEPT_BYTES = 64 << 20
+# Fitted to both passes as a whole on an H200 (gated, K = V = 128, bfloat16: B4 T4096 H32, B1 T4096 H16, B1 T32768 H8);
+# no launch was timed by itself. Of a walk's chunk: its products wait for one another, so long whatever their size, and
+# a rate for each warp.
+CHUNK_SECONDS = {"forward": 1.8e-6, "states": 1.2e-6, "reverse": 2.1e-6}
+WARP_RATE = 3.6e11
+STAGE_FACTORS = {3: 1.0, 2: 1.05, 1: 1.45}
+# a block of the launches over all chunks, from its first load to its last store
+PREPARE_SECONDS, GRADIENT_SECONDS = 8e-6, 2.4e-5
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, that a tile of so many columns takes."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def states_fit_gradients(length: int, columns: int, chunk: int) -> bool:
+    """Whether each chunk's rounded state fits where its gradients of q and k will be written."""
+    return length % chunk == 0 and columns <= 2 * chunk
+
+
+def gradient_parts(width: int) -> int:
+    """In how many programs a chunk's gradients of q and k are found: registers hold those of 128 columns."""
+    return 1 if width <= 128 else 2
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans, the fastest first.
+
+    values: chunk; columns, the block of V's columns in a walk; its warps and stages of loads in flight; prepare_warps.
+    Backward also reverse_stages; grad_columns and grad_warps of the launch for the gradients; windows, the parts of the
+    sequence that it takes one after another.
+    """
+    return ranked(_candidates(problem, device, direction))
+
+
+def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    K, V, size = padded(problem["K"]), padded(problem["V"]), 4 if problem.dtype == "float32" else 2
+    limit = device.shared_per_block or 0
+    narrow = _is_narrow(problem, device)
+    found = False
+    for chunk in (64, 32, 16):
+        # 64 rows of float32 leave no registers
+        if found or (chunk > 16 and chunk >= 2 * problem["T"]) or ((size == 4 or narrow) and chunk == 64):
+            continue
+        gradients = cache(lambda windows, chunk=chunk: gradients_of(problem, device, chunk, size, windows))
+        prepared = prepare(problem, device, chunk)
+        for columns in (block for block in (128, 64, 32, 16) if block < 2 * V):
+            warps = 8 if columns > 64 else 4
+            if K * columns > STATE_REGISTERS * 32 * warps or (narrow and columns > 32):
+                continue
+            for stages in (1,) if narrow else (3, 2, 1):
+                shared = _walk_shared(chunk, K, columns, stages, size)
+                if shared > limit:
+                    continue
+                common = (("chunk", chunk), ("columns", columns), ("warps", warps), ("stages", stages))
+                common += (("prepare_warps", 4),)
+                if direction == "forward":
+                    plan = Plan("triton", common)
+                    found = True
+                    yield _walk(problem, device, plan, "forward", shared, stages).after(prepared)
+                    continue
+                windows = windows_of(problem, chunk, size)
+                last = gradients(windows)
+                if last is None:
+                    continue
+                blocks = (("grad_columns", last.plan["grad_columns"]), ("grad_warps", last.plan["grad_warps"]))
+                plan = Plan("triton", (*common, ("reverse_stages", stages), *blocks, ("windows", windows)))
+                states = _walk(problem, device, plan, "states", shared, stages).after(prepared)
+                reverse = _walk(problem, device, plan, "reverse", shared, stages)
+                found = True
+                # the plan is the last launch's
+                whole = last.after(reverse.after(states))
+                yield Candidate(
+                    plan,
+                    whole.prediction,
+                    whole.moved,
+                    whole.operations,
+                    reverse.blocks,
+                    reverse.shared,
+                    reverse.registers,
+                )
+
+
+def _is_narrow(problem: Problem, device: Device) -> bool:
+    """Whether tiles have to be small: before Hopper, operands of products take registers.
+
+    Compiled for sm_80 at K = V = 128, walks of 64 and 128 columns in chunks of 64 leave up to 9 KB of stack a thread,
+    the gradients 17 KB.
+    """
+    return (device.capability or (0, 0)) < (9, 0) and max(problem["K"], problem["V"]) > 64
+
+
+def windows_of(problem: Problem, chunk: int, size: int) -> int:
+    """Parts of each sequence, so that their states' gradients stay within KEPT_BYTES, or within one chunk each."""
+    if problem.varlen:
+        return 1
+    chunks = max(1, -(-problem["T"] // chunk))
+    kept = problem["B"] * problem["H"] * chunks * problem["K"] * problem["V"] * size
+    return min(chunks, max(1, -(-kept // KEPT_BYTES)))
+
+
+def _walk_shared(chunk: int, K: int, columns: int, stages: int, size: int) -> int:
+    """Bytes of a block of delta_reverse, which takes most; an upper bound of what Triton 3.6 allots at 16 bits."""
+    tiles = size * chunk * (2 * K + columns + chunk) + 512
+    return stages * tiles + size * chunk * (columns + 3 * chunk)
+
+
+def prepare(problem: Problem, device: Device, chunk: int) -> Candidate:
+    size = 4 if problem.dtype == "float32" else 2
+    pairs, K = problem["B"] * problem["H"], padded(problem["K"])
+    grid = Grid(pairs * max(1, -(-problem["T"] // chunk)), 128, 192, size * chunk * (K + 2 * chunk))
+    moved = int(pairs * problem["T"] * (size * (problem["K"] * problem["Hq"] / problem["H"] + chunk) + 8))
+    products = 3 * (chunk.bit_length() - 2)
+    operations = 2 * grid.blocks * chunk * chunk * (K + products * chunk)
+    return Candidate.of(Plan("triton"), device, grid, moved, operations, serial=PREPARE_SECONDS)
+
+
+def _walk(problem: Problem, device: Device, plan: Plan, name: str, shared: int, stages: int) -> Candidate:
+    """One launch through the sequence: "forward", "states" or "reverse"."""
+    size, chunk, columns, warps = 4 if problem.dtype == "float32" else 2, plan["chunk"], plan["columns"], plan["warps"]
+    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
+    chunks, splits = max(1, -(-problem["T"] // chunk)), -(-V // columns)
+    grid = Grid(pairs * splits, 32 * warps, 255 if warps == 4 else 232, shared)
+    # q and k of a group of heads, and of the splits of a head, are read at the same time: once from memory
+    share = problem["Hq"] / problem["H"]
+    widths = {"forward": 2 * K * share + 2 * V, "states": K * share + V, "reverse": 2 * K * share + V}[name] + chunk
+    kept = 0 if name == "forward" else pairs * chunks * K * V * size
+    moved = int(pairs * problem["T"] * (size * widths + 8)) + kept + 4 * pairs * K * V
+    by_key = {"forward": 3, "states": 2, "reverse": 3}[name]
+    by_chunk = {"forward": 3, "states": 2, "reverse": 3}[name]
+    scores = 0 if name == "states" else padded(K) * chunk
+    operations = 2 * chunk * (columns * (by_key * padded(K) + by_chunk * chunk) + scores)
+    working = min(warps, max(1, columns // 16))
+    serial = STAGE_FACTORS[stages] * chunks * (CHUNK_SECONDS[name] + operations / (working * WARP_RATE))
+    return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)
+
+
+def gradients_of(problem: Problem, device: Device, chunk: int, size: int, windows: int) -> Candidate | None:
+    """The launches for the gradients; None where no block fits."""
+    K, V, pairs = padded(problem["K"]), padded(problem["V"]), problem["B"] * problem["H"]
+    narrow = _is_narrow(problem, device)
+    parts = gradient_parts(problem["K"])
+    widest = 32 if parts > 1 else 64 if narrow else 128
+    for columns in (block for block in (128, 64, 32, 16) if block < 2 * V and block <= widest):
+        shared = size * (2 * columns * K + 2 * chunk * K + 3 * chunk * columns + 2 * chunk * chunk)
+        if parts > 1:
+            # own rows of both states beside the whole
+            shared += size * columns * K
+        if chunk < 64 and not narrow:
+            # a gradient changes hands between warps, in float32, beside all of that
+            shared += size * chunk * columns + 4 * chunk * max(K, V) + 512
+        warps = 8 if max(K, columns) > 64 and not narrow else 4
+        grid = Grid(parts * pairs * max(1, -(-problem["T"] // chunk)), 32 * warps, 255, shared)
+        if not grid.fits(device):
+            continue
+        plan = Plan("triton", (("grad_columns", columns), ("grad_warps", warps)))
+        share = problem["Hq"] / problem["H"]
+        widths = 2 * problem["K"] * (1 + share) + 3 * problem["V"] + chunk
+        states = 2 * problem["K"] * problem["V"] * size
+        moved = int(pairs * problem["T"] * (size * widths + 16)) + grid.blocks * states
+        operations = 2 * grid.blocks * chunk * ((2 + 3 / parts) * K * V + chunk * (6 * K + 5 * V))
+        whole = Candidate.of(plan, device, grid, moved, int(operations), serial=GRADIENT_SECONDS)
+        # each window is two launches more
+        for _ in range(2 * (windows - 1)):
+            whole = whole.after(Candidate.of(plan, device, Grid(1, 32), 0, 0))
+        return Candidate(plan, whole.prediction, whole.moved, whole.operations, grid.blocks, shared, grid.registers)
+    return None

@@ -1,0 +1,113 @@
+"""Vector decay in Triton: chunks prepared side by side, sweeps over them, gradients side by side.
+
+The sweep's seconds are those of the sweep of a scalar decay, the preparation's come from its instructions, and the
+gradients' are fitted to the whole backward pass on an H200 (B4 T4096 H32 K128 V128, bfloat16).
+"""
+
+from collections.abc import Iterator
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.models import ranked
+
+CHUNK = 64
+# wider states leave no registers for anything else
+WIDEST = 256
+# of K's columns, that a block of the launches side by side holds at a time
+PIECE = 64
+# of the sweep, and of its state in float32 a thread: beside operands of 2 bytes, and of 4
+WARPS = {2: (4, 8), 4: (4,)}
+STATE_REGISTERS = {2: 64, 4: 32}
+# A chunk's products wait for one another: so long whatever their size, and a rate for each warp.
+CHUNK_SECONDS = 1.2e-6
+WARP_RATE = 3.6e11
+# of a block alone on its SM with so many stages in flight; another block hides the wait
+STAGE_FACTORS = {3: 1.0, 2: 1.28, 1: 1.45}
+# a block's piece of PIECE columns, two blocks an SM: 3000 and 8000 instructions a warp, the latter with spills
+PREPARE_SECONDS = 5e-6
+GRADIENT_SECONDS = 4.2e-5
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, that a tile of so many columns takes."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Plans, the fastest first.
+
+    values, of the sweep: columns, the block of V's columns; warps; stages of loads in flight.
+    """
+    return ranked(_candidates(problem, device, direction))
+
+
+def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    K, V = padded(problem["K"]), padded(problem["V"])
+    size = 4 if problem.dtype == "float32" else 2
+    for block in (block for block in (128, 64, 32, 16) if block <= V):
+        for warps in (warps for warps in WARPS[size] if K * block <= STATE_REGISTERS[size] * 32 * warps):
+            for stages in (3, 2, 1):
+                shared = _shared(K, block, warps, stages, size)
+                if shared > (device.shared_per_block or 0):
+                    continue
+                plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
+                found = _side_by_side(problem, device, plan, "prepare")
+                if direction == "forward":
+                    yield _sweep(problem, device, plan, shared, reads=True, keeps=False).after(found)
+                    continue
+                found = _sweep(problem, device, plan, shared, reads=True, keeps=True).after(found)
+                found = _sweep(problem, device, plan, shared, reads=False, keeps=True).after(found)
+                yield _side_by_side(problem, device, plan, "gradients").after(found)
+
+
+def _shared(width: int, block: int, warps: int, stages: int, size: int) -> int:
+    """Bytes of a block of the sweep, an upper bound of what Triton 3.6 allots.
+
+    Tiles in flight, and a state that changes hands between warps: on its way to memory, and where a warp does not keep
+    its 16 rows of it. Without a pipeline float32 goes through shared memory a tile at a time.
+    """
+    exchanged = (2 if 16 * warps > block else 1) * width * block * size
+    if size == 4 and stages == 1:
+        return CHUNK * max(width, block) * size + exchanged
+    return stages * (CHUNK * (2 * width + block + CHUNK) * size + 4 * width) + exchanged
+
+
+def _sweep(problem: Problem, device: Device, plan: Plan, shared: int, reads: bool, keeps: bool) -> Candidate:
+    """One launch of `sweep`. reads: whether it has an output. keeps: whether states go to memory."""
+    K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
+    block, warps, stages = plan["columns"], plan["warps"], plan["stages"]
+    size, wide = 4 if problem.dtype == "float32" else 2, padded(K)
+    chunks = -(-T // CHUNK)
+    grid = Grid(pairs * -(-V // block), 32 * warps, 255 if warps == 4 else 232, shared)
+    moved = pairs * (T * size * (K + V) + 8 * K * V + 4 * chunks * K)
+    if reads:
+        moved += pairs * T * size * (K + V + CHUNK)
+    if keeps:
+        moved += pairs * chunks * size * K * V
+    operations = 2 * CHUNK * block * (wide + (wide + CHUNK if reads else 0))
+    # a warp takes 16 rows of the transposed state; more warps than that repeat each other's work
+    working = min(warps, max(1, block // 16))
+    alone = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) < 2
+    factor = STAGE_FACTORS[stages] if alone else 1.0
+    serial = factor * chunks * (CHUNK_SECONDS + operations / (working * WARP_RATE))
+    return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)
+
+
+def _side_by_side(problem: Problem, device: Device, plan: Plan, name: str) -> Candidate:
+    """One launch of `prepare` or `gradients`, of all chunks."""
+    K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
+    size = 4 if problem.dtype == "float32" else 2
+    pieces, chunks = -(-K // PIECE), -(-T // CHUNK)
+    shared = CHUNK * PIECE * (3 * size + 4)
+    # decays are taken to be float32
+    reads = 2 * K * size * problem["Hq"] / problem["H"] + 4 * K
+    products = 2 * CHUNK * PIECE * (7 * CHUNK)
+    if name == "prepare":
+        grid = Grid(pairs * chunks, 128, 255, shared)
+        moved = pairs * T * (reads + size * (2 * K + CHUNK))
+        return Candidate.of(
+            plan, device, grid, int(moved), grid.blocks * pieces * products, serial=pieces * PREPARE_SECONDS
+        )
+    grid = Grid(pairs * chunks * pieces, 128, 255, shared)
+    moved = pairs * (T * (reads + 2 * V * size + 2 * K * size + 4 * K) + 2 * chunks * size * K * V)
+    products = 2 * products + 2 * CHUNK * V * (CHUNK + 2 * PIECE)
+    return Candidate.of(plan, device, grid, int(moved), grid.blocks * products, serial=GRADIENT_SECONDS)

@@ -1,0 +1,140 @@
+"""States wider than a kernel's, in slices: V's columns as heads of their own, K's rows one launch after another.
+
+Columns of V do not know of one another in any matrix recurrence. Rows of K do not in the additive ones, whose outputs
+are sums over them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.floors import ELEMENT_BYTES
+from holdfast.planner.models import ranked
+from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST, tile
+
+# of V's slices; the widest that a kernel takes, and those of the tiles
+WIDTHS = (256, 128, 64)
+# rows of 16 bytes, which TMA copies
+ALIGNED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How many slices K and V come in. A plan's values of the same names."""
+
+    key_slices: int = 1
+    value_slices: int = 1
+
+    @staticmethod
+    def of(plan: Plan) -> "Cut":
+        values = dict(plan.values)
+        return Cut(values.get("key_slices", 1), values.get("value_slices", 1))
+
+    def planned(self, plan: Plan) -> Plan:
+        """A slice's plan, with the slices in it."""
+        return Plan(plan.backend, (*plan.values, ("key_slices", self.key_slices), ("value_slices", self.value_slices)))
+
+    def rows(self, keys: int) -> list[slice]:
+        """K's slices; the last may be narrower."""
+        width = keys if self.key_slices == 1 else _aligned(-(-keys // self.key_slices))
+        return [slice(first, min(first + width, keys)) for first in range(0, keys, width)]
+
+    def columns(self, values: int) -> int:
+        """Of one of V's slices. All are as wide: if the number does not divide V, the last is filled up."""
+        return (
+            values // self.value_slices
+            if values % self.value_slices == 0
+            else _aligned(-(-values // self.value_slices))
+        )
+
+
+WHOLE = Cut()
+
+
+def _aligned(width: int) -> int:
+    return -(-width // ALIGNED) * ALIGNED
+
+
+def cuts(problem: Problem, rows: bool) -> Iterator[Cut]:
+    """The ways to cut a call, where K or V is wider than the tiles. rows: whether K may be."""
+    K, V = problem["K"], problem["V"]
+    for keys in dict.fromkeys((1, key_slices(K))) if rows else (1,):
+        for values in dict.fromkeys([1, *(_even(V, -(-V // width)) for width in WIDTHS if width < V)]):
+            if (keys, values) != (1, 1):
+                yield Cut(keys, values)
+
+
+def key_slices(K: int) -> int:
+    """Of rows that all take the same tile."""
+    slices = -(-K // WIDEST)
+    while len({tile(rows.stop - rows.start) for rows in Cut(slices).rows(K)}) > 1:
+        slices += 1
+    return max(1, slices)
+
+
+def _even(V: int, slices: int) -> int:
+    """So many slices, or some more if those divide V evenly."""
+    some = range(slices, 2 * slices)
+    aligned = (n for n in some if V % (ALIGNED * n) == 0)
+    return next(aligned, next((n for n in some if V % n == 0), slices))
+
+
+def sliced(problem: Problem, cut: Cut) -> Problem:
+    """The problem of the first slice of K, with V's slices as heads.
+
+    Traits: "slices", and "key_slices" where its output is a part of a sum.
+    """
+    K, V = problem["K"], problem["V"]
+    first, *_ = cut.rows(K)
+    sizes = dict(problem.sizes) | {"H": problem["H"] * cut.value_slices, "K": first.stop, "V": cut.columns(V)}
+    traits = problem.traits | {"slices"} | ({"key_slices"} if cut.key_slices > 1 else set())
+    return replace(problem, sizes=tuple(sizes.items()), traits=traits)
+
+
+def candidates(
+    problem: Problem,
+    device: Device,
+    direction: Direction,
+    cut: Cut,
+    of_slice: Callable[[Problem, Device, Direction], tuple[Candidate, ...]],
+) -> tuple[Candidate, ...]:
+    """Plans in such slices, the fastest first. of_slice: the kernel's own."""
+    return ranked(
+        _whole(problem, device, direction, cut, found) for found in of_slice(sliced(problem, cut), device, direction)
+    )
+
+
+def _whole(problem: Problem, device: Device, direction: Direction, cut: Cut, found: Candidate) -> Candidate:
+    """All slices of K, and what adds them up."""
+    whole = found
+    for _ in range(cut.key_slices - 1):
+        whole = found.after(whole)
+    if moved := _added(problem, direction, cut):
+        sums = Candidate.of(found.plan, device, Grid(device.sms or 1, 128, 32), moved, 0, tensor_cores=False)
+        whole = sums.after(whole)
+    return Candidate(
+        cut.planned(found.plan),
+        whole.prediction,
+        whole.moved,
+        whole.operations,
+        found.blocks,
+        found.shared,
+        found.registers,
+    )
+
+
+def _added(problem: Problem, direction: Direction, cut: Cut) -> int:
+    """Bytes that the sums over slices move."""
+    B, T, H, Hq, K, V = (problem[name] for name in ("B", "T", "H", "Hq", "K", "V"))
+    size, more = ELEMENT_BYTES[problem.dtype], cut.key_slices - 1
+    tokens, columns = B * T, cut.columns(V) * cut.value_slices
+    # of o, in float32 from one slice of K to the next
+    moved = more * 8 * tokens * H * columns
+    if direction == "forward":
+        return moved
+    moved = more * 3 * size * tokens * H * columns
+    if H * cut.value_slices > Hq:
+        moved += 2 * size * tokens * K * (H * cut.value_slices + Hq)
+    if "decay=vector" in problem.traits and cut.value_slices > 1:
+        moved += 4 * tokens * K * H * (cut.value_slices + 1)
+    return moved

@@ -1,0 +1,1 @@
+"""The norm of heads' outputs."""

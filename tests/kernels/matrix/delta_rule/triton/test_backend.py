@@ -1,0 +1,156 @@
+"""The delta rule in Triton without a GPU: right in the interpreter, and compiled for GPUs that are not here."""
+
+import pytest
+import torch
+
+from holdfast.kernels.matrix.delta_rule.triton.backend import TritonDelta
+from holdfast.planner import Device, Problem
+from holdfast.planner.models.matrix.delta_rule.triton import candidates, gradient_parts, states_fit_gradients
+
+pytest.importorskip("triton")
+from holdfast.kernels.matrix.delta_rule.triton.chunk_grads import delta_gradients
+from holdfast.kernels.matrix.delta_rule.triton.chunk_inverse import prepare_chunk
+from holdfast.kernels.matrix.delta_rule.triton.states import delta_forward, delta_reverse
+from interpreted import interpret
+from triton_compile import TARGETS, compile_for
+
+FLOATS = ("g_ptr", "beta_ptr", "first_ptr", "last_ptr", "dg_ptr", "dbeta_ptr")
+KERNELS = {"prepare": prepare_chunk, "forward": delta_forward, "states": delta_forward, "reverse": delta_reverse}
+KERNELS["gradients"] = delta_gradients
+# the forward pass keeps no states, the walk for them writes no output
+ABSENT = {"forward": ("low_ptr", "high_ptr"), "states": ("o_ptr", "last_ptr")}
+
+
+def test_interpreted():
+    assert "no token" in interpret("kernels.matrix.delta_rule.triton.parity", "interpreted", seconds=300)
+
+
+def test_gradients_of_small_heads_are_rounded_once():
+    assert "dstate" in interpret("kernels.matrix.delta_rule.triton.parity", "small_heads")
+
+
+def arguments(name, dtype, width, columns, block, **given):
+    """Of one launch, with a decay, a strength, and states at both ends."""
+    kernel = KERNELS[name]
+    found = {x: torch.float32 if x in FLOATS else dtype for x in kernel.arg_names if x.endswith("_ptr")}
+    found |= dict.fromkeys(ABSENT.get(name, ()))
+    is_float32 = dtype == torch.float32
+    constants = {"GROUP": 1, "WIDTH": width, "COLUMNS": columns, "BLOCK_K": width, "BLOCK_V": block, "STAGES": 2}
+    constants |= {
+        "CHUNK": 32 if is_float32 else 64,
+        "WIDE": dtype != torch.bfloat16,
+        "PRECISION": "tf32x3",
+        "PARTS": gradient_parts(width),
+        "cu_seqlens": None,
+        "scale": 0.5,
+    }
+    found = dict.fromkeys(kernel.arg_names, 4096) | constants | found | given
+    return {x: found[x] for x in kernel.arg_names}
+
+
+@pytest.mark.parametrize("capability", [x for x in TARGETS if x != 90])
+@pytest.mark.parametrize("name", ["prepare", "forward", "gradients"])
+def test_compiles_for_gpus_that_are_not_here(name, capability):
+    made = compile_for(KERNELS[name], capability, arguments(name, torch.bfloat16, 32, 64, 64), num_warps=4)
+    assert ("tcgen05.mma" if capability == 100 else "mma.sync") in made.ptx
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("prepare", 0), ("forward", 352), ("states", 128), ("reverse", 320), ("gradients", 352)]
+)
+def test_the_planned_blocks_compile_on_hopper(name, most):
+    """K = V = 128: little spills, and the plan's shared memory is enough."""
+    device = Device.named("h200")
+    plan = candidates(problem(), device, "backward")[0].plan
+    block = plan["grad_columns" if name == "gradients" else "columns"]
+    warps = plan[{"gradients": "grad_warps", "prepare": "prepare_warps"}.get(name, "warps")]
+    given = arguments(name, torch.bfloat16, 128, 128, block, STAGES=plan["stages"])
+    made = compile_for(KERNELS[name], 90, given, num_warps=warps)
+    assert "wgmma" in made.ptx
+    assert made.shared <= device.shared_per_block
+    assert made.stack <= most
+
+
+def test_gradients_of_wide_keys_compile_on_hopper():
+    """K = 256, V = 512, in two programs: in one 2.4 KB spilt."""
+    made = compile_for(delta_gradients, 90, arguments("gradients", torch.bfloat16, 256, 512, 32), num_warps=8)
+    assert made.stack <= 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["forward", "gradients"])
+def test_the_planned_blocks_on_ampere(name):
+    """K = V = 128: what spills stays far from the 9 and 17 KB of wider tiles."""
+    device = Device.named("a100")
+    plan = candidates(problem(), device, "backward")[0].plan
+    block, warps = ("grad_columns", "grad_warps") if name == "gradients" else ("columns", "warps")
+    sizes = {"STAGES": plan["stages"], "CHUNK": plan["chunk"]}
+    given = arguments(name, torch.bfloat16, 128, 128, plan[block], **sizes)
+    made = compile_for(KERNELS[name], 80, given, num_warps=plan[warps])
+    assert made.shared <= device.shared_per_block
+    assert made.stack <= 1900
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("T", "K", "V"), [(16, 256, 256), (17, 256, 256), (30, 128, 256)])
+def test_gradients_of_short_sequences_fit_as_the_model_says(T, K, V):
+    device = Device.named("h200")
+    plan = candidates(problem(B=1, H=2, Hq=2, T=T, K=K, V=V), device, "backward")[0].plan
+    given = arguments("gradients", torch.bfloat16, K, V, plan["grad_columns"], CHUNK=plan["chunk"])
+    assert compile_for(delta_gradients, 90, given, num_warps=plan["grad_warps"]).shared <= device.shared_per_block
+
+
+def test_compiles_packed_and_in_float32():
+    packed = {"cu_seqlens": torch.int64}
+    assert compile_for(prepare_chunk, 90, arguments("prepare", torch.float16, 32, 32, 32, **packed), num_warps=4).ptx
+    made = compile_for(delta_forward, 80, arguments("forward", torch.float32, 32, 32, 32), num_warps=4)
+    assert "tf32" in made.ptx
+
+
+@pytest.mark.slow
+def test_the_code_of_the_gradients_does_not_grow_with_the_values():
+    """At K = V = 256 in float32, eight blocks of columns, it was compiled for 79 s of one core; a loop for 7 s."""
+
+    def products(blocks):
+        given = arguments("gradients", torch.float32, 16, 16 * blocks, 16, CHUNK=16)
+        return compile_for(delta_gradients, 80, given, num_warps=4).ptx.count("mma.sync")
+
+    assert products(8) == products(3) < products(2)
+
+
+def problem(traits=("decay=scalar",), dtype="bfloat16", **sizes):
+    sizes = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128} | sizes
+    return Problem.of("gated_delta_rule", "matrix", dtype, sizes, dict.fromkeys((*traits, "delta", "beta"), True))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (problem(dtype="float64"), "float64"),
+        (problem(["decay=vector"]), "one log decay a head"),
+        (problem(["normalizer"]), "no normaliser"),
+        (problem(K=512), "at most 256; got 512 and 128"),
+        (Problem.of("simple_gla", "matrix", "bfloat16", dict(problem().sizes), {}), "delta rule alone"),
+    ],
+)
+def test_what_it_cannot_serve_is_said(given, reason):
+    assert reason in TritonDelta().reject(given, Device.named("h200"))
+    assert "NVIDIA GPU" in TritonDelta().reject(given, Device.named("cpu"))
+
+
+@pytest.mark.parametrize("device", ["h200", "a100", "rtx3090"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("K", "V"), [(8, 256), (16, 16), (80, 80), (128, 128), (256, 8), (256, 256)])
+def test_every_shape_has_a_plan(device, dtype, K, V):
+    for T in (0, 1, 63, 4095, 1_000_000):
+        given = problem(dtype=dtype, B=1, H=2, Hq=1, T=T, K=K, V=V)
+        assert TritonDelta().reject(given, Device.named(device)) is None
+        for direction in ("forward", "backward"):
+            assert candidates(given, Device.named(device), direction)
+
+
+def test_windows_bound_what_is_kept():
+    plan = candidates(problem(), Device.named("h200"), "backward")[0].plan
+    assert plan["windows"] == 4
+    assert states_fit_gradients(4096, 128, plan["chunk"])
+    assert candidates(problem(["varlen"], B=1), Device.named("h200"), "backward")[0].plan["windows"] == 1
