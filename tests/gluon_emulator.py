@@ -305,7 +305,8 @@ class _Language(types.SimpleNamespace):
             return lambda *values: Value(function(*(torch.as_tensor(_raw(value)) for value in values)))
 
         super().__init__(
-            constexpr=constexpr,
+            # what Triton's constexpr wraps is a plain value here
+            constexpr=lambda x: x,
             arange=lambda start, stop, layout=None: Value(torch.arange(start, stop)),
             zeros=lambda shape, dtype, layout=None: Value(torch.zeros(shape, dtype=dtype.torch)),
             full=lambda shape, value, dtype, layout=None: Value(torch.full(shape, value, dtype=dtype.torch)),
@@ -369,6 +370,17 @@ def _assembly(text: str, constraints: str, values: list[Value], **how: Any) -> V
     return Value(_INSTRUCTIONS[text.split()[0]](*(x.data for x in values)))
 
 
+def emulated_aggregate(made: Any, rebound: Callable[[Any], Any]) -> type:
+    """The class that @aggregate made, with its constructor and methods rebound; Triton alone checks its fields."""
+    members = {member.fn.__name__: _method(member.fn, rebound) for member in made.hash_attrs}
+    return type(made.__name__, (), members)
+
+
+def _method(function: Any, rebound: Callable[[Any], Any]) -> Any:
+    # rebound when it is called: it may name the class that it belongs to
+    return lambda *arguments, **named: rebound(function)(*arguments, **named)
+
+
 class Emulated:
     """A kernel to be launched as the original is."""
 
@@ -419,6 +431,8 @@ def _rebound(function: Any, modules: dict[str, Any]) -> Any:
     for name, value in function.__globals__.items():
         if isinstance(value, JITFunction):
             names[name] = _Later(value.fn, modules)
+        elif getattr(value, "__triton_aggregate__", False):
+            names[name] = emulated_aggregate(value, lambda function: _rebound(function, modules))
         elif isinstance(value, constexpr):
             names[name] = value.value
         else:

@@ -16,7 +16,7 @@ import torch
 from triton.language.core import constexpr
 from triton.runtime.jit import JITFunction
 
-from gluon_emulator import DType, Pointer, Shared, Value, _Language, _raw, load, store
+from gluon_emulator import DType, Pointer, Shared, Value, _Language, _raw, emulated_aggregate, load, store
 
 _SECONDS = 20
 _BARRIERS = "barriers"
@@ -290,10 +290,22 @@ def _rebound(function: Any, names: dict[str, Any]) -> Any:
         if name in names:
             found[name] = names[name]
         elif isinstance(value, JITFunction):
-            found[name] = lambda *given, of=value.fn: _rebound(of, names)(*given)
+            found[name] = _Later(value.fn, names)
+        elif getattr(value, "__triton_aggregate__", False):
+            found[name] = emulated_aggregate(value, lambda function: _rebound(function, names))
         else:
             found[name] = value.value if isinstance(value, constexpr) else value
     return types.FunctionType(function.__code__, found, function.__name__, function.__defaults__)
+
+
+class _Later:
+    """A function that is rebound when it is called."""
+
+    def __init__(self, function: Any, names: dict[str, Any]) -> None:
+        self.function, self.names = function, names
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return _rebound(self.function, self.names)(*given, **named)
 
 
 def _argument(x: Any) -> Any:

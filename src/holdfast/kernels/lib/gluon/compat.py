@@ -23,6 +23,13 @@ except AttributeError:
 
 tma_store_wait = tma.store_wait
 
+# For what has constants or methods. A NamedTuple, made by keyword, carries tensors, descriptors, shared memory and
+# None; constants do not stay constant in it: tests/kernels/lib/gluon/test_aggregates.py.
+try:
+    aggregate = gluon.aggregate
+except AttributeError:
+    from triton.language.core import _aggregate as aggregate
+
 try:
     copy_to_shared = async_copy.async_load
 except AttributeError:
@@ -43,6 +50,7 @@ def reinterpret(memory, dtype, shape, layout, _semantic=None):
 
 __all__ = [
     "TensorDescriptor",
+    "aggregate",
     "async_copy",
     "barrier",
     "copy_to_shared",
