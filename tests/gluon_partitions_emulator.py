@@ -170,18 +170,18 @@ class _Hopper:
             "warpgroup_mma_wait": self.warpgroup_mma_wait,
             "mma_v2": _mma,
             # instructions of the processor, and shuffles between lanes, which are not emulated
-            "wait_for_launch": lambda: None,
-            "let_launch": lambda: None,
-            "fence_async": lambda: None,
-            "land_stores": self.land_stores,
-            "before_grid": blocks.before,
-            "arrive_at_grid": blocks.arrive,
-            "wait_for_grid": blocks.wait,
+            "grid_dependency_wait": lambda: None,
+            "launch_dependents": lambda: None,
+            "fence_generic_to_async": lambda: None,
+            "tma_store_wait_written": self.land_stores,
+            "grid_phase": blocks.before,
+            "grid_arrive": blocks.arrive,
+            "grid_wait": blocks.wait,
             "to_half": lambda x, dtype: Value(x.data.to(dtype.torch)),
-            "rounded": lambda x, dtype: Value(x.data.to(dtype.torch).to(torch.float32)),
-            "eight_columns": lambda x: x,
+            "round_to": lambda x, dtype: Value(x.data.to(dtype.torch).to(torch.float32)),
+            "to_vectorized_rows": lambda x: x,
             "across": lambda x: Value(x.data.view(-1, 2, x.shape[1]).flip(1).view(x.shape)),
-            "parts_of_columns": lambda x, warps: Value(x.data.view(warps, -1, x.shape[1]).sum(1)),
+            "warp_column_sums": lambda x, warps: Value(x.data.view(warps, -1, x.shape[1]).sum(1)),
         }
 
     def warp_specialize(self, partitions: list[Any], warps: list[int], registers: list[int]) -> None:
@@ -228,7 +228,7 @@ class _Hopper:
             here, data = stores.pop(0)
             self.block.mine.landing.append((here, data.clone()))
 
-    def land_stores(self) -> None:
+    def tma_store_wait_written(self) -> None:
         while self.block.mine.landing:
             here, data = self.block.mine.landing.pop(0)
             assert here.isnan().all(), "written twice"

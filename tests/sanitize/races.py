@@ -17,7 +17,10 @@ Line = tuple[str, str, str]
 Key = tuple[str, str, str, str]
 # what a line says that reads or writes shared memory; one that says nothing of the kind has an instruction that the
 # compiler moved there
-_ACCESS = re.compile(r"\.(load|store|index|slice)\(|\b(tma_|warpgroup_mma|copy_to_shared|gather|weigh|within)|\[.*\] =")
+_ACCESS = re.compile(
+    r"\.(load|store|index|slice)\(|\b(tma_|warpgroup_mma|copy_to_shared)|\[.*\] ="
+    r"|\b(reduce_warp_partials|publish_decays|weigh|causal_decay)"
+)
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -32,7 +32,7 @@ PRODUCTS, SWEEP, SPREAD = (
     "dense/cuda/many_blocks/forward.cu",
 )
 STORE = (PRODUCTS, "multiply", "o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))")
-WEIGH = (SWEEP, "_gate", "weigh(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)")
+WEIGH = (SWEEP, "_gate", "publish_decays(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)")
 READ = (PRODUCTS, "multiply", "read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))")
 WRITTEN = (PRODUCTS, "_written", "write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))")
 WEIGHED = ("lib/gluon/decay.py", "weigh", "gates.index(stage * VECTORS + TOTAL).store(total)")
@@ -273,7 +273,7 @@ def test_a_race_without_places_is_not_explained():
 def test_the_table_is_of_lines_that_there_are():
     assert races.stale() == []
     assert races.stale(KNOWN) == []
-    gone = (SWEEP, "_gate", "weigh(gates)")
+    gone = (SWEEP, "_gate", "publish_decays(gates)")
     assert races.stale((Lines(("sweep",), "none", (READ,), (gone,)),)) == [gone]
 
 

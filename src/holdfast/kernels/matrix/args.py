@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.decay import CHUNK
-from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.runtime.tma import tiles
 
 TOKENS = CHUNK.value
@@ -103,7 +103,7 @@ def sums_of(out: Tensor, width: int, slices: int, cu_seqlens: Tensor | None) -> 
 
 
 def _tiles(x: Tensor, width: int, tokens: int = TOKENS) -> Any:
-    return tiles(x, [1, tokens, 1, width], LAYOUT)
+    return tiles(x, [1, tokens, 1, width], TILE_LAYOUT)
 
 
 def kind(x: Tensor | None) -> Any:

@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.kernels.lib.triton.group_sum import add_groups, ungroup
+from holdfast.kernels.lib.triton.group_sum import sum_over_groups, ungroup
 from parity import relative_error
 
 
@@ -13,7 +13,7 @@ def check(shape, group, dtype=torch.bfloat16, out=None, device="cpu"):
     dq, dk = (torch.randn(batch, length, heads * group, keys, generator=draw).to(device, dtype) for _ in range(2))
     out = out or dtype
     found = [torch.full(shape, torch.nan, dtype=out, device=device) for _ in range(2)]
-    add_groups(dq, dk, *found)
+    sum_over_groups(dq, dk, *found)
     for parts, sums in zip((dq, dk), found, strict=True):
         exact = parts.double().unflatten(2, (heads, -1)).sum(3)
         # rounded once, of sums in float32 whose order is their own

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from holdfast.kernels.lib.triton.group_sum import WARPS, add_groups, group_sum, of_group
+from holdfast.kernels.lib.triton.group_sum import WARPS, group_sum, launch_constants, sum_over_groups
 from interpreted import interpret
 from kernels.lib.triton.group_sum_parity import check
 from triton_compile import TARGETS, compile_for
@@ -17,7 +17,7 @@ def test_interpreted():
 
 
 def test_turns_are_of_as_many_heads_as_each_other():
-    assert [of_group(group, 64, torch.bfloat16)["AHEAD"] for group in (1, 3, 8, 12, 13, 24, 64)] == [
+    assert [launch_constants(group, 64, torch.bfloat16)["IN_FLIGHT"] for group in (1, 3, 8, 12, 13, 24, 64)] == [
         1,
         3,
         8,
@@ -40,7 +40,7 @@ def test_turns_are_of_as_many_heads_as_each_other():
     ],
 )
 def test_compiles_to_reads_of_16_bytes(group, keys, dtype, out, rows, capability):
-    constants = of_group(group, keys, dtype)
+    constants = launch_constants(group, keys, dtype)
     given = {"q_parts": dtype, "k_parts": dtype, "q_out": out, "k_out": out, "rows": rows} | constants
     made = compile_for(group_sum, capability, given, num_warps=WARPS)
     assert made.stack == 0
@@ -62,5 +62,5 @@ def test_on_a_gpu(shape, group, dtype, out):
 def test_of_more_than_2_to_31_numbers():
     dq = torch.ones(1, 1 << 19, 64, 65, dtype=torch.bfloat16, device="cuda")
     into = [torch.empty(1, 1 << 19, 2, 65, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
-    add_groups(dq, dq, *into)
+    sum_over_groups(dq, dq, *into)
     assert all((x == 32).all() for x in into)

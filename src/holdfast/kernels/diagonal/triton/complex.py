@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.sincos import turn_of
+from holdfast.kernels.lib.triton.sincos import reduced_cos_sin
 
 from .real import first_entry, span
 
@@ -48,7 +48,7 @@ def turn(theta):
     r = tl.fma(quarters, -1.5707962512969971, theta)
     r = tl.fma(quarters, -7.5497894158615964e-08, r)
     r = tl.fma(quarters, -5.3903029534742384e-15, r)
-    return turn_of(r, shifted.to(tl.int32, bitcast=True))
+    return reduced_cos_sin(r, shifted.to(tl.int32, bitcast=True))
 
 
 @triton.jit

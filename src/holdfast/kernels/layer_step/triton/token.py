@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
-from holdfast.kernels.lib.triton.sincos import turn_of
+from holdfast.kernels.lib.triton.sincos import reduced_cos_sin
 from holdfast.kernels.lru.triton.gated_gelu import below
 from holdfast.kernels.lru.triton.gates import magnitude
 
@@ -64,7 +64,7 @@ def cos_sin(turn):
     """Cosine and sine of 2 pi turn, turn in float64. The cosine of the library keeps a stack for large angles."""
     quarters = tl.floor(4.0 * turn + 0.5)
     rest = ((4.0 * turn - quarters) * 1.5707963267948966).to(tl.float32)
-    return turn_of(rest, (quarters - 4.0 * tl.floor(0.25 * quarters)).to(tl.int32))
+    return reduced_cos_sin(rest, (quarters - 4.0 * tl.floor(0.25 * quarters)).to(tl.int32))
 
 
 @triton.jit

@@ -5,30 +5,30 @@ from .reduce import add
 
 CHUNK = gl.constexpr(64)
 # vectors of a stage: cumulative log decay, weight of the state on reading and on writing, strength
-TOTAL, READ, WRITE, STRENGTH = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
+LOG_DECAY_CUMSUM, READ_DECAY, WRITE_DECAY, BETA = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
 VECTORS = gl.constexpr(4)
 _LOG2E = gl.constexpr(1.4426950408889634)
 # exp(-120) is 0 in float32 already, and sums of 64 such numbers still differ exactly enough from one another
-_LOG_FLOOR = gl.constexpr(-120.0)
+_LOG_DECAY_FLOOR = gl.constexpr(-120.0)
 
 
 @gluon.jit
-def floored(g):
+def clamp_log2_decay(g):
     """A natural-log decay to base 2, from where it is 0 in float32 on no less."""
     # a maximum would hide a NaN
-    return gl.where(g < _LOG_FLOOR, _LOG_FLOOR, g) * _LOG2E
+    return gl.where(g < _LOG_DECAY_FLOOR, _LOG_DECAY_FLOOR, g) * _LOG2E
 
 
 @gluon.jit
-def load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
+def load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
     """Log decay to base 2 and strength of a chunk of TOKENS; nothing is loaded where is_inside is false."""
-    g, beta = ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS)
-    return floored(g.to(gl.float32)), beta.to(gl.float32)
+    g, beta = prefetch_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS)
+    return clamp_log2_decay(g.to(gl.float32)), beta.to(gl.float32)
 
 
 @gluon.jit
-def ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
-    """As load_gates, but as they are in memory: where nothing is done with them yet, nobody waits for them."""
+def prefetch_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
+    """As load_decay_beta, but as they are in memory: where nothing is done with them yet, nobody waits for them."""
     layout: gl.constexpr = gl.BlockedLayout([TOKENS // 32], [32], [gl.num_warps()], [0])
     tokens = chunk * TOKENS + gl.arange(0, TOKENS, layout)
     inside = (tokens < T) & is_inside
@@ -44,7 +44,7 @@ def ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.cons
 
 
 @gluon.jit
-def weigh(gates, decays, gated, stage, g, beta, scale, REVERSE: gl.constexpr):
+def publish_decays(gates, decays, gated, stage, g, beta, scale, REVERSE: gl.constexpr):
     """Fills a stage's vectors and announces it.
 
     Forward in time the state is read with its decay to each token and scale, and written with the decay to the chunk's
@@ -55,25 +55,25 @@ def weigh(gates, decays, gated, stage, g, beta, scale, REVERSE: gl.constexpr):
     whole = gl.sum(g, 0)
     to_here = gl.exp2(total)
     to_end = gl.exp2(whole - total)
-    gates.index(stage * VECTORS + TOTAL).store(total)
+    gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).store(total)
     if REVERSE:
-        gates.index(stage * VECTORS + READ).store(to_end)
-        gates.index(stage * VECTORS + WRITE).store(to_here * scale)
-        gates.index(stage * VECTORS + STRENGTH).store(beta)
+        gates.index(stage * VECTORS + READ_DECAY).store(to_end)
+        gates.index(stage * VECTORS + WRITE_DECAY).store(to_here * scale)
+        gates.index(stage * VECTORS + BETA).store(beta)
     else:
-        gates.index(stage * VECTORS + READ).store(to_here * scale)
-        gates.index(stage * VECTORS + WRITE).store(to_end * beta)
-        gates.index(stage * VECTORS + STRENGTH).store(beta * scale)
+        gates.index(stage * VECTORS + READ_DECAY).store(to_here * scale)
+        gates.index(stage * VECTORS + WRITE_DECAY).store(to_end * beta)
+        gates.index(stage * VECTORS + BETA).store(beta * scale)
     decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(whole))
     barrier()
     mbarrier.arrive(gated.index(stage), count=1)
 
 
 @gluon.jit
-def within(gates, stage, layout: gl.constexpr, REVERSE: gl.constexpr):
+def causal_decay(gates, stage, layout: gl.constexpr, REVERSE: gl.constexpr):
     """The decay between two tokens of a chunk, [earlier, later], or [later, earlier] if REVERSE; 0 the other way."""
-    columns = gates.index(stage * VECTORS + TOTAL).load(gl.SliceLayout(0, layout))
-    rows = gates.index(stage * VECTORS + TOTAL).load(gl.SliceLayout(1, layout))
+    columns = gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).load(gl.SliceLayout(0, layout))
+    rows = gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).load(gl.SliceLayout(1, layout))
     column = gl.arange(0, CHUNK, gl.SliceLayout(0, layout))
     row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
     if REVERSE:

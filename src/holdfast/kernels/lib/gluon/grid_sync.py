@@ -8,19 +8,19 @@ from .compat import barrier, gl, gluon
 
 
 @gluon.jit
-def land_stores():
+def tma_store_wait_written():
     """Waits until what this thread has stored by TMA is in global memory; tma_store_wait only sees that it was read."""
     gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def fence_async():
+def fence_generic_to_async():
     """Lets TMA see what ordinary stores have written, of this block's or of another's that has arrived."""
     gl.inline_asm_elementwise("fence.proxy.async; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def _word():
+def _grid_word():
     """Where the launch's word is: CUDA's cooperative_groups/details/driver_abi.h takes it from these registers."""
     workspace = gl.inline_asm_elementwise(
         "{ .reg .b32 low, high; mov.u32 low, %envreg2; mov.u32 high, %envreg1; mov.b64 $0, {low, high}; }",
@@ -34,23 +34,23 @@ def _word():
 
 
 @gluon.jit
-def before_grid():
+def grid_phase():
     """What the word's highest bit is, and stays until all blocks have arrived."""
-    return gl.load(_word(), volatile=True)
+    return gl.load(_grid_word(), volatile=True)
 
 
 @gluon.jit
-def arrive_at_grid():
+def grid_arrive():
     """Counts this block in, after all that its warps here have written."""
     barrier()
     blocks = gl.num_programs(0) * gl.num_programs(1)
     # all together turn the highest bit and leave the others as they were
     share = gl.where(gl.program_id(0) + gl.program_id(1) == 0, -2147483647 - blocks, 1)
-    gl.atomic_add(_word(), share, sem="release", scope="gpu")
+    gl.atomic_add(_grid_word(), share, sem="release", scope="gpu")
 
 
 @gluon.jit
-def wait_for_grid(before):
+def grid_wait(before):
     """Waits until all blocks have arrived since the highest bit was that of `before`. Traps after some seconds."""
     gl.inline_asm_elementwise(
         """{
@@ -67,7 +67,7 @@ def wait_for_grid(before):
         @early bra WAIT;
         }""",
         "=&r,l,r",
-        [_word().to(gl.int64), before],
+        [_grid_word().to(gl.int64), before],
         gl.int32,
         is_pure=False,
         pack=1,

@@ -4,12 +4,12 @@ from .compat import gl, gluon
 
 
 @gluon.jit
-def wait_for_launch():
+def grid_dependency_wait():
     """Where the launch ahead may still run: waits until it has ended, and what it wrote is there."""
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def let_launch():
+def launch_dependents():
     """Lets the blocks of the launch behind start where there is room."""
     gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)

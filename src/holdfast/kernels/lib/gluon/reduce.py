@@ -9,7 +9,7 @@ def add(a, b):
 
 
 @gluon.jit
-def gather(parts, stage):
+def reduce_warp_partials(parts, stage):
     """The sum over warps of what each left of a chunk's row sums, [CHUNK]."""
     warps: gl.constexpr = parts.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([warps, 2], [1, 32], [1, 1], [1, 0])
@@ -18,7 +18,7 @@ def gather(parts, stage):
 
 
 @gluon.jit
-def _fold(x, LANE: gl.constexpr):
+def _butterfly_add(x, LANE: gl.constexpr):
     """Adds a thread's pairs and those of the thread LANE away; the lower keeps the first sum, the upper the other."""
     first, second = gl.split(x)
     # one shuffle for two numbers, where a sum over rows takes two
@@ -44,7 +44,7 @@ def _fold(x, LANE: gl.constexpr):
 
 
 @gluon.jit
-def parts_of_columns(x, WARPS: gl.constexpr):
+def warp_column_sums(x, WARPS: gl.constexpr):
     """Of an accumulator [rows, columns] with its rows spread over WARPS: the sum over each warp's, [WARPS, columns].
 
     A thread has rows r and r + 8 of its warp's 16, r its lane divided by 4, and two of every 8 columns.
@@ -54,23 +54,23 @@ def parts_of_columns(x, WARPS: gl.constexpr):
     rows = gl.sum(gl.reshape(x, [WARPS, 2, 8, columns]), 1)
     if gl.num_warps() == WARPS:
         rows = gl.reshape(rows, [WARPS, 8, columns // 64, 2, 2, 2, 8])
-        rows = _fold(gl.permute(rows, (0, 1, 2, 3, 4, 6, 5)), 4)
-        rows = _fold(gl.permute(rows, (0, 1, 2, 3, 5, 4)), 8)
-        rows = _fold(gl.permute(rows, (0, 1, 2, 4, 3)), 16)
+        rows = _butterfly_add(gl.permute(rows, (0, 1, 2, 3, 4, 6, 5)), 4)
+        rows = _butterfly_add(gl.permute(rows, (0, 1, 2, 3, 5, 4)), 8)
+        rows = _butterfly_add(gl.permute(rows, (0, 1, 2, 4, 3)), 16)
         # row r of the eight now holds columns 8 r to 8 r + 7
         rows = gl.permute(rows, (0, 2, 1, 3))
     else:
         # other warps have the other half of the columns
         rows = gl.reshape(rows, [WARPS, 8, columns // 32, 2, 2, 8])
-        rows = _fold(gl.permute(rows, (0, 1, 2, 3, 5, 4)), 4)
-        rows = _fold(gl.permute(rows, (0, 1, 2, 4, 3)), 8)
+        rows = _butterfly_add(gl.permute(rows, (0, 1, 2, 3, 5, 4)), 4)
+        rows = _butterfly_add(gl.permute(rows, (0, 1, 2, 4, 3)), 8)
         rows = gl.sum(gl.reshape(rows, [WARPS, 2, 4, columns // 32, 8]), 1)
         rows = gl.permute(rows, (0, 2, 1, 3))
     return gl.reshape(rows, [WARPS, columns])
 
 
 @gluon.jit
-def _exchange(low, high, LANE: gl.constexpr):
+def shuffle_swap(low, high, LANE: gl.constexpr):
     """Swaps which of two tensors of 16-bit pairs a number is in with the bit LANE of its lane's number."""
     return gl.inline_asm_elementwise(
         """{

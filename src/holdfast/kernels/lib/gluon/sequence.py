@@ -1,55 +1,95 @@
-"""Where sequences, chunks and segments are: offsets of heads, tokens and packed sequences."""
+"""Where sequences, chunks and segments begin and end: offsets of heads, tokens and packed sequences.
+
+Packed sequences share no chunk. Sequence n has chunks from first // CHUNK + n on: chunk c begins at token
+CHUNK * c + shift, and end - CHUNK * c tokens are left there.
+"""
+
+from typing import NamedTuple
 
 from .compat import gl, gluon
 from .decay import CHUNK
 
 
+class Tokens(NamedTuple):
+    """A block's sequence: its batch row, its first token there and how many it has."""
+
+    batch: gl.tensor
+    first: gl.tensor
+    length: gl.tensor
+
+
+class PackedBounds(NamedTuple):
+    """What takes a packed sequence's chunks to its tokens, and where it ends."""
+
+    shift: gl.tensor
+    end: gl.tensor
+
+
+class PackedSequence(NamedTuple):
+    """A packed sequence's first chunk and its bounds."""
+
+    chunk0: gl.tensor
+    shift: gl.tensor
+    end: gl.tensor
+
+
+class PackedSegment(NamedTuple):
+    """A segment as a sequence of its own; then the sequence it is of, its place among that one's, and their number."""
+
+    chunk0: gl.tensor
+    shift: gl.tensor
+    end: gl.tensor
+    sequence: gl.tensor
+    segment: gl.tensor
+    segments: gl.tensor
+
+
 @gluon.jit
-def of_head(H, b, h):
-    """Where this block's batch and head begin, from their strides."""
+def head_offset(H, b, h):
+    """Return the offset of this block's batch and head, from their strides."""
     return (gl.program_id(0) // H).to(gl.int64) * b + (gl.program_id(0) % H).to(gl.int64) * h
 
 
 @gluon.jit
 def sequence_bounds(cu_ptr, T, H):
-    """This block's batch, its first token and how many it has: all of a batch's T, or a packed sequence's."""
+    """Return this block's Tokens: a batch's T, or those of a packed sequence."""
     if cu_ptr is None:
-        return gl.program_id(0) // H, T * 0, T
+        return Tokens(batch=gl.program_id(0) // H, first=T * 0, length=T)
     else:
         bounds = cu_ptr + gl.program_id(0) // H
         # offsets that are wrong must not lead out of the tensors
         begin = gl.minimum(gl.maximum(gl.load(bounds), 0), T).to(gl.int32)
         end = gl.minimum(gl.maximum(gl.load(bounds + 1), 0), T).to(gl.int32)
-        return gl.program_id(0) * 0, begin, gl.maximum(end - begin, 0)
+        return Tokens(batch=gl.program_id(0) * 0, first=begin, length=gl.maximum(end - begin, 0))
 
 
 @gluon.jit
-def of_token(H, batch, token, b, t, h):
-    """Where this block's head is at a token, from the strides."""
+def token_offset(H, batch, token, b, t, h):
+    """Return the offset of this block's head at a token, from the strides."""
     return batch.to(gl.int64) * b + token.to(gl.int64) * t + (gl.program_id(0) % H).to(gl.int64) * h
 
 
 @gluon.jit
-def of_segment(H, axis: gl.constexpr):
-    """This block's place in [B, segments, H], segments being that axis of the grid."""
+def segment_index(H, axis: gl.constexpr):
+    """Return this block's index in [B, segments, H]; segments are that axis of the grid."""
     batch = (gl.program_id(0) // H).to(gl.int64)
     return (batch * gl.num_programs(axis) + gl.program_id(axis)) * H + gl.program_id(0) % H
 
 
 @gluon.jit
-def of_sequence(cu_ptr, n, T):
-    """A packed sequence's first chunk, how far aside a token is, and where the sequence ends."""
+def packed_sequence(cu_ptr, n, T):
+    """Return the n-th packed sequence."""
     # offsets that are wrong must not lead out of the tensors
     begin = gl.minimum(gl.maximum(gl.load(cu_ptr + n), 0), T).to(gl.int32)
     end = gl.minimum(gl.maximum(gl.load(cu_ptr + n + 1), 0), T).to(gl.int32)
     chunk = begin // CHUNK + n
     shift = begin - chunk * CHUNK
-    return chunk, shift, gl.maximum(end, begin) - shift
+    return PackedSequence(chunk0=chunk, shift=shift, end=gl.maximum(end, begin) - shift)
 
 
 @gluon.jit
-def _owner(cu_ptr, place, tokens, sequences, T):
-    """The last sequence whose chunks or segments, of so many tokens each, do not begin behind this one."""
+def _find_sequence(cu_ptr, place, tokens, sequences, T):
+    """Return the last sequence whose chunks, or segments, of `tokens` tokens do not begin behind the place-th one."""
     n = place * 0
     behind = n + sequences
     while behind - n > 1:
@@ -61,40 +101,43 @@ def _owner(cu_ptr, place, tokens, sequences, T):
 
 
 @gluon.jit
-def of_chunk(cu_ptr, chunk, sequences, T):
-    """How far aside a chunk's tokens are, and where its sequence ends: before the chunk, if it is none's."""
-    n = _owner(cu_ptr, chunk, CHUNK, sequences, T)
-    _, shift, end = of_sequence(cu_ptr, n, T)
-    return shift, end
+def packed_chunk(cu_ptr, chunk, sequences, T):
+    """Return the bounds of a chunk's sequence; a chunk of no sequence begins at its end or behind it."""
+    n = _find_sequence(cu_ptr, chunk, CHUNK, sequences, T)
+    _chunk0, shift, end = packed_sequence(cu_ptr, n, T)
+    return PackedBounds(shift=shift, end=end)
 
 
 @gluon.jit
-def of_part(cu_ptr, place, span, sequences, T):
-    """A segment as a sequence of its own, as of_sequence; then whose it is, which of its segments, of how many."""
+def packed_segment(cu_ptr, place, span, sequences, T):
+    """Return the place-th segment of `span` chunks."""
     tokens = span * CHUNK
-    n = _owner(cu_ptr, place, tokens, sequences, T)
-    chunk, shift, end = of_sequence(cu_ptr, n, T)
+    n = _find_sequence(cu_ptr, place, tokens, sequences, T)
+    chunk, shift, end = packed_sequence(cu_ptr, n, T)
     part = place - (chunk * CHUNK + shift) // tokens - n
     parts = gl.maximum(gl.cdiv(end - chunk * CHUNK, tokens), 1)
-    # what is no sequence's segment is behind all chunks, where nothing is kept
+    # a segment of no sequence is behind all chunks, where nothing is kept
     chunk = gl.where(part < parts, chunk + part * span, T // CHUNK + sequences)
     end = gl.maximum(gl.minimum(end, (chunk + span) * CHUNK), chunk * CHUNK)
-    return chunk, shift, end, n, part, parts
+    return PackedSegment(chunk0=chunk, shift=shift, end=end, sequence=n, segment=part, segments=parts)
 
 
 @gluon.jit
-def of_tokens(aside, H, b, t, h):
-    """Where this block's head is at the first token of all chunks, from the strides."""
-    if aside is None:
-        return of_head(H, b, h)
+def sequence_offset(packed, H, b, t, h):
+    """Return the offset of this block's head at token 0 of its chunks, from the strides.
+
+    packed: PackedBounds, or anything else with a shift; None of a batch.
+    """
+    if packed is None:
+        return head_offset(H, b, h)
     else:
-        return aside[0].to(gl.int64) * t + (gl.program_id(0) % H).to(gl.int64) * h
+        return packed.shift.to(gl.int64) * t + (gl.program_id(0) % H).to(gl.int64) * h
 
 
 @gluon.jit
-def chunk_coords(aside, chunk, H):
-    """A chunk's batch and first token."""
-    if aside is None:
+def chunk_coords(packed, chunk, H):
+    """Return a chunk's batch row and first token. packed: as for sequence_offset."""
+    if packed is None:
         return gl.program_id(0) // H, chunk * CHUNK
     else:
-        return gl.program_id(0) * 0, chunk * CHUNK + aside[0]
+        return gl.program_id(0) * 0, chunk * CHUNK + packed.shift

@@ -6,11 +6,11 @@ Sequence n's chunks are from n ceil(T / 64) on; of packed sequences from first /
 
 from .compat import gl, gluon
 from .decay import CHUNK
-from .split import unknown
+from .split import opaque
 
 
 @gluon.jit
-def place_of_sums(place, H, V: gl.constexpr, PACKED: gl.constexpr):
+def slice_sums_offset(place, H, V: gl.constexpr, PACKED: gl.constexpr):
     """Where a block's first chunk is. place: the batch, its first token and how many it has."""
     batch, first, length = place
     if PACKED:
@@ -22,13 +22,13 @@ def place_of_sums(place, H, V: gl.constexpr, PACKED: gl.constexpr):
 
 
 @gluon.jit
-def size_of_sums(H, V: gl.constexpr):
+def slice_sums_stride(H, V: gl.constexpr):
     """From one chunk to the next."""
     return (H * gl.num_programs(1)).to(gl.int64) * (V * CHUNK)
 
 
 @gluon.jit
-def in_sums(V: gl.constexpr, layout: gl.constexpr):
+def slice_sums_index(V: gl.constexpr, layout: gl.constexpr):
     """Of a chunk's output [V, 64]; computed where it is used, since kept it would take a register a number."""
-    rows = unknown(gl.arange(0, V, gl.SliceLayout(1, layout)))
+    rows = opaque(gl.arange(0, V, gl.SliceLayout(1, layout)))
     return rows[:, None] * CHUNK + gl.arange(0, CHUNK, gl.SliceLayout(0, layout))[None, :]

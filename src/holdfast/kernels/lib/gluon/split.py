@@ -4,7 +4,7 @@ from .compat import gl, gluon
 
 
 @gluon.jit
-def rounded(x, dtype: gl.constexpr):
+def round_to(x, dtype: gl.constexpr):
     """x as dtype rounds it, in float32. By pairs: the conversion of one number takes as long as eight instructions."""
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(
@@ -27,6 +27,6 @@ def rounded(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def unknown(x):
+def opaque(x):
     """x, as the compiler cannot know: what depends on it takes no registers from one turn of a loop to the next."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1)

@@ -1,7 +1,7 @@
 """A state in registers on its way to memory."""
 
 from .compat import gl, gluon
-from .layouts import eight_columns, with_eight_columns
+from .layouts import to_vectorized_rows, vectorized_row_layout
 
 
 @gluon.jit
@@ -9,7 +9,7 @@ def save_state(ptr, state, row, KEYS: gl.constexpr, VALUES: gl.constexpr, TURNED
     """Writes a rounded state [V, K] whose rows begin at `row`, as [VALUES, KEYS], or turned."""
     V: gl.constexpr = state.shape[0]
     K: gl.constexpr = state.shape[1]
-    layout: gl.constexpr = LAYOUT if TURNED else with_eight_columns(V, K)
+    layout: gl.constexpr = LAYOUT if TURNED else vectorized_row_layout(V, K)
     rows = row + gl.arange(0, V, gl.SliceLayout(1, layout))
     columns = gl.arange(0, K, gl.SliceLayout(0, layout))
     if KEYS == K and VALUES % V == 0:
@@ -21,5 +21,5 @@ def save_state(ptr, state, row, KEYS: gl.constexpr, VALUES: gl.constexpr, TURNED
     else:
         at = rows[:, None] * KEYS + columns[None, :]
         # 16 bytes a thread, not 4
-        state = eight_columns(state)
+        state = to_vectorized_rows(state)
     gl.store(ptr + at, state, mask=inside)

@@ -5,7 +5,7 @@ from .decay import CHUNK
 
 
 @gluon.jit
-def clear_rows(tile, rows):
+def zero_tail_rows(tile, rows):
     """Makes 0 of a tile [1, 64, 1, width] from a row on: what of it is another sequence's."""
     width: gl.constexpr = tile.shape[3]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
@@ -15,7 +15,7 @@ def clear_rows(tile, rows):
 
 
 @gluon.jit
-def store_rows(tile, ptr, stride, rows, columns):
+def store_tail(tile, ptr, stride, rows, columns):
     """Writes the first rows and columns of a tile [1, 64, 1, width], a row every `stride` elements."""
     width: gl.constexpr = tile.shape[3]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
@@ -27,8 +27,8 @@ def store_rows(tile, ptr, stride, rows, columns):
 
 
 @gluon.jit
-def _clear_slowly(tile, rows):
-    """clear_rows eight rows at a time: a warp that copies has few registers."""
+def _zero_tail_loop(tile, rows):
+    """zero_tail_rows eight rows at a time: a warp that copies has few registers."""
     width: gl.constexpr = tile.shape[3]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
     row = gl.arange(0, 8, gl.SliceLayout(1, layout))
@@ -40,7 +40,7 @@ def _clear_slowly(tile, rows):
 
 
 @gluon.jit
-def clear_cut(tiles, rows, copied, loaded):
+def zero_tail_tiles(tiles, rows, copied, loaded):
     """Of tiles that end in another sequence: waits for them, makes 0 of the others' rows, and hands them on.
 
     Weighed with 0, a NaN would stay one.
@@ -48,7 +48,7 @@ def clear_cut(tiles, rows, copied, loaded):
     mbarrier.wait(copied, 0)
     count: gl.constexpr = len(tiles)
     for i in gl.static_range(count):
-        _clear_slowly(tiles[i], rows)
+        _zero_tail_loop(tiles[i], rows)
     fence_async_shared()
     barrier()
     mbarrier.arrive(loaded, count=1)

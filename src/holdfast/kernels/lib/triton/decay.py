@@ -4,18 +4,18 @@ import triton
 import triton.language as tl
 
 # exp of it is 0 in float32; sums of a chunk of them still resolve ordinary log decays
-FLOOR = tl.constexpr(-120.0)
+LOG_DECAY_FLOOR = tl.constexpr(-120.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def log_decays(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
+def log_decay_cumsum(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
     """Log2 of the decay from the chunk's edge to each token, of the whole chunk's, and the log decays as they are.
 
     Forward, the edge is the chunk's start and a token's own decay counts; in reverse, it is the end and does not.
     """
     g = tl.load(g + at, mask=live, other=0.0)
-    x = tl.where(g <= FLOOR, FLOOR, g).to(tl.float64 if WIDE else tl.float32) * LOG2E
+    x = tl.where(g <= LOG_DECAY_FLOOR, LOG_DECAY_FLOOR, g).to(tl.float64 if WIDE else tl.float32) * LOG2E
     total = tl.sum(x, 0)
     here = tl.cumsum(x, 0)
     if REVERSE:
@@ -24,10 +24,10 @@ def log_decays(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def decays(g, at, live, CHUNK: tl.constexpr, WIDE: tl.constexpr):
+def log_decay_cumsum_or_zero(g, at, live, CHUNK: tl.constexpr, WIDE: tl.constexpr):
     """log_decays in forward order; 0 where g is None."""
     if g is not None:
-        here, total, own = log_decays(g, at, live, False, WIDE)
+        here, total, own = log_decay_cumsum(g, at, live, False, WIDE)
     else:
         here = tl.zeros([CHUNK], tl.float32)
         total = tl.full([], 0.0, tl.float32)

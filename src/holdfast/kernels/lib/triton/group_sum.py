@@ -8,19 +8,19 @@ from torch import Tensor
 from holdfast.kernels.runtime.launch import launch
 
 # a thread reads 16 bytes of each head; the most heads whose reads wait at a time
-WARPS, LANE_BYTES, AHEAD = 4, 16, 8
+WARPS, LANE_BYTES, IN_FLIGHT = 4, 16, 8
 
 
 @triton.jit
-def _sum(parts, out, rows, GROUP: tl.constexpr, K: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr):
+def _sum(parts, out, rows, GROUP: tl.constexpr, K: tl.constexpr, IN_FLIGHT: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # by rows, so that numbers beside each other are seen to be inside together
     row = at // K
     inside = row < rows
     first = parts + at + row * ((GROUP - 1) * K)
     total = tl.zeros([BLOCK], tl.float32)
-    for heads in tl.range(0, GROUP, AHEAD):
-        for i in tl.static_range(AHEAD):
+    for heads in tl.range(0, GROUP, IN_FLIGHT):
+        for i in tl.static_range(IN_FLIGHT):
             live = inside & (heads + i < GROUP)
             total += tl.load(first + (heads + i) * K, mask=live, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
@@ -28,7 +28,7 @@ def _sum(parts, out, rows, GROUP: tl.constexpr, K: tl.constexpr, AHEAD: tl.const
 
 @triton.jit
 def group_sum(
-    q_parts, k_parts, q_out, k_out, rows, GROUP: tl.constexpr, K: tl.constexpr, AHEAD: tl.constexpr,
+    q_parts, k_parts, q_out, k_out, rows, GROUP: tl.constexpr, K: tl.constexpr, IN_FLIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [rows, K] of parts [rows, GROUP, K], contiguous, in float32, one head after the other, rounded once.
@@ -36,12 +36,12 @@ def group_sum(
     Grid (blocks of out's numbers, 2): of q and of k.
     """
     if tl.program_id(1) == 0:
-        _sum(q_parts, q_out, rows, GROUP, K, AHEAD, BLOCK)
+        _sum(q_parts, q_out, rows, GROUP, K, IN_FLIGHT, BLOCK)
     else:
-        _sum(k_parts, k_out, rows, GROUP, K, AHEAD, BLOCK)
+        _sum(k_parts, k_out, rows, GROUP, K, IN_FLIGHT, BLOCK)
 
 
-def add_groups(dq: Tensor, dk: Tensor, into_q: Tensor, into_k: Tensor) -> None:
+def sum_over_groups(dq: Tensor, dk: Tensor, into_q: Tensor, into_k: Tensor) -> None:
     """into [B, T, Hq, K], the sums of dq's and of dk's heads [B, T, H, K] that share one; all contiguous.
 
     dq and dk have one dtype, and what they go into has one.
@@ -50,16 +50,16 @@ def add_groups(dq: Tensor, dk: Tensor, into_q: Tensor, into_k: Tensor) -> None:
     if not rows:
         return
     group = dq.shape[2] // into_q.shape[2]
-    constants = of_group(group, keys, dq.dtype)
+    constants = launch_constants(group, keys, dq.dtype)
     blocks = (-(-rows * keys // constants["BLOCK"]), 2)
     launch(group_sum, blocks, (dq, dk, into_q, into_k), (rows,), constants, WARPS)
 
 
-def of_group(group: int, keys: int, dtype: torch.dtype) -> dict[str, int]:
+def launch_constants(group: int, keys: int, dtype: torch.dtype) -> dict[str, int]:
     """The kernel's constants, for parts of a dtype: turns of as many heads as each other, as far as they go."""
-    ahead = -(-group // -(-group // AHEAD))
+    ahead = -(-group // -(-group // IN_FLIGHT))
     block = 32 * WARPS * LANE_BYTES // dtype.itemsize
-    return {"GROUP": group, "K": keys, "AHEAD": ahead, "BLOCK": block}
+    return {"GROUP": group, "K": keys, "IN_FLIGHT": ahead, "BLOCK": block}
 
 
 def ungroup(dq: Tensor, dk: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -68,5 +68,5 @@ def ungroup(dq: Tensor, dk: Tensor, heads: int) -> tuple[Tensor, Tensor]:
         return dq, dk
     shape = (*dq.shape[:2], heads, dq.shape[3])
     into_q, into_k = (torch.empty(shape, dtype=x.dtype, device=x.device) for x in (dq, dk))
-    add_groups(dq, dk, into_q, into_k)
+    sum_over_groups(dq, dk, into_q, into_k)
     return into_q, into_k

@@ -4,22 +4,22 @@ import triton
 import triton.language as tl
 
 # its exponential is the largest floor: past it the quotient is 0 to rounding, and inf would spoil its gradient
-LARGEST = tl.constexpr(88.7228 - 1.0)
+LARGEST_EXPONENT = tl.constexpr(88.7228 - 1.0)
 
 
 @triton.jit
-def floor_of(m):
+def denominator_floor(m):
     """exp(-m), the least that an output is divided by."""
-    return tl.exp(tl.where(-m > LARGEST, LARGEST, -m))
+    return tl.exp(tl.where(-m > LARGEST_EXPONENT, LARGEST_EXPONENT, -m))
 
 
 @triton.jit
-def of_quotient(across, norm, m, eps):
+def quotient_grad(across, norm, m, eps):
     """1 / d, and the gradients of norm and of m, of y = num / d with d = max(|norm|, exp(-m)) + eps.
 
     across: do . y. Equal arguments of the maximum share its gradient, as in PyTorch. Of m that of MatrixCall's.
     """
-    floor = floor_of(m)
+    floor = denominator_floor(m)
     size = tl.abs(norm)
     inverse = 1.0 / (tl.maximum(size, floor) + eps)
     grad = -across * inverse
@@ -29,11 +29,11 @@ def of_quotient(across, norm, m, eps):
 
 
 @triton.jit
-def normalizer_gradient(
+def normalizer_grad(
     norm_ptr, m_ptr, across_ptr, weight_ptr, add_ptr, grad_m_ptr, eps, count,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """of_quotient of across [SPLITS, count], in parts, norm and m [count]."""
+    """quotient_grad of across [SPLITS, count], in parts, norm and m [count]."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     across = tl.zeros([BLOCK], tl.float32)
@@ -43,7 +43,7 @@ def normalizer_gradient(
         part += count
     norm = tl.load(norm_ptr + at, mask=inside, other=0.0)
     m = tl.load(m_ptr + at, mask=inside, other=0.0)
-    weight, add, grad_m = of_quotient(across, norm, m, eps)
+    weight, add, grad_m = quotient_grad(across, norm, m, eps)
     tl.store(weight_ptr + at, weight, mask=inside)
     tl.store(add_ptr + at, add, mask=inside)
     tl.store(grad_m_ptr + at, grad_m, mask=inside)

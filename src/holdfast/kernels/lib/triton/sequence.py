@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def span(n, cu_seqlens, T, segment, SEGMENTS: tl.constexpr):
+def sequence_bounds(n, cu_seqlens, T, segment, SEGMENTS: tl.constexpr):
     """Batch row, first token and end of the n-th sequence, or of the n-th segment of equal sequences."""
     if cu_seqlens is not None:
         batch = n * 0
@@ -20,7 +20,7 @@ def span(n, cu_seqlens, T, segment, SEGMENTS: tl.constexpr):
 
 
 @triton.jit
-def place(program, cu_seqlens, T, sequences, low, window, CHUNK: tl.constexpr):
+def chunk_coords(program, cu_seqlens, T, sequences, low, window, CHUNK: tl.constexpr):
     """Sequence, its batch row, its first token and end, and the chunk of the program-th place.
 
     Equal sequences have `window` places each, for the chunks from `low` on. Packed ones have a place a chunk and up to

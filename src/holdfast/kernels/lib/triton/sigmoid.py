@@ -27,7 +27,7 @@ def sigmoid(x):
 
 
 @triton.jit
-def one_less_exp(x):
+def one_minus_exp(x):
     """1 - exp(x) for x <= 0, to float32's precision also near 0."""
     p = x * 1.9841270114e-4 + 1.3888889225e-3
     p = p * x + 8.3333337680e-3

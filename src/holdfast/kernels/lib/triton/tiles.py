@@ -10,7 +10,7 @@ NARROW = tl.constexpr(16)
 
 
 @triton.jit
-def tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.constexpr):
+def load_tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """[tokens, columns] of one head; zero past the end of the sequence and past WIDTH."""
     at = base + steps[:, None] * stride + columns[None, :]
     if EVEN:
@@ -19,6 +19,6 @@ def tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.const
 
 
 @triton.jit
-def as_first(x):
+def as_first_row(x):
     """[n] -> [NARROW, n], x and zeros."""
     return tl.where(tl.arange(0, NARROW)[:, None] == 0, x[None, :], 0.0)

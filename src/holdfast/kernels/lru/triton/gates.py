@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, one_less_exp, sigmoid
+from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, one_minus_exp, sigmoid
 from holdfast.kernels.lru.torch.backend import Gates
 from holdfast.kernels.runtime.launch import launch
 
@@ -67,7 +67,7 @@ def magnitude(r, softplus, strength):
     """From an open gate r: a, s = sqrt(1 - a^2), and -ds / d log a, which is 0 where s is held at its least, as in
     `input_scale`."""
     log_a = -strength * softplus * r
-    a, square = tl.exp(log_a), one_less_exp(2.0 * log_a)
+    a, square = tl.exp(log_a), one_minus_exp(2.0 * log_a)
     scale = tl.sqrt(tl.maximum(square, 1e-30))
     return a, scale, tl.where(square >= 1e-30, a * a / scale, 0.0)
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.lib.triton.sincos import turn_of
+from holdfast.kernels.lib.triton.sincos import reduced_cos_sin
 from holdfast.kernels.runtime.launch import launch
 
 # pairs of a tile, 8 a thread: 16 bytes of each half in half precision
@@ -40,7 +40,7 @@ def angles(position, frequency):
     """cos and sin [tokens, pairs] of positions and multiples of 2^-64 of a turn a token."""
     fraction = ((position[:, None] * frequency[None, :]) >> 32).to(tl.int32)
     quadrant = (fraction + 536870912) >> 30
-    return turn_of((fraction - (quadrant << 30)).to(tl.float32) * _QUARTER, quadrant)
+    return reduced_cos_sin((fraction - (quadrant << 30)).to(tl.float32) * _QUARTER, quadrant)
 
 
 @triton.jit

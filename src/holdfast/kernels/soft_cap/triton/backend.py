@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.lib.triton.sigmoid import one_less_exp
+from holdfast.kernels.lib.triton.sigmoid import one_minus_exp
 from holdfast.kernels.runtime.launch import launch
 
 BLOCK, WARPS = 1024, 4
@@ -17,7 +17,7 @@ def tanh_of(x):
     twice = -2.0 * tl.abs(x)
     small = tl.exp(twice)
     whole = 1.0 + small
-    y = one_less_exp(twice) / whole
+    y = one_minus_exp(twice) / whole
     return tl.where(x < 0.0, -y, y), 4.0 * small / (whole * whole)
 
 

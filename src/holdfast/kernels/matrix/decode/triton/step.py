@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.kernels.lib.triton.normalizer import floor_of
+from holdfast.kernels.lib.triton.normalizer import denominator_floor
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
@@ -62,7 +62,7 @@ def decode(
         norm = (strength * k).to(tl.float32)
         if state_ptr is not None:
             norm += decay * tl.load(state_ptr + at + rows * state_key + V, mask=in_rows, other=0.0)
-        floor = floor_of(tl.load(m_ptr + batch * m_batch + head * m_head).to(tl.float32))
+        floor = denominator_floor(tl.load(m_ptr + batch * m_batch + head * m_head).to(tl.float32))
         o /= tl.maximum(tl.abs(scale * tl.sum(norm * q, 0)), floor) + eps
         tl.store(next_ptr + at + rows * state_key + V, norm, mask=in_rows & (split == 0))
     tl.store(next_ptr + at + cells, state, mask=inside)

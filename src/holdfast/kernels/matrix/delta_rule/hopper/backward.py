@@ -20,8 +20,14 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma_wait,
 )
 from holdfast.kernels.lib.gluon.decay import CHUNK
-from holdfast.kernels.lib.gluon.sequence import of_part, of_segment, of_sequence, of_tokens
-from holdfast.kernels.lib.gluon.split import unknown
+from holdfast.kernels.lib.gluon.sequence import (
+    PackedBounds,
+    packed_segment,
+    packed_sequence,
+    segment_index,
+    sequence_offset,
+)
+from holdfast.kernels.lib.gluon.split import opaque
 
 from .backward_decay import A_TILE, DS_TILE, S_TILE, STAGES, STRENGTH, TILES, TOTAL, VECTORS, WEAK, Y_TILE, copy, gate
 from .backward_grads import find_gradients
@@ -145,17 +151,17 @@ def delta_adjoint(
         origin = (gl.program_id(0) // H).to(gl.int64) * T
     else:
         if sequences is None:
-            chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+            chunk0, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
         else:
-            chunk0, shift, T, sequence, part, _ = of_part(cu_ptr, gl.program_id(0) // H, span, sequences, T)
+            chunk0, shift, T, sequence, part, _ = packed_segment(cu_ptr, gl.program_id(0) // H, span, sequences, T)
             first = gl.where(part == 0, sequence, -1)
-        aside = (shift, T)
+        aside = PackedBounds(shift=shift, end=T)
         count = gl.cdiv(T, CHUNK) - chunk0
         origin = shift.to(gl.int64)
     if g_ptr is not None:
-        g_ptr += of_tokens(aside, H, g_b, g_t, g_h)
+        g_ptr += sequence_offset(aside, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_tokens(aside, H, beta_b, beta_t, beta_h)
+        beta_ptr += sequence_offset(aside, H, beta_b, beta_t, beta_h)
     tiles = (q_tiles, k_tiles, do_tiles, a_tiles, u_tiles, s_tiles, y_tiles, ds_tiles)
     sources = (q_desc, k_desc, do_desc, a_desc, u_desc, low_desc, high_desc)
     results = (dq_desc, dk_desc, dv_desc, dq_ptr, dk_ptr, dv_ptr, dbeta_ptr)
@@ -222,7 +228,7 @@ def _walk_back(
         state = gl.zeros([V, K], gl.float32, s_layout)
     else:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        at = of_segment(H, 1) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        at = segment_index(H, 1) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         state = gl.load(start_ptr + at, mask=inside, other=0.0)
 
     stage = 0
@@ -233,7 +239,7 @@ def _walk_back(
         q = q_tiles.index(stage).reshape([CHUNK, K])
         k = k_tiles.index(stage).reshape([CHUNK, K])
         do = do_tiles.index(stage).reshape([CHUNK, V])
-        zero = unknown(i ^ i)
+        zero = opaque(i ^ i)
         a = a_tiles.index(zero).reshape([CHUNK, CHUNK])
         p_tile = scores.index(zero)
         y_tile = y_tiles.index(zero).reshape([CHUNK, V])
@@ -306,7 +312,7 @@ def _walk_back(
             phase ^= 1
 
     # addresses are computed again: kept from the start, they would take as many registers as the state
-    rows = unknown(rows)
+    rows = opaque(rows)
     if end_ptr is not None:
         if first is None:
             inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :] & (gl.program_id(1) == 0)

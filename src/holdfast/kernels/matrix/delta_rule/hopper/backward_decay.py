@@ -14,10 +14,10 @@ from holdfast.kernels.lib.gluon.compat import (
     tma_store,
     tma_store_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, load_gates
+from holdfast.kernels.lib.gluon.decay import CHUNK, load_decay_beta
 from holdfast.kernels.lib.gluon.reduce import add
 from holdfast.kernels.lib.gluon.sequence import chunk_coords
-from holdfast.kernels.lib.gluon.tails import clear_cut
+from holdfast.kernels.lib.gluon.tails import zero_tail_tiles
 
 # strengths up to it are weak
 WEAK = gl.constexpr(0.01)
@@ -85,7 +85,7 @@ def copy(tiles, sources, results, places, qk_group, numbers):
             if aside is not None:  # noqa: SIM102 - known while compiling
                 if aside[1] - row < CHUNK:
                     cut = (q_tiles.index(stage), k_tiles.index(stage), do_tiles.index(stage))
-                    clear_cut(cut, aside[1] - row, arrived, loaded.index(stage))
+                    zero_tail_tiles(cut, aside[1] - row, arrived, loaded.index(stage))
             mbarrier.wait(empty.index(A_TILE), turn)
             mbarrier.expect(full.index(A_TILE), a_desc.block_type.nbytes)
             tma_load(a_desc, [batch * H + head, chunk, 0, 0], full.index(A_TILE), a_tiles.index(0))
@@ -118,16 +118,16 @@ def gate(places, g_ptr, beta_ptr, g_t, beta_t, dg_ptr, numbers):
     last = chunk0 + count - 1
     if dg_ptr is not None:
         dg_ptr += origin * H + gl.program_id(0) % H
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, last, count > 0, T)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, last, count > 0, T)
     for i in range(count + STAGES):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, last - 1 - i, i + 1 < count, T)
+        g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, last - 1 - i, i + 1 < count, T)
         mbarrier.wait(free.index(stage), phase)
         totals = gates.index(stage * VECTORS + TOTAL)
         strengths = gates.index(stage * VECTORS + STRENGTH)
         if dg_ptr is not None:  # noqa: SIM102 - known while compiling
             if i >= STAGES:
                 found = last + STAGES - i
-                log = load_gates(g_ptr, None, g_t, 0, found, True, T)[0]
+                log = load_decay_beta(g_ptr, None, g_t, 0, found, True, T)[0]
                 # of each token's decay: what reads past it, and what is written before it and reaches the end
                 dg = strengths.load(layout) - gates.index(stage * VECTORS + EARLIER).load(layout)
                 written = totals.load(layout)

@@ -21,8 +21,8 @@ from holdfast.kernels.lib.gluon.compat import (
 )
 from holdfast.kernels.lib.gluon.decay import CHUNK
 from holdfast.kernels.lib.gluon.sequence import chunk_coords
-from holdfast.kernels.lib.gluon.split import unknown
-from holdfast.kernels.lib.gluon.tails import store_rows
+from holdfast.kernels.lib.gluon.split import opaque
+from holdfast.kernels.lib.gluon.tails import store_tail
 
 from .backward_decay import DS_TILE, EARLIER, S_TILE, STAGES, STRENGTH, TOTAL, U_TILE, VECTORS, WEAK, Y_TILE
 
@@ -83,7 +83,7 @@ def find_gradients(tiles, scores, places, results, values, numbers, KEYS: gl.con
         k = k_tiles.index(stage).reshape([CHUNK, K])
         do = do_tiles.index(stage).reshape([CHUNK, V])
         total = gates.index(stage * VECTORS + TOTAL)
-        zero = unknown(i ^ i)
+        zero = opaque(i ^ i)
         u = u_tiles.index(zero).reshape([CHUNK, V])
         y = y_tiles.index(zero).reshape([CHUNK, V])
         s = s_tiles.index(zero)
@@ -91,7 +91,7 @@ def find_gradients(tiles, scores, places, results, values, numbers, KEYS: gl.con
         f_tile = scores.index(zero + 1)
         e_tile = scores.index(zero + 2)
         row = (zero + gl.arange(0, CHUNK, p_row))[:, None]
-        column = unknown(gl.arange(0, CHUNK, gl.SliceLayout(0, p_layout)))[None, :]
+        column = opaque(gl.arange(0, CHUNK, gl.SliceLayout(0, p_layout)))[None, :]
         mbarrier.wait(loaded.index(stage), phase)
         mbarrier.wait(full.index(U_TILE), turn)
         dp = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
@@ -203,12 +203,12 @@ def find_gradients(tiles, scores, places, results, values, numbers, KEYS: gl.con
                 tma_store(dv_desc, [batch, token, head, 0], y_tiles.index(0))
                 tma_store_wait(0)
             else:
-                heads = unknown(H)
+                heads = opaque(H)
                 into = ((origin + row0) * H + head) * VALUES
-                store_rows(y_tiles.index(0), dv_ptr + into, heads * VALUES, T - row0, VALUES)
+                store_tail(y_tiles.index(0), dv_ptr + into, heads * VALUES, T - row0, VALUES)
                 if dq_desc is not None:
-                    store_rows(q_tiles.index(stage), dq_ptr + base, heads * KEYS, T - row0, KEYS)
-                    store_rows(k_tiles.index(stage), dk_ptr + base, heads * KEYS, T - row0, KEYS)
+                    store_tail(q_tiles.index(stage), dq_ptr + base, heads * KEYS, T - row0, KEYS)
+                    store_tail(k_tiles.index(stage), dk_ptr + base, heads * KEYS, T - row0, KEYS)
             barrier()
         mbarrier.arrive(empty.index(Y_TILE), count=1, pred=is_mended)
         if dbeta_ptr is not None:

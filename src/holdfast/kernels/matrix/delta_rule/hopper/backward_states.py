@@ -16,8 +16,15 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, VECTORS, WRITE
-from holdfast.kernels.lib.gluon.sequence import chunk_coords, of_part, of_segment, of_sequence, of_tokens
+from holdfast.kernels.lib.gluon.decay import BETA, CHUNK, READ_DECAY, VECTORS, WRITE_DECAY
+from holdfast.kernels.lib.gluon.sequence import (
+    PackedBounds,
+    chunk_coords,
+    packed_segment,
+    packed_sequence,
+    segment_index,
+    sequence_offset,
+)
 
 from .chunk_inverse import parts
 from .producers import COLUMNS, copy, gate
@@ -87,15 +94,15 @@ def delta_states(
         count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
     else:
         if sequences is None:
-            chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+            chunk0, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
         else:
-            chunk0, shift, T, _, _, _ = of_part(cu_ptr, gl.program_id(0) // H, span, sequences, T)
-        aside = (shift, T)
+            chunk0, shift, T, _, _, _ = packed_segment(cu_ptr, gl.program_id(0) // H, span, sequences, T)
+        aside = PackedBounds(shift=shift, end=T)
         count = gl.cdiv(T, CHUNK) - chunk0
     if g_ptr is not None:
-        g_ptr += of_tokens(aside, H, g_b, g_t, g_h)
+        g_ptr += sequence_offset(aside, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_tokens(aside, H, beta_b, beta_t, beta_h)
+        beta_ptr += sequence_offset(aside, H, beta_b, beta_t, beta_h)
     tiles = (None, k_tiles, v_tiles, a_tiles, None)
     sources = (None, k_desc, v_desc, a_desc)
     kept = (u_tiles, s_tiles, u_desc, low_desc, high_desc)
@@ -174,7 +181,7 @@ def _walk(
         rows = column + gl.arange(0, COLUMNS, gl.SliceLayout(1, s_layout))
         keys = gl.arange(0, K, gl.SliceLayout(0, s_layout))
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        at = segment_index(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         state = gl.load(start_ptr + at, mask=inside, other=0.0)
     u_tile = u_tiles.index(CONSUMER)
     s_tile = s_tiles.index(CONSUMER)
@@ -197,8 +204,8 @@ def _walk(
         known = warpgroup_mma(held, k.permute((1, 0)), known, use_acc=False, is_async=True)
         mbarrier.wait(gated.index(stage), phase)
         vt = v.permute((1, 0)).load(operand)
-        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout))
-        strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, layout))
+        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
+        strength = gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
         known, held = warpgroup_mma_wait(0, deps=(known, held))
         missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
         new, rest = _in_two(missed, dtype, operand)
@@ -206,7 +213,7 @@ def _walk(
         u = warpgroup_mma(new, a, missed, is_async=True)
         u = warpgroup_mma(rest, a, u, is_async=True)
         state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
-        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, layout))
+        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
         u, new, rest = warpgroup_mma_wait(0, deps=(u, new, rest))
         written, rest = _in_two(u * write[None, :], dtype, s_operand)
         state, written, rest = warpgroup_mma_wait(0, deps=(state, written, rest))

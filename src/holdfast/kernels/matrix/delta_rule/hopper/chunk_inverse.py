@@ -24,11 +24,11 @@ from holdfast.kernels.lib.gluon.compat import (
     tma_store,
     tma_store_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, load_gates
-from holdfast.kernels.lib.gluon.pdl import let_launch
+from holdfast.kernels.lib.gluon.decay import CHUNK, load_decay_beta
+from holdfast.kernels.lib.gluon.pdl import launch_dependents
 from holdfast.kernels.lib.gluon.reduce import add
-from holdfast.kernels.lib.gluon.sequence import chunk_coords, of_chunk, of_tokens
-from holdfast.kernels.lib.gluon.tails import clear_rows
+from holdfast.kernels.lib.gluon.sequence import PackedBounds, chunk_coords, packed_chunk, sequence_offset
+from holdfast.kernels.lib.gluon.tails import zero_tail_rows
 
 _BLOCK = gl.constexpr(16)
 _BLOCKS = gl.constexpr(4)
@@ -142,7 +142,7 @@ def prepare(
     strengths = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
     mbarrier.init(loaded, count=1)
     fence_async_shared()
-    let_launch()
+    launch_dependents()
     head = gl.program_id(0) % H
     # from the last chunk to the first: what the sweep reads first is then still in the cache
     if cu_ptr is None:
@@ -150,8 +150,8 @@ def prepare(
         chunk = gl.num_programs(1) - 1 - gl.program_id(1)
     else:
         chunk = gl.num_programs(0) // H - 1 - gl.program_id(0) // H
-        shift, T = of_chunk(cu_ptr, chunk, sequences, T)
-        aside = (shift, T)
+        shift, T = packed_chunk(cu_ptr, chunk, sequences, T)
+        aside = PackedBounds(shift=shift, end=T)
         if chunk * CHUNK >= T:
             return
     batch, token = chunk_coords(aside, chunk, H)
@@ -161,10 +161,10 @@ def prepare(
         tma_load(k_desc, at, loaded, k_tiles.index(half))
 
     if g_ptr is not None:
-        g_ptr += of_tokens(aside, H, g_b, g_t, g_h)
+        g_ptr += sequence_offset(aside, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_tokens(aside, H, beta_b, beta_t, beta_h)
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, True, T)
+        beta_ptr += sequence_offset(aside, H, beta_b, beta_t, beta_h)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, True, T)
     totals.store(gl.associative_scan(g, 0, add))
     strengths.store(beta)
     barrier()
@@ -172,7 +172,7 @@ def prepare(
     if cu_ptr is not None:  # noqa: SIM102 - known while compiling
         if (chunk + 1) * CHUNK > T:
             for half in gl.static_range(HALVES):
-                clear_rows(k_tiles.index(half), T - chunk * CHUNK)
+                zero_tail_rows(k_tiles.index(half), T - chunk * CHUNK)
             barrier()
 
     row = gl.arange(0, _BLOCK, gl.SliceLayout(1, _MMA))[:, None]

@@ -22,10 +22,17 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE
-from holdfast.kernels.lib.gluon.sequence import chunk_coords, of_part, of_segment, of_sequence, of_tokens
-from holdfast.kernels.lib.gluon.split import unknown
-from holdfast.kernels.lib.gluon.tails import store_rows
+from holdfast.kernels.lib.gluon.decay import BETA, CHUNK, LOG_DECAY_CUMSUM, READ_DECAY, VECTORS, WRITE_DECAY
+from holdfast.kernels.lib.gluon.sequence import (
+    PackedBounds,
+    chunk_coords,
+    packed_segment,
+    packed_sequence,
+    segment_index,
+    sequence_offset,
+)
+from holdfast.kernels.lib.gluon.split import opaque
+from holdfast.kernels.lib.gluon.tails import store_tail
 
 from .producers import COLUMNS, copy, gate
 
@@ -118,20 +125,20 @@ def delta_sweep(
         count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
     else:
         if sequences is None:
-            chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+            chunk0, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
         else:
-            chunk0, shift, T, sequence, part, parts = of_part(cu_ptr, gl.program_id(0) // H, span, sequences, T)
+            chunk0, shift, T, sequence, part, parts = packed_segment(cu_ptr, gl.program_id(0) // H, span, sequences, T)
             is_last = part == parts - 1
             if q_desc is None:
                 # nobody asks for the state after the last segment: it comes with the outputs
                 T = gl.where(is_last, chunk0 * CHUNK, T)
             last = gl.where(is_last, sequence, -1)
-        aside = (shift, T)
+        aside = PackedBounds(shift=shift, end=T)
         count = gl.cdiv(T, CHUNK) - chunk0
     if g_ptr is not None:
-        g_ptr += of_tokens(aside, H, g_b, g_t, g_h)
+        g_ptr += sequence_offset(aside, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_tokens(aside, H, beta_b, beta_t, beta_h)
+        beta_ptr += sequence_offset(aside, H, beta_b, beta_t, beta_h)
     tiles = (q_tiles, k_tiles, v_tiles, a_tiles, p_tiles)
     sources = (q_desc, k_desc, v_desc, a_desc)
     places = (gates, decays, loaded, gated, scored, free)
@@ -208,8 +215,10 @@ def score(tiles, places, numbers, STAGES: gl.constexpr):
             q = q_tiles.index(stage).reshape([CHUNK, K]).slice(side * half, half)
             p = gl.zeros([CHUNK, half], gl.float32, layout)
             p = warpgroup_mma(k, q.permute((1, 0)), p, use_acc=False, is_async=True)
-            rows = gates.index(stage * VECTORS + TOTAL).load(gl.SliceLayout(1, layout))
-            columns = gates.index(stage * VECTORS + TOTAL).slice(side * half, half).load(gl.SliceLayout(0, layout))
+            rows = gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).load(gl.SliceLayout(1, layout))
+            columns = (
+                gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).slice(side * half, half).load(gl.SliceLayout(0, layout))
+            )
             seen = row[:, None] <= (side * half + column)[None, :]
             weight = gl.exp2(gl.where(seen, columns[None, :] - rows[:, None], float("-inf"))) * scale
             p = warpgroup_mma_wait(0, deps=(p,))
@@ -261,7 +270,7 @@ def _multiply(
         state = gl.zeros([COLUMNS, K], gl.float32, s_layout)
     else:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
-        at = of_segment(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        at = segment_index(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         state = gl.load(start_ptr + at, mask=inside, other=0.0)
     if transition_ptr is not None:
         # behind v's last slice, or without v, the state starts from the identity, and is written nothing
@@ -285,8 +294,8 @@ def _multiply(
         mbarrier.wait(gated.index(stage), phase)
         if v_tiles is not None:
             vt = v.permute((1, 0)).load(operand)
-        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout))
-        strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, layout))
+        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
+        strength = gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
         known, held = warpgroup_mma_wait(0, deps=(known, held))
         if v_tiles is None:
             missed = (known * read[None, :]) * -strength[None, :]
@@ -304,13 +313,13 @@ def _multiply(
             u, new = warpgroup_mma_wait(1, deps=(u, new))
         else:
             u, new = warpgroup_mma_wait(0, deps=(u, new))
-        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, layout))
+        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
         written = gl.convert_layout((u * write[None, :]).to(dtype), s_operand)
         if writes_out:
             mbarrier.wait(scored.index(stage), phase)
             p = p_tiles.index(stage).reshape([CHUNK, CHUNK])
             o, held, state, written = warpgroup_mma_wait(0, deps=(o, held, state, written))
-            o = o * (gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout)) * scale)[None, :]
+            o = o * (gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout)) * scale)[None, :]
             o, state, written = warpgroup_mma_wait(0, deps=(o, state, written))
         else:
             state, written = warpgroup_mma_wait(0, deps=(state, written))
@@ -352,16 +361,16 @@ def _multiply(
         if left > 0:
             # the tile's other rows are the next sequence's
             corner = o_ptr + (((shift + end - left).to(gl.int64) * H + head) * VALUES + column)
-            store_rows(o_tiles.index(CONSUMER), corner, H * VALUES, left, VALUES - column)
+            store_tail(o_tiles.index(CONSUMER), corner, H * VALUES, left, VALUES - column)
 
     # addresses are computed again: kept from the start, they would take as many registers as the state
-    rows = unknown(rows)
+    rows = opaque(rows)
     if end_ptr is not None:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
         if not writes_out:
             if last is not None:
                 inside = inside & (count > 0)
-            place = of_segment(H, 2)
+            place = segment_index(H, 2)
         elif last is None:
             inside = inside & (gl.program_id(2) == gl.num_programs(2) - 1)
             place = gl.program_id(0).to(gl.int64)
@@ -377,7 +386,7 @@ def _multiply(
         inside = (own >= 0)[:, None] & (own < KEYS)[:, None] & (keys < KEYS)[None, :]
         if last is not None and not writes_out:
             inside = inside & (count > 0)
-        at = of_segment(H, 2) * (KEYS * KEYS) + (keys[None, :] * KEYS + own[:, None])
+        at = segment_index(H, 2) * (KEYS * KEYS) + (keys[None, :] * KEYS + own[:, None])
         gl.store(transition_ptr + at, state, mask=inside)
     if writes_out:
         tma_store_wait(0)

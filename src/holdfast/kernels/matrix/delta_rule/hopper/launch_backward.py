@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import varlen
-from holdfast.kernels.lib.gluon.layouts import LAYOUT
-from holdfast.kernels.lib.triton.group_sum import add_groups
+from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
+from holdfast.kernels.lib.triton.group_sum import sum_over_groups
 from holdfast.kernels.matrix.args import TOKENS, Gates, kind
 from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import pull_back
 from holdfast.kernels.runtime import launch as triton_launch
@@ -60,21 +60,21 @@ class Kept:
         return Kept(low, high)
 
     def tiles(self, columns: int) -> tuple:
-        return tuple(tiles(x, [1, TOKENS, 1, columns], LAYOUT) for x in (self.low, self.high))
+        return tuple(tiles(x, [1, TOKENS, 1, columns], TILE_LAYOUT) for x in (self.low, self.high))
 
 
 def _rows(x: Tensor) -> object:
     """Tiles of 64 tokens and 64 columns."""
-    return tiles(x, [1, TOKENS, 1, HALF], LAYOUT)
+    return tiles(x, [1, TOKENS, 1, HALF], TILE_LAYOUT)
 
 
 def _whole(x: Tensor) -> object:
     """Tiles of 64 tokens and all columns."""
-    return tiles(x, [1, TOKENS, 1, width_of(x.shape[3])], LAYOUT)
+    return tiles(x, [1, TOKENS, 1, width_of(x.shape[3])], TILE_LAYOUT)
 
 
 def _inverse(a: Tensor) -> object:
-    return tiles(a, [1, 1, TOKENS, TOKENS], LAYOUT)
+    return tiles(a, [1, 1, TOKENS, TOKENS], TILE_LAYOUT)
 
 
 def run_states(
@@ -218,5 +218,5 @@ def backward(
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)
     if grouped:
-        add_groups(dq, dk, grads["q"], grads["k"])
+        sum_over_groups(dq, dk, grads["q"], grads["k"])
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state

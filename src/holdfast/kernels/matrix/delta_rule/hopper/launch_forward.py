@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, Gates, kind
 from holdfast.kernels.matrix.delta_rule.triton.segment_scan import compose
 from holdfast.kernels.runtime import launch as triton_launch
@@ -49,10 +49,10 @@ def run_prepare(k: Tensor, heads: int, gates: Gates, cu_seqlens: Tensor | None =
     chunks = chunks_of(length, cu_seqlens)
     a = torch.empty(batch * heads, chunks, TOKENS, TOKENS, dtype=k.dtype, device=k.device)
     arguments = (
-        tiles(k, [1, TOKENS, 1, 64], LAYOUT),
+        tiles(k, [1, TOKENS, 1, 64], TILE_LAYOUT),
         gates.g,
         gates.beta,
-        tiles(a, [1, 1, TOKENS, TOKENS], LAYOUT),
+        tiles(a, [1, 1, TOKENS, TOKENS], TILE_LAYOUT),
         cu_seqlens,
         0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
         length,
@@ -98,11 +98,11 @@ def run_sweep(
         slices += -(-keys // columns)
     sequences = sequences_in_segments(length, span, cu_seqlens)
     arguments = (
-        tiles(k, [1, TOKENS, 1, wide], LAYOUT),
-        None if q is None else tiles(q, [1, TOKENS, 1, wide], LAYOUT),
-        None if v is None else tiles(v, [1, TOKENS, 1, column], LAYOUT),
-        tiles(a, [1, 1, TOKENS, TOKENS], LAYOUT),
-        None if out is None else tiles(out, [1, TOKENS, 1, column], LAYOUT),
+        tiles(k, [1, TOKENS, 1, wide], TILE_LAYOUT),
+        None if q is None else tiles(q, [1, TOKENS, 1, wide], TILE_LAYOUT),
+        None if v is None else tiles(v, [1, TOKENS, 1, column], TILE_LAYOUT),
+        tiles(a, [1, 1, TOKENS, TOKENS], TILE_LAYOUT),
+        None if out is None else tiles(out, [1, TOKENS, 1, column], TILE_LAYOUT),
         gates.g,
         gates.beta,
         start,

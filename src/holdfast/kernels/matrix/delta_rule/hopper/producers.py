@@ -2,11 +2,19 @@
 
 # ruff: noqa: RUF005 - Gluon does not compile starred expressions
 from holdfast.kernels.lib.gluon.compat import barrier, gl, gluon, mbarrier, tma_load
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, load_gates
-from holdfast.kernels.lib.gluon.pdl import wait_for_launch
+from holdfast.kernels.lib.gluon.decay import (
+    BETA,
+    CHUNK,
+    LOG_DECAY_CUMSUM,
+    READ_DECAY,
+    VECTORS,
+    WRITE_DECAY,
+    load_decay_beta,
+)
+from holdfast.kernels.lib.gluon.pdl import grid_dependency_wait
 from holdfast.kernels.lib.gluon.reduce import add
 from holdfast.kernels.lib.gluon.sequence import chunk_coords
-from holdfast.kernels.lib.gluon.tails import clear_cut
+from holdfast.kernels.lib.gluon.tails import zero_tail_tiles
 
 # columns of v that four warps work on
 COLUMNS = gl.constexpr(64)
@@ -43,7 +51,7 @@ def copy(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.constexp
                 tma_load(v_desc, [batch, token, head, column], arrived, tile)
         if i == 0:
             # the launch ahead may still be at the inverses; all else was there before it
-            wait_for_launch()
+            grid_dependency_wait()
         tma_load(a_desc, [batch * H + head, chunk0 + i, 0, 0], arrived, a_tiles.index(stage))
         if aside is not None:  # noqa: SIM102 - known while compiling
             if rows < CHUNK:
@@ -51,7 +59,7 @@ def copy(tiles, sources, loaded, free, qk_group, numbers, CONSUMERS: gl.constexp
                 if v_desc is not None:
                     for consumer in gl.static_range(CONSUMERS):
                         cut = cut + (v_tiles.index(stage * CONSUMERS + consumer),)
-                clear_cut(cut, rows, arrived, loaded.index(stage))
+                zero_tail_tiles(cut, rows, arrived, loaded.index(stage))
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -66,16 +74,16 @@ def gate(places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES: gl.constexpr)
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0, count > 0, T)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk0, count > 0, T)
     for i in range(count):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + i + 1, i + 1 < count, T)
+        g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk0 + i + 1, i + 1 < count, T)
         mbarrier.wait(free.index(stage), phase)
         total = gl.associative_scan(g, 0, add)
         whole = gl.sum(g, 0)
-        gates.index(stage * VECTORS + TOTAL).store(total)
-        gates.index(stage * VECTORS + READ).store(gl.exp2(total))
-        gates.index(stage * VECTORS + WRITE).store(gl.exp2(whole - total))
-        gates.index(stage * VECTORS + STRENGTH).store(beta)
+        gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).store(total)
+        gates.index(stage * VECTORS + READ_DECAY).store(gl.exp2(total))
+        gates.index(stage * VECTORS + WRITE_DECAY).store(gl.exp2(whole - total))
+        gates.index(stage * VECTORS + BETA).store(beta)
         decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(whole))
         barrier()
         mbarrier.arrive(gated.index(stage), count=1)

@@ -15,9 +15,9 @@ See docs/delta-rule.md.
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.decay import FLOOR, decays
-from holdfast.kernels.lib.triton.sequence import place
-from holdfast.kernels.lib.triton.tiles import tile
+from holdfast.kernels.lib.triton.decay import LOG_DECAY_FLOOR, log_decay_cumsum_or_zero
+from holdfast.kernels.lib.triton.sequence import chunk_coords
+from holdfast.kernels.lib.triton.tiles import load_tile
 
 from .states import state_rows
 
@@ -40,8 +40,8 @@ def _block(
     ds = tl.load(at_ds + rows[None, :], mask=mask, other=0.0)
     if PARTS == 1:
         through += tl.sum(s.to(tl.float32) * ds.to(tl.float32), 1)
-    v = tile(v_ptr, steps, columns, v_step, live, COLUMNS, EVEN_V)
-    do = tile(do_ptr, steps, columns, do_step, live, COLUMNS, EVEN_V)
+    v = load_tile(v_ptr, steps, columns, v_step, live, COLUMNS, EVEN_V)
+    do = load_tile(do_ptr, steps, columns, do_step, live, COLUMNS, EVEN_V)
     # [V, C] from here on
     error = tl.trans(v).to(tl.float32) - tl.dot(s, tl.trans(k), input_precision=PRECISION) * to_here[None, :]
     u = error * beta[None, :]
@@ -114,7 +114,7 @@ def delta_gradients(
     part = tl.program_id(0) % PARTS
     head = (tl.program_id(0) // PARTS % H).to(tl.int64)
     program = tl.program_id(0) // (PARTS * H)
-    n, batch, first, end, chunk = place(program, cu_seqlens, T, sequences, lowest, window, CHUNK)
+    n, batch, first, end, chunk = chunk_coords(program, cu_seqlens, T, sequences, lowest, window, CHUNK)
     steps, rows = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     start = first + chunk * CHUNK
     live = steps < (end - start).to(tl.int32)
@@ -132,9 +132,9 @@ def delta_gradients(
     k_ptr += batch * k_batch + (head // GROUP) * k_head + start * k_step
     v_ptr += batch * v_batch + head * v_head + start * v_step
     do_ptr += batch * do_batch + head * do_head + start * do_step
-    k = tile(k_ptr, steps, rows, k_step, live, WIDTH, EVEN_K)
-    a = tile(a_ptr + token * CHUNK, steps, steps, H * CHUNK, live, CHUNK, True)
-    here, total, own = decays(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
+    k = load_tile(k_ptr, steps, rows, k_step, live, WIDTH, EVEN_K)
+    a = load_tile(a_ptr + token * CHUNK, steps, steps, H * CHUNK, live, CHUNK, True)
+    here, total, own = log_decay_cumsum_or_zero(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
     to_here, to_end = tl.exp2(here.to(tl.float32)), tl.exp2((total - here).to(tl.float32))
     beta = live.to(tl.float32)
     if beta_ptr is not None:
@@ -146,7 +146,7 @@ def delta_gradients(
     itself = steps[:, None] == steps[None, :]
     reads = steps[:, None] >= steps[None, :]
     between = tl.exp2(tl.where(reads, (here[:, None] - here[None, :]).to(tl.float32), float("-inf")))
-    q = tile(q_ptr, steps, rows, q_step, live, WIDTH, EVEN_K)
+    q = load_tile(q_ptr, steps, rows, q_step, live, WIDTH, EVEN_K)
     p = (tl.dot(q, tl.trans(k), input_precision=PRECISION) * between * scale).to(k.dtype)
 
     dp = tl.zeros([CHUNK, CHUNK], tl.float32)
@@ -195,20 +195,22 @@ def delta_gradients(
     dk_write *= to_end[None, :]
     if dg_ptr is not None:
         # read again: kept from above, they would take registers all the way
-        query = tl.trans(tile(q_ptr, steps, own_rows, q_step, live, WIDTH, EVEN_K)).to(tl.float32)
+        query = tl.trans(load_tile(q_ptr, steps, own_rows, q_step, live, WIDTH, EVEN_K)).to(tl.float32)
         reading = query * dq
-        key = tl.trans(tile(k_ptr, steps, own_rows, k_step, live, WIDTH, EVEN_K)).to(tl.float32)
+        key = tl.trans(load_tile(k_ptr, steps, own_rows, k_step, live, WIDTH, EVEN_K)).to(tl.float32)
         written = tl.sum(key * dk_write, 0)
         # of each token's decay: what reads past it, and what is written before it and reaches the end
         dg = tl.cumsum(across + tl.sum(reading + key * dk_read, 0), 0, reverse=True)
         dg += tl.cumsum(written, 0) - written
         dg += tl.sum(through, 0) * tl.exp2(total.to(tl.float32))
-        tl.store(dg_ptr + part.to(tl.int64) * part_size + token + at, tl.where(own <= FLOOR, 0.0, dg), mask=live)
+        tl.store(
+            dg_ptr + part.to(tl.int64) * part_size + token + at, tl.where(own <= LOG_DECAY_FLOOR, 0.0, dg), mask=live
+        )
     if dbeta_ptr is not None:
         tl.store(dbeta_ptr + token + at, strength, mask=live & (part == 0))
     if PARTS > 1:
-        k = tile(k_ptr, steps, own_rows, k_step, live, WIDTH, EVEN_K)
-        q = tile(q_ptr, steps, own_rows, q_step, live, WIDTH, EVEN_K)
+        k = load_tile(k_ptr, steps, own_rows, k_step, live, WIDTH, EVEN_K)
+        q = load_tile(q_ptr, steps, own_rows, q_step, live, WIDTH, EVEN_K)
     dq = tl.dot(tl.trans(k), tl.trans(f), dq, input_precision=PRECISION)
     tl.store(dq_ptr + out, tl.trans(dq.to(dq_ptr.dtype.element_ty)), mask=out_mask)
     dk = tl.dot(tl.trans(q), f, dk_read + dk_write, input_precision=PRECISION)

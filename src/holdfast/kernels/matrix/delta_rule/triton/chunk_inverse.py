@@ -10,9 +10,9 @@ of powers (Neumann) would diverge on such keys.
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.decay import decays
-from holdfast.kernels.lib.triton.sequence import place
-from holdfast.kernels.lib.triton.tiles import tile
+from holdfast.kernels.lib.triton.decay import log_decay_cumsum_or_zero
+from holdfast.kernels.lib.triton.sequence import chunk_coords
+from holdfast.kernels.lib.triton.tiles import load_tile
 
 
 @triton.jit(do_not_specialize=["sequences", "window"])
@@ -23,14 +23,14 @@ def prepare_chunk(
 ):  # fmt: skip
     """One chunk of one head: a [B, T, H, CHUNK] gets M^-1 - I; a row is a token."""
     head = (tl.program_id(0) % H).to(tl.int64)
-    _, batch, first, end, chunk = place(tl.program_id(0) // H, cu_seqlens, T, sequences, 0, window, CHUNK)
+    _, batch, first, end, chunk = chunk_coords(tl.program_id(0) // H, cu_seqlens, T, sequences, 0, window, CHUNK)
     steps = tl.arange(0, CHUNK)
     start = first + chunk * CHUNK
     live = steps < (end - start).to(tl.int32)
     token, at = (batch * T + start) * H + head, steps * H
     base = k_ptr + batch * k_batch + (head // GROUP) * k_head + start * k_step
-    k = tile(base, steps, tl.arange(0, BLOCK_K), k_step, live, WIDTH, WIDTH == BLOCK_K)
-    here, _, _ = decays(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
+    k = load_tile(base, steps, tl.arange(0, BLOCK_K), k_step, live, WIDTH, WIDTH == BLOCK_K)
+    here, _, _ = log_decay_cumsum_or_zero(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
     later = steps[:, None] > steps[None, :]
     between = tl.exp2(tl.where(later, (here[:, None] - here[None, :]).to(tl.float32), float("-inf")))
     lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import varlen
-from holdfast.kernels.lib.triton.group_sum import add_groups
+from holdfast.kernels.lib.triton.group_sum import sum_over_groups
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
 from holdfast.planner.models.matrix.delta_rule.triton import gradient_parts, padded, states_fit_gradients
@@ -281,5 +281,5 @@ def backward(
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)
     if grouped:
-        add_groups(dq, dk, grads["q"], grads["k"])
+        sum_over_groups(dq, dk, grads["q"], grads["k"])
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state

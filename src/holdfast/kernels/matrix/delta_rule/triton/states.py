@@ -17,9 +17,9 @@ docs/delta-rule.md.
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.decay import decays
-from holdfast.kernels.lib.triton.sequence import span
-from holdfast.kernels.lib.triton.tiles import tile
+from holdfast.kernels.lib.triton.decay import log_decay_cumsum_or_zero
+from holdfast.kernels.lib.triton.sequence import sequence_bounds
+from holdfast.kernels.lib.triton.tiles import load_tile
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def delta_forward(
     EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
     program = tl.program_id(0)
     split, head, n = program % SPLITS, (program // SPLITS) % H, (program // SPLITS) // H
-    batch, first, end = span(n, cu_seqlens, T, T, 1)
+    batch, first, end = sequence_bounds(n, cu_seqlens, T, T, 1)
     n, batch, head = n.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     steps, rows = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     columns = split * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -73,10 +73,10 @@ def delta_forward(
         start = first + chunk * CHUNK
         live = steps < (end - start).to(tl.int32)
         token, at = (batch * T + start) * H + head, steps * H
-        k = tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
-        v = tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, EVEN_V)
-        a = tile(a_ptr + token * CHUNK, steps, steps, H * CHUNK, live, CHUNK, True)
-        here, total, _ = decays(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
+        k = load_tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
+        v = load_tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, EVEN_V)
+        a = load_tile(a_ptr + token * CHUNK, steps, steps, H * CHUNK, live, CHUNK, True)
+        here, total, _ = log_decay_cumsum_or_zero(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
         to_here, to_end = tl.exp2(here.to(tl.float32)), tl.exp2((total - here).to(tl.float32))
         if low_ptr is not None:
             place = low_ptr + (slot + chunk) * slot_chunk + head * slot_head
@@ -84,7 +84,7 @@ def delta_forward(
             tl.store(place + kept_rows[:, None] + rows[None, :], kept, mask=state_mask)
 
         if o_ptr is not None:
-            q = tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
+            q = load_tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
             reads = steps[:, None] <= steps[None, :]
             p = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
             p *= tl.exp2(tl.where(reads, (here[None, :] - here[:, None]).to(tl.float32), float("-inf")))
@@ -128,7 +128,7 @@ def delta_reverse(
     EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
     program = tl.program_id(0)
     split, head, n = program % SPLITS, (program // SPLITS) % H, (program // SPLITS) // H
-    batch, first, end = span(n, cu_seqlens, T, T, 1)
+    batch, first, end = sequence_bounds(n, cu_seqlens, T, T, 1)
     n, batch, head = n.to(tl.int64), batch.to(tl.int64), head.to(tl.int64)
     steps, rows = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     columns = split * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -154,11 +154,11 @@ def delta_reverse(
         start = first + (lowest + chunk) * CHUNK
         live = steps < (end - start).to(tl.int32)
         token, at = (batch * T + start) * H + head, steps * H
-        q = tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
-        k = tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
-        do = tile(do_ptr + start * do_step, steps, columns, do_step, live, COLUMNS, EVEN_V)
-        a = tile(a_ptr + token * CHUNK, steps, steps, H * CHUNK, live, CHUNK, True)
-        here, total, _ = decays(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
+        q = load_tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
+        k = load_tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
+        do = load_tile(do_ptr + start * do_step, steps, columns, do_step, live, COLUMNS, EVEN_V)
+        a = load_tile(a_ptr + token * CHUNK, steps, steps, H * CHUNK, live, CHUNK, True)
+        here, total, _ = log_decay_cumsum_or_zero(g_ptr + token if g_ptr is not None else None, at, live, CHUNK, WIDE)
         to_here, to_end = tl.exp2(here.to(tl.float32)), tl.exp2((total - here).to(tl.float32))
         place = low_ptr + (slot + chunk) * slot_chunk + head * slot_head
         tl.store(place + kept_rows[:, None] + rows[None, :], state.to(low_ptr.dtype.element_ty), mask=state_mask)

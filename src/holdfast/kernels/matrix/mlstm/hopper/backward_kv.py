@@ -10,7 +10,7 @@ backward_kv_mma.py multiplies. dg is summed as scalar_decay/hopper/backward_deca
 
 from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
 from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS
-from holdfast.kernels.lib.gluon.sequence import of_head
+from holdfast.kernels.lib.gluon.sequence import head_offset
 from holdfast.kernels.matrix.scalar_decay.hopper.backward_decay import sum_up
 
 from .backward_kv_mma import multiply
@@ -118,8 +118,8 @@ def normalized_adjoint(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
-    g_ptr += of_head(H, g_b, g_h)
-    beta_ptr += of_head(H, beta_b, beta_h)
+    g_ptr += head_offset(H, g_b, g_h)
+    beta_ptr += head_offset(H, beta_b, beta_h)
     of_rows = gl.program_id(0).to(gl.int64) * T
     dg_ptr += of_rows
     dbeta_ptr += of_rows

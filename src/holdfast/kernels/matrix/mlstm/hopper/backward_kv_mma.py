@@ -18,10 +18,10 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, VECTORS, within
-from holdfast.kernels.lib.gluon.reduce import parts_of_columns
-from holdfast.kernels.lib.gluon.sequence import of_segment
-from holdfast.kernels.lib.gluon.split import rounded, unknown
+from holdfast.kernels.lib.gluon.decay import BETA, CHUNK, READ_DECAY, VECTORS, causal_decay
+from holdfast.kernels.lib.gluon.reduce import warp_column_sums
+from holdfast.kernels.lib.gluon.sequence import segment_index
+from holdfast.kernels.lib.gluon.split import opaque, round_to
 
 from .decay import ADJOINT_COLUMNS, INVERSE, READ_STRENGTH, SLOPE, WRITE_INVERSE, WRITE_SLOPE
 
@@ -78,7 +78,7 @@ def multiply(
     else:
         inside = (key < KEYS)[:, None] & (value < VALUES)[None, :]
         outside: gl.constexpr = 0.0
-    corner = of_segment(H, 1) * (KEYS * (VALUES + 1))
+    corner = segment_index(H, 1) * (KEYS * (VALUES + 1))
     if start_ptr is None:
         state = gl.zeros([K, V], gl.float32, s_layout)
         dn = gl.zeros([K], gl.float32, of_key)
@@ -108,7 +108,7 @@ def multiply(
         s.store(held)
         # while these products run
         mbarrier.wait(gated.index(stage), phase)
-        weight = within(gates, stage, p_layout, True)
+        weight = causal_decay(gates, stage, p_layout, True)
         inverse = columns.index(stage * ADJOINT_COLUMNS + INVERSE).load(later)[:, None]
         slope = columns.index(stage * ADJOINT_COLUMNS + SLOPE).load(later)[:, None]
         state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
@@ -125,7 +125,7 @@ def multiply(
         qk, uv = warpgroup_mma_wait(2, deps=(qk, uv))
         qk = qk * weight
         uv = uv * inverse + slope
-        strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, p_layout))[None, :]
+        strength = gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, p_layout))[None, :]
         qk_tile.store((qk * inverse * strength).to(dtype))
         uv_tile.store((uv * weight * strength).to(dtype))
         fence_async_shared()
@@ -133,7 +133,7 @@ def multiply(
         both = qk * uv
         itself = gl.arange(0, CHUNK, later)[:, None] == gl.arange(0, CHUNK, gl.SliceLayout(0, p_layout))[None, :]
         apart = gl.where(itself, 0.0, both)
-        earlier_parts.index(stage).store(parts_of_columns(apart, 4))
+        earlier_parts.index(stage).store(warp_column_sums(apart, 4))
         own_parts.index(stage).permute((1, 0)).store(_rows_by_warps(gl.where(itself, both, 0.0)))
         later_parts.index(stage).permute((1, 0)).store(_rows_by_warps(apart * strength))
         qt = q.permute((1, 0)).load(write_layout).to(gl.float32)
@@ -144,7 +144,7 @@ def multiply(
         read_k = columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).load(gl.SliceLayout(0, k_layout))
         read_v = columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).load(gl.SliceLayout(0, v_layout))
         kt = k.permute((1, 0)).load(k_layout).to(gl.float32)
-        kt *= gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, k_layout))[None, :]
+        kt *= gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, k_layout))[None, :]
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
         dk = dk + dn[:, None]
         cross = dk * kt
@@ -156,7 +156,7 @@ def multiply(
         dv = warpgroup_mma(u.permute((1, 0)), qk_tile, dv, is_async=True)
         state = warpgroup_mma(written, u, state, is_async=True)
         dk, dv = warpgroup_mma_wait(1, deps=(dk, dv))
-        cross_parts.index(stage).store(parts_of_columns(cross, warps))
+        cross_parts.index(stage).store(warp_column_sums(cross, warps))
         dk_tile.reshape([CHUNK, K]).permute((1, 0)).store(dk.to(dtype))
         dv_tile.reshape([CHUNK, V]).permute((1, 0)).store(dv.to(dtype))
         fence_async_shared()
@@ -175,7 +175,7 @@ def multiply(
             turns += 1
             kept = s.load(s_layout).to(gl.float32)
             state_parts.index(stage * 2).store(gl.sum(state * kept, 1) + own)
-            state_parts.index(stage * 2 + 1).store(gl.sum(rounded(state, dtype) * kept, 1) + own)
+            state_parts.index(stage * 2 + 1).store(gl.sum(round_to(state, dtype) * kept, 1) + own)
             # read by all before the next chunk's state takes its place
             barrier()
         stage += 1
@@ -187,7 +187,7 @@ def multiply(
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        key = unknown(key)
+        key = opaque(key)
         at = key[:, None] * (VALUES + 1) + value[None, :]
         gl.store(end_ptr + corner + at, state, mask=inside)
         gl.store(end_ptr + corner + n_key * (VALUES + 1) + VALUES, dn, mask=n_key < KEYS)

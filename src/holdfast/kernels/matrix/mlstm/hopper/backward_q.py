@@ -23,10 +23,10 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, VECTORS, WRITE, within
-from holdfast.kernels.lib.gluon.reduce import parts_of_columns
-from holdfast.kernels.lib.gluon.sequence import of_head, of_segment
-from holdfast.kernels.lib.gluon.split import unknown
+from holdfast.kernels.lib.gluon.decay import BETA, CHUNK, READ_DECAY, VECTORS, WRITE_DECAY, causal_decay
+from holdfast.kernels.lib.gluon.reduce import warp_column_sums
+from holdfast.kernels.lib.gluon.sequence import head_offset, segment_index
+from holdfast.kernels.lib.gluon.split import opaque
 from holdfast.kernels.lib.gluon.state import save_state
 
 from .decay import COLUMNS, EARLIER, INVERSE, OF_EPS, OF_NORM, OF_STABILIZER, ROW, SLOPE, gate_queries
@@ -130,10 +130,10 @@ def normalized_queries(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
-    g_ptr += of_head(H, g_b, g_h)
-    beta_ptr += of_head(H, beta_b, beta_h)
+    g_ptr += head_offset(H, g_b, g_h)
+    beta_ptr += head_offset(H, beta_b, beta_h)
     of_tokens = gl.program_id(0).to(gl.int64) * T
-    m_ptr += of_head(H, m_b, m_h)
+    m_ptr += head_offset(H, m_b, m_h)
     norm_ptr += of_tokens
     if inner_ptr is not None:
         inner_ptr += of_tokens
@@ -265,7 +265,7 @@ def _multiply(
     else:
         inside = (key < KEYS)[:, None] & (value < VALUES)[None, :]
         outside: gl.constexpr = 0.0
-    corner = of_segment(H, 1) * (KEYS * (VALUES + 1))
+    corner = segment_index(H, 1) * (KEYS * (VALUES + 1))
     if start_ptr is None:
         state = gl.zeros([K, V], gl.float32, s_layout)
         n = gl.zeros([K], gl.float32, gl.SliceLayout(1, q_layout))
@@ -285,7 +285,7 @@ def _multiply(
         if before_ptr is not None:  # noqa: SIM102 - known while compiling
             if i == count - 1:
                 # addresses computed anew: kept, they would take as many registers as the state
-                at = unknown(key)[:, None] * (VALUES + 1) + value[None, :]
+                at = opaque(key)[:, None] * (VALUES + 1) + value[None, :]
                 gl.store(before_ptr + corner + at, state, mask=inside)
                 gl.store(before_ptr + corner + n_key * (VALUES + 1) + VALUES, n, mask=n_key < KEYS)
         mbarrier.wait(loaded.index(stage), phase)
@@ -308,10 +308,10 @@ def _multiply(
         dq = warpgroup_mma(held, u.permute((1, 0)), dq, use_acc=False, is_async=True)
 
         mbarrier.wait(gated.index(stage), phase)
-        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))
+        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))
         decay = decays.index(stage).load(gl.SliceLayout(1, s_layout))
-        weight = within(gates, stage, p_layout, False)
-        weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, p_layout))[:, None]
+        weight = causal_decay(gates, stage, p_layout, False)
+        weight *= gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(1, p_layout))[:, None]
         kt = k.permute((1, 0)).load(read_layout)
         weighted = kt.to(gl.float32) * write[None, :]
         written = gl.convert_layout(to_half(weighted, dtype), write_layout)
@@ -320,14 +320,14 @@ def _multiply(
         p, kq = warpgroup_mma_wait(1, deps=(p, kq))
         p = p * weight
         if inner_ptr is None:
-            pairs.store(parts_of_columns(p * kq, 4))
+            pairs.store(warp_column_sums(p * kq, 4))
         state = state * decay[:, None]
         dq, held = warpgroup_mma_wait(0, deps=(dq, held))
-        read = gates.index(stage * VECTORS + READ).load(token)
+        read = gates.index(stage * VECTORS + READ_DECAY).load(token)
         read *= columns.index(stage * COLUMNS + INVERSE).load(token)
         dq = dq * read[None, :]
         qt = q.permute((1, 0)).load(q_layout)
-        parts.store(parts_of_columns(dq * qt.to(gl.float32), warps))
+        parts.store(warp_column_sums(dq * qt.to(gl.float32), warps))
         barrier()
         row = gl.sum(parts.load(of_warps), 0)
         inverse = columns.index(stage * COLUMNS + INVERSE).load(each)
@@ -344,7 +344,7 @@ def _multiply(
         barrier()
         mbarrier.arrive(free.index(last), count=1, pred=i > 0)
         last = stage
-        read = gates.index(stage * VECTORS + READ).load(token) * slopes.load(token)
+        read = gates.index(stage * VECTORS + READ_DECAY).load(token) * slopes.load(token)
         dq += n[:, None] * read[None, :]
         n = n * decays.index(stage).load(gl.SliceLayout(1, q_layout)) + added
         dq, state, kt, written = warpgroup_mma_wait(0, deps=(dq, state, kt, written))

@@ -1,10 +1,10 @@
 """The gate warps of mLSTM's backward sweeps: they weigh chunks and divide."""
 
 from holdfast.kernels.lib.gluon.compat import gl, gluon, mbarrier
-from holdfast.kernels.lib.gluon.decay import CHUNK, load_gates, weigh
+from holdfast.kernels.lib.gluon.decay import CHUNK, load_decay_beta, publish_decays
 from holdfast.kernels.lib.gluon.reduce import add
 
-from .normalizer import floor_of
+from .normalizer import denominator_floor
 
 # vectors of a stage of the adjoint sweep: y = 1 / (max(|norm|, exp(-m)) + eps) and z, the gradient of norm, both times
 # scale; the state's gradient's weight on reading, times the strength of what is read, and on writing, times y and z
@@ -24,7 +24,7 @@ def _load_norms(m_ptr, norm_ptr, m_t, chunk, T):
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     tokens = chunk * CHUNK + gl.arange(0, CHUNK, layout)
     inside = tokens < T
-    floor = floor_of(gl.load(m_ptr + tokens.to(gl.int64) * m_t, mask=inside, other=0.0))
+    floor = denominator_floor(gl.load(m_ptr + tokens.to(gl.int64) * m_t, mask=inside, other=0.0))
     norm_ptr += tokens
     norm = gl.load(norm_ptr, mask=inside, other=0.0)
     return floor, norm, gl.load(norm_ptr + gl.num_programs(0).to(gl.int64) * T, mask=inside, other=0.0)
@@ -38,9 +38,9 @@ def gate_queries(places, pointers, steps, T, count, scale, eps, STAGES: gl.const
     g_t, beta_t, m_t = steps
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
     for i in range(count):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, i + 1, i + 1 < count, T)
+        g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, i + 1, i + 1 < count, T)
         floor, norm, earlier = _load_norms(m_ptr, norm_ptr, m_t, i, T)
         size = gl.abs(norm)
         inverse = 1.0 / (gl.maximum(size, floor) + eps)
@@ -52,7 +52,7 @@ def gate_queries(places, pointers, steps, T, count, scale, eps, STAGES: gl.const
         columns.index(stage * COLUMNS + OF_NORM).store(-inverse * share * sign)
         columns.index(stage * COLUMNS + OF_EPS).store(-inverse * eps)
         columns.index(stage * COLUMNS + EARLIER).store(earlier)
-        weigh(gates, decays, gated, stage, g, beta, scale, False)
+        publish_decays(gates, decays, gated, stage, g, beta, scale, False)
         g, beta = g_next, beta_next
         stage += 1
         if stage == STAGES:
@@ -76,10 +76,10 @@ def gate_adjoint(places, pointers, g_t, beta_t, T, count, scale, STAGES: gl.cons
     g_ptr, beta_ptr, inverse_ptr, slope_ptr = pointers
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, count - 1, count > 0, T)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, count - 1, count > 0, T)
     inverse, slope = _load_columns(inverse_ptr, slope_ptr, count - 1, count > 0, T)
     for i in range(count):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, count - 2 - i, i + 1 < count, T)
+        g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, count - 2 - i, i + 1 < count, T)
         inverse_next, slope_next = _load_columns(inverse_ptr, slope_ptr, count - 2 - i, i + 1 < count, T)
         mbarrier.wait(free.index(stage), phase)
         inverse *= scale
@@ -90,7 +90,7 @@ def gate_adjoint(places, pointers, g_t, beta_t, T, count, scale, STAGES: gl.cons
         columns.index(stage * ADJOINT_COLUMNS + READ_STRENGTH).store(gl.exp2(gl.sum(g, 0) - total) * beta)
         columns.index(stage * ADJOINT_COLUMNS + WRITE_INVERSE).store(gl.exp2(total) * inverse)
         columns.index(stage * ADJOINT_COLUMNS + WRITE_SLOPE).store(gl.exp2(total) * slope)
-        weigh(gates, decays, gated, stage, g, beta, 1.0, True)
+        publish_decays(gates, decays, gated, stage, g, beta, 1.0, True)
         g, beta, inverse, slope = g_next, beta_next, inverse_next, slope_next
         stage += 1
         if stage == STAGES:

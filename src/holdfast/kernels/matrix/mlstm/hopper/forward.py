@@ -20,11 +20,20 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, VECTORS, WRITE, load_gates, weigh, within
-from holdfast.kernels.lib.gluon.reduce import parts_of_columns
-from holdfast.kernels.lib.gluon.sequence import of_head, of_segment
-from holdfast.kernels.lib.gluon.slice_sums import in_sums, place_of_sums, size_of_sums
-from holdfast.kernels.lib.gluon.split import unknown
+from holdfast.kernels.lib.gluon.decay import (
+    BETA,
+    CHUNK,
+    READ_DECAY,
+    VECTORS,
+    WRITE_DECAY,
+    causal_decay,
+    load_decay_beta,
+    publish_decays,
+)
+from holdfast.kernels.lib.gluon.reduce import warp_column_sums
+from holdfast.kernels.lib.gluon.sequence import head_offset, segment_index
+from holdfast.kernels.lib.gluon.slice_sums import slice_sums_index, slice_sums_offset, slice_sums_stride
+from holdfast.kernels.lib.gluon.split import opaque
 
 from .normalizer import normalize, to_half
 
@@ -127,9 +136,9 @@ def normalized_sweep(
     mbarrier.init(divided, count=1)
     fence_async_shared()
 
-    g_ptr += of_head(H, g_b, g_h)
-    beta_ptr += of_head(H, beta_b, beta_h)
-    m_ptr += of_head(H, m_b, m_h)
+    g_ptr += head_offset(H, g_b, g_h)
+    beta_ptr += head_offset(H, beta_b, beta_h)
+    m_ptr += head_offset(H, m_b, m_h)
     of_tokens = gl.program_id(0).to(gl.int64) * T
     norm_ptr += of_tokens
     earlier_ptr += of_tokens
@@ -218,13 +227,13 @@ def _gate(places, g_ptr, beta_ptr, g_t, beta_t, T, count, scale, STAGES: gl.cons
     gates, decays, gated, free = places
     stage = 0
     phase = 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
     # two chunks ahead: a load takes as long as a chunk
-    g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, 1, count > 1, T)
+    g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, 1, count > 1, T)
     for i in range(count):
-        g_later, beta_later = load_gates(g_ptr, beta_ptr, g_t, beta_t, i + 2, i + 2 < count, T)
+        g_later, beta_later = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, i + 2, i + 2 < count, T)
         mbarrier.wait(free.index(stage), phase)
-        weigh(gates, decays, gated, stage, g, beta, scale, False)
+        publish_decays(gates, decays, gated, stage, g, beta, scale, False)
         g, beta = g_next, beta_next
         g_next, beta_next = g_later, beta_later
         stage += 1
@@ -277,15 +286,15 @@ def _multiply(
     else:
         inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
         outside: gl.constexpr = 0.0
-    corner = of_segment(H, 1) * (KEYS * (VALUES + 1))
+    corner = segment_index(H, 1) * (KEYS * (VALUES + 1))
     if start_ptr is None:
         state = gl.zeros([V, K], gl.float32, s_layout)
     else:
         at = columns[None, :] * (VALUES + 1) + rows[:, None]
         state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
     if ADDS or LEAVES:
-        sums_ptr += place_of_sums((batch, 0, T), H, V, False)
-        chunk_of_sums = size_of_sums(H, V)
+        sums_ptr += slice_sums_offset((batch, 0, T), H, V, False)
+        chunk_of_sums = slice_sums_stride(H, V)
 
     stage = 0
     phase = 0
@@ -304,17 +313,17 @@ def _multiply(
         o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
 
         mbarrier.wait(gated.index(stage), phase)
-        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))
+        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))
         decay = decays.index(stage).load(gl.SliceLayout(1, s_layout))
-        weight = within(gates, stage, p_layout, False)
-        weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, p_layout))[:, None]
+        weight = causal_decay(gates, stage, p_layout, False)
+        weight *= gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(1, p_layout))[:, None]
         vt = v.permute((1, 0)).load(read_layout)
         written = gl.convert_layout(to_half(vt.to(gl.float32) * write[None, :], dtype), write_layout)
 
         p = warpgroup_mma_wait(1, deps=(p,))
         p = p * weight
         p_tile.store(p.to(dtype))
-        pairs.store(parts_of_columns(p, 4))
+        pairs.store(warp_column_sums(p, 4))
         # one barrier for three: p is there, the last output has left its tile, the last chunk's tiles are read
         fence_async_shared()
         tma_store_wait(0)
@@ -322,10 +331,10 @@ def _multiply(
         mbarrier.arrive(summed, count=1)
         mbarrier.arrive(free.index(last), count=1, pred=i > 0)
         last = stage
-        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))
+        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, o_layout))
         state = state * decay[:, None]
         if ADDS:
-            earlier = gl.load(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout))
+            earlier = gl.load(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout))
         o, held = warpgroup_mma_wait(0, deps=(o, held))
         o = o * read[None, :]
         if ADDS:
@@ -337,7 +346,7 @@ def _multiply(
         quotient = quotients.load(gl.SliceLayout(0, o_layout))
         o, vt = warpgroup_mma_wait(1, deps=(o, vt))
         if LEAVES:
-            gl.store(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout), o)
+            gl.store(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout), o)
         else:
             o_tile.reshape([CHUNK, V]).permute((1, 0)).store((o * quotient[None, :]).to(dtype))
         fence_async_shared()
@@ -353,7 +362,7 @@ def _multiply(
     barrier()
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     # addresses computed again: kept from the start, they would take as many registers as the state
-    rows = unknown(rows)
+    rows = opaque(rows)
     at = columns[None, :] * (VALUES + 1) + rows[:, None]
     gl.store(end_ptr + corner + at, state, mask=inside)
     tma_store_wait(0)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import ROUNDING, TOKENS, Gates, Sums
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
@@ -31,7 +31,7 @@ class Kept:
 
 
 def _tiles(x: Tensor, width: int) -> Any:
-    return tiles(x, [1, TOKENS, 1, width], LAYOUT)
+    return tiles(x, [1, TOKENS, 1, width], TILE_LAYOUT)
 
 
 def run_forward(
@@ -169,7 +169,7 @@ def run_adjoint(
     values = dv.shape[3]
     wide, narrow = width_of(keys), width_of(values)
     inverse, slope, _, row = kept.left
-    saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], LAYOUT)
+    saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], TILE_LAYOUT)
     constants = {
         "KEYS": keys,
         "VALUES": values,

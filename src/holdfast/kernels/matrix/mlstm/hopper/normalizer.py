@@ -16,8 +16,8 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, VECTORS, WRITE
-from holdfast.kernels.lib.gluon.sequence import of_segment
+from holdfast.kernels.lib.gluon.decay import CHUNK, READ_DECAY, VECTORS, WRITE_DECAY
+from holdfast.kernels.lib.gluon.sequence import segment_index
 
 # its exponential is the largest floor: past it the quotient is 0 to rounding, and inf would spoil its gradient
 _LARGEST = gl.constexpr(88.7228 - 1.0)
@@ -83,7 +83,7 @@ def normalize(
     each: gl.constexpr = gl.SliceLayout(0, sums)
 
     key = gl.arange(0, K, of_row)
-    at = of_segment(H, 1) * (KEYS * (VALUES + 1)) + key * (VALUES + 1) + VALUES
+    at = segment_index(H, 1) * (KEYS * (VALUES + 1)) + key * (VALUES + 1) + VALUES
     if start_ptr is None:
         n = gl.zeros([K], gl.float32, of_row)
     else:
@@ -97,7 +97,7 @@ def normalize(
             before = gl.load(before_ptr + token, mask=token < T, other=0.0)
         n_tile.permute((1, 0)).store(_halves(n, mma, dtype))
         mbarrier.wait(gated.index(stage), phase)
-        w_tile.permute((1, 0)).store(_halves(gates.index(stage * VECTORS + WRITE).load(of_row), mma, dtype))
+        w_tile.permute((1, 0)).store(_halves(gates.index(stage * VECTORS + WRITE_DECAY).load(of_row), mma, dtype))
         fence_async_shared()
         mbarrier.wait(loaded.index(stage), phase)
         barrier()
@@ -112,7 +112,7 @@ def normalize(
         n = n * decays.index(stage).load(of_row) + gl.sum(written, 1) * 0.25
         across.store(gl.sum(norm, 1) * 0.25)
         barrier()
-        earlier = across.load(each) * gates.index(stage * VECTORS + READ).load(each)
+        earlier = across.load(each) * gates.index(stage * VECTORS + READ_DECAY).load(each)
         mbarrier.wait(summed, i & 1)
         total = gl.sum(pairs.load(sums), 0) + earlier
         if ADDS:

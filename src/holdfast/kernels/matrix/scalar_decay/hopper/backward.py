@@ -10,8 +10,8 @@ warp of its own: backward_decay.py.
 
 from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
 from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS
-from holdfast.kernels.lib.gluon.pdl import let_launch
-from holdfast.kernels.lib.gluon.sequence import of_token, sequence_bounds
+from holdfast.kernels.lib.gluon.pdl import launch_dependents
+from holdfast.kernels.lib.gluon.sequence import sequence_bounds, token_offset
 
 from .backward_decay import gate, sum_up
 from .backward_mma import multiply
@@ -124,12 +124,12 @@ def adjoint(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
-    let_launch()
+    launch_dependents()
     batch, begin, length = sequence_bounds(cu_ptr, T, H)
     if g_ptr is not None:
         g_ptr += (batch * H + gl.program_id(0) % H).to(gl.int64) * T + begin
     if beta_ptr is not None:
-        beta_ptr += of_token(H, batch, begin, beta_b, beta_t, beta_h)
+        beta_ptr += token_offset(H, batch, begin, beta_b, beta_t, beta_h)
     head = gl.program_id(0) % H
     of_tokens = (batch.to(gl.int64) * T + begin) * H + head
     if dg_ptr is not None:

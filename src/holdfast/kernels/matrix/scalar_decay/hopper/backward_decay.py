@@ -15,10 +15,10 @@ the decay's share of that, and a saved state shows by how much it has strayed.
 """
 
 from holdfast.kernels.lib.gluon.compat import gl, gluon, mbarrier
-from holdfast.kernels.lib.gluon.decay import CHUNK, ask_gates, load_gates, weigh
-from holdfast.kernels.lib.gluon.pdl import wait_for_launch
-from holdfast.kernels.lib.gluon.reduce import add, gather
-from holdfast.kernels.lib.gluon.sequence import of_segment
+from holdfast.kernels.lib.gluon.decay import CHUNK, load_decay_beta, prefetch_decay_beta, publish_decays
+from holdfast.kernels.lib.gluon.pdl import grid_dependency_wait
+from holdfast.kernels.lib.gluon.reduce import add, reduce_warp_partials
+from holdfast.kernels.lib.gluon.sequence import segment_index
 
 # below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
 _LOG_ZERO = gl.constexpr(-149.9)
@@ -27,7 +27,7 @@ _LOG_ZERO = gl.constexpr(-149.9)
 @gluon.jit
 def _load(g_ptr, beta_ptr, beta_t, chunk, is_inside, T):
     """Log decay to base 2, as the sweep for dq left it, and strength of a chunk; nothing where is_inside is false."""
-    g, beta = ask_gates(g_ptr, beta_ptr, 1, beta_t, chunk, is_inside, T)
+    g, beta = prefetch_decay_beta(g_ptr, beta_ptr, 1, beta_t, chunk, is_inside, T)
     return g, beta.to(gl.float32)
 
 
@@ -36,14 +36,14 @@ def gate(places, g_ptr, beta_ptr, beta_t, length, first, count, scale, STAGES: g
     """Weighs each chunk when its stage is free."""
     gates, decays, _, gated, free = places
     # log decays are what the launch ahead leaves
-    wait_for_launch()
+    grid_dependency_wait()
     g, beta = _load(g_ptr, beta_ptr, beta_t, first + count - 1, count > 0, length)
     stage = 0
     phase = 1
     for i in range(count):
         g_next, beta_next = _load(g_ptr, beta_ptr, beta_t, first + count - 2 - i, i + 1 < count, length)
         mbarrier.wait(free.index(stage), phase)
-        weigh(gates, decays, gated, stage, g, beta, scale, True)
+        publish_decays(gates, decays, gated, stage, g, beta, scale, True)
         g = g_next
         beta = beta_next
         stage += 1
@@ -91,12 +91,12 @@ def sum_up(
     # nothing has been left in a stage yet that would have to be read first
     for i in gl.static_range(STAGES):
         mbarrier.arrive(gated.index(i), count=1, pred=i < count)
-    wait_for_launch()
+    grid_dependency_wait()
     passing = 0.0
     if passing_ptr is not None:  # noqa: SIM102 - known while compiling
         if count > 0:
             for part in range(slices):
-                passing += gl.load(passing_ptr + part * (gl.num_programs(0) * gl.num_programs(1)) + of_segment(H, 1))
+                passing += gl.load(passing_ptr + part * (gl.num_programs(0) * gl.num_programs(1)) + segment_index(H, 1))
     # <S, dS> at a chunk's end, and the variance of its error, relative to its square
     carry = 0.0
     doubt = 0.0
@@ -114,13 +114,13 @@ def sum_up(
         if g_t is None:
             own_g, own_beta = _load(g_ptr, beta_ptr, beta_t, first + slot, True, length)
         else:
-            own_g, own_beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, first + slot, True, length)
+            own_g, own_beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, first + slot, True, length)
         mbarrier.wait(free.index(stage), phase)
-        within_chunk, cross = gather(earlier_parts, stage), gather(cross_parts, stage)
+        within_chunk, cross = reduce_warp_partials(earlier_parts, stage), reduce_warp_partials(cross_parts, stage)
         if dbeta_ptr is not None:
-            own = gather(own_parts, stage)
+            own = reduce_warp_partials(own_parts, stage)
         if dg_ptr is not None:
-            pairs = gather(later_parts, stage)
+            pairs = reduce_warp_partials(later_parts, stage)
             kept = 0.0
             kept_rounded = 0.0
             if SAVE > 0:  # noqa: SIM102 - known while compiling

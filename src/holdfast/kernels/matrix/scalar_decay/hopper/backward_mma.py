@@ -17,12 +17,12 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, VECTORS, WRITE, within
-from holdfast.kernels.lib.gluon.pdl import wait_for_launch
-from holdfast.kernels.lib.gluon.reduce import parts_of_columns
-from holdfast.kernels.lib.gluon.sequence import of_segment
-from holdfast.kernels.lib.gluon.split import rounded, unknown
-from holdfast.kernels.lib.gluon.tails import clear_rows, store_rows
+from holdfast.kernels.lib.gluon.decay import BETA, CHUNK, READ_DECAY, VECTORS, WRITE_DECAY, causal_decay
+from holdfast.kernels.lib.gluon.pdl import grid_dependency_wait
+from holdfast.kernels.lib.gluon.reduce import warp_column_sums
+from holdfast.kernels.lib.gluon.sequence import segment_index
+from holdfast.kernels.lib.gluon.split import opaque, round_to
+from holdfast.kernels.lib.gluon.tails import store_tail, zero_tail_rows
 
 # chunks between saved states from which on one is fetched when it is wanted, and not while a chunk's last products run,
 # for which all chunks have a barrier more
@@ -91,11 +91,11 @@ def multiply(
         at = columns[None, :] * KEYS + rows[:, None]
     else:
         at = rows[:, None] * VALUES + columns[None, :]
-    wait_for_launch()
+    grid_dependency_wait()
     if start_ptr is None:
         state = gl.zeros([K, V], gl.float32, s_layout)
     else:
-        state = gl.load(start_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, mask=inside, other=outside)
+        state = gl.load(start_ptr + segment_index(H, 1) * (KEYS * VALUES) + at, mask=inside, other=outside)
 
     stage = 0
     phase = 0
@@ -108,10 +108,10 @@ def multiply(
         if dk_ptr is not None:
             left = length - chunk * CHUNK
             if left < CHUNK:
-                clear_rows(q_tiles.index(stage), left)
-                clear_rows(k_tiles.index(stage), left)
-                clear_rows(u_tiles.index(stage), left)
-                clear_rows(v_tiles.index(stage), left)
+                zero_tail_rows(q_tiles.index(stage), left)
+                zero_tail_rows(k_tiles.index(stage), left)
+                zero_tail_rows(u_tiles.index(stage), left)
+                zero_tail_rows(v_tiles.index(stage), left)
                 fence_async_shared()
                 barrier()
         q = q_tiles.index(stage).reshape([CHUNK, K])
@@ -127,7 +127,7 @@ def multiply(
         s.store(held)
         # while these products run
         mbarrier.wait(gated.index(stage), phase)
-        weight = within(gates, stage, p_layout, True) * scale
+        weight = causal_decay(gates, stage, p_layout, True) * scale
         state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         # one barrier for three: the state is there, the last outputs have left their tiles, the last tiles are read
         fence_async_shared()
@@ -153,21 +153,21 @@ def multiply(
                 == gl.arange(0, CHUNK, gl.SliceLayout(0, p_layout))[None, :]
             )
             apart = gl.where(itself, 0.0, both)
-            earlier_parts.index(stage).store(parts_of_columns(apart, 4))
+            earlier_parts.index(stage).store(warp_column_sums(apart, 4))
             if WEIGHTED:
-                own_parts.index(stage).store(parts_of_columns(gl.where(itself, both, 0.0), 4))
-                apart *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, p_layout))[None, :]
+                own_parts.index(stage).store(warp_column_sums(gl.where(itself, both, 0.0), 4))
+                apart *= gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, p_layout))[None, :]
             if SUMS:
                 over = gl.sum(gl.reshape(apart, [CHUNK, pairs, CHUNK // pairs]), 2)
                 later_parts.index(stage).permute((1, 0)).store(over)
         qt = q.permute((1, 0)).load(write_layout)
-        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, write_layout))
+        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, write_layout))
         written = (qt.to(gl.float32) * write[None, :]).to(dtype)
-        read_k = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, k_layout))
+        read_k = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, k_layout))
         if V == K:
             read_v = read_k
         else:
-            read_v = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, v_layout))
+            read_v = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, v_layout))
         if SUMS or WEIGHTED:
             kt = k.permute((1, 0)).load(k_layout)
         dk, dv = warpgroup_mma_wait(0, deps=(dk, dv))
@@ -185,10 +185,10 @@ def multiply(
         state = warpgroup_mma(written, u, state, is_async=True)
         dk, dv = warpgroup_mma_wait(1, deps=(dk, dv))
         if SUMS or WEIGHTED:
-            cross_parts.index(stage).store(parts_of_columns(cross, warps))
+            cross_parts.index(stage).store(warp_column_sums(cross, warps))
         if WEIGHTED:
-            dk = dk * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, k_layout))[None, :]
-            dv = dv * gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, v_layout))[None, :]
+            dk = dk * gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, k_layout))[None, :]
+            dv = dv * gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, v_layout))[None, :]
         dk_tile.reshape([CHUNK, K]).permute((1, 0)).store(dk.to(dtype))
         dv_tile.reshape([CHUNK, V]).permute((1, 0)).store(dv.to(dtype))
         fence_async_shared()
@@ -200,8 +200,8 @@ def multiply(
             if left < CHUNK:
                 # the tiles' other rows are the next sequence's
                 rows_before = (chunk * CHUNK).to(gl.int64) * H
-                store_rows(dk_tile, dk_ptr + rows_before * KEYS, H * KEYS, left, KEYS)
-                store_rows(dv_tile, dv_ptr + rows_before * VALUES, H * VALUES, left, VALUES)
+                store_tail(dk_tile, dk_ptr + rows_before * KEYS, H * KEYS, left, KEYS)
+                store_tail(dv_tile, dv_ptr + rows_before * VALUES, H * VALUES, left, VALUES)
             else:
                 tma_store(dk_desc, [batch, begin + chunk * CHUNK, head, 0], dk_tile)
                 tma_store(dv_desc, [batch, begin + chunk * CHUNK, head, 0], dv_tile)
@@ -214,7 +214,7 @@ def multiply(
                 turns += 1
                 kept = s.load(s_layout).to(gl.float32)
                 state_parts.index(stage * 2).store(gl.sum(state * kept, 1))
-                state_parts.index(stage * 2 + 1).store(gl.sum(rounded(state, dtype) * kept, 1))
+                state_parts.index(stage * 2 + 1).store(gl.sum(round_to(state, dtype) * kept, 1))
                 # read by all before the next chunk's state takes its place
                 barrier()
         stage += 1
@@ -226,12 +226,12 @@ def multiply(
     mbarrier.arrive(free.index(last), count=1, pred=count > 0)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        rows = unknown(rows)
+        rows = opaque(rows)
         if TURNED:
             at = columns[None, :] * KEYS + rows[:, None]
         else:
             at = rows[:, None] * VALUES + columns[None, :]
-        gl.store(end_ptr + of_segment(H, 1) * (KEYS * VALUES) + at, state, mask=inside)
+        gl.store(end_ptr + segment_index(H, 1) * (KEYS * VALUES) + at, state, mask=inside)
     tma_store_wait(0)
 
 

@@ -9,10 +9,10 @@ eight multiply (forward_mma.py).
 # ruff: noqa: RUF005 - Gluon does not compile starred expressions
 
 from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
-from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS, ask_gates, floored, weigh
-from holdfast.kernels.lib.gluon.pdl import let_launch, wait_for_launch
-from holdfast.kernels.lib.gluon.reduce import gather
-from holdfast.kernels.lib.gluon.sequence import of_token, sequence_bounds
+from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS, clamp_log2_decay, prefetch_decay_beta, publish_decays
+from holdfast.kernels.lib.gluon.pdl import grid_dependency_wait, launch_dependents
+from holdfast.kernels.lib.gluon.reduce import reduce_warp_partials
+from holdfast.kernels.lib.gluon.sequence import sequence_bounds, token_offset
 
 from .forward_mma import multiply
 from .forward_scores import score
@@ -142,12 +142,12 @@ def sweep(
         mbarrier.init(spent.index(i), count=1)
     fence_async_shared()
 
-    let_launch()
+    launch_dependents()
     batch, first, length = sequence_bounds(cu_ptr, T, H)
     if g_ptr is not None:
-        g_ptr += of_token(H, batch, first, g_b, g_t, g_h)
+        g_ptr += token_offset(H, batch, first, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_token(H, batch, first, beta_b, beta_t, beta_h)
+        beta_ptr += token_offset(H, batch, first, beta_b, beta_t, beta_h)
     if row_ptr is not None:
         heads = gl.num_programs(0) if cu_ptr is None else H
         of_slice = gl.program_id(1).to(gl.int64) * heads + batch * H + gl.program_id(0) % H
@@ -316,7 +316,7 @@ def _gate(
     phase = 1
     asked = ()
     for j in gl.static_range(_AHEAD):
-        asked = asked + (ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + j, j < count, length),)
+        asked = asked + (prefetch_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk0 + j, j < count, length),)
     drain: gl.constexpr = 0 if row_ptr is None else STAGES
     for begin in range(0, count + drain, _AHEAD):
         later = ()
@@ -326,19 +326,19 @@ def _gate(
             mbarrier.wait(free.index(stage), phase, pred=i < count + drain)
             if row_ptr is not None:  # noqa: SIM102 - known while compiling
                 if (i >= STAGES) & (i < count + drain):
-                    row = gather(parts, stage)
+                    row = reduce_warp_partials(parts, stage)
                     tokens = (chunk0 + i - STAGES) * CHUNK + gl.arange(0, CHUNK, layout)
                     gl.store(row_ptr + tokens, row, mask=tokens < length)
             if i < count:
                 # another name: a branch may not change a variable's dtype
-                log = floored(g.to(gl.float32))
-                weigh(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)
+                log = clamp_log2_decay(g.to(gl.float32))
+                publish_decays(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)
                 if log_ptr is not None:
-                    wait_for_launch()
+                    grid_dependency_wait()
                     tokens = (chunk0 + i) * CHUNK + gl.arange(0, CHUNK, layout)
                     gl.store(log_ptr + tokens, log, mask=(tokens < length) & (gl.program_id(1) == 0))
             ahead = i + _AHEAD
-            later = later + (ask_gates(g_ptr, beta_ptr, g_t, beta_t, chunk0 + ahead, ahead < count, length),)
+            later = later + (prefetch_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk0 + ahead, ahead < count, length),)
             stage += 1
             if stage == STAGES:
                 stage = 0

@@ -18,14 +18,14 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, VECTORS, WRITE
-from holdfast.kernels.lib.gluon.pdl import wait_for_launch
-from holdfast.kernels.lib.gluon.reduce import parts_of_columns
-from holdfast.kernels.lib.gluon.sequence import of_segment
-from holdfast.kernels.lib.gluon.slice_sums import in_sums, place_of_sums, size_of_sums
-from holdfast.kernels.lib.gluon.split import rounded, unknown
+from holdfast.kernels.lib.gluon.decay import CHUNK, READ_DECAY, VECTORS, WRITE_DECAY
+from holdfast.kernels.lib.gluon.pdl import grid_dependency_wait
+from holdfast.kernels.lib.gluon.reduce import warp_column_sums
+from holdfast.kernels.lib.gluon.sequence import segment_index
+from holdfast.kernels.lib.gluon.slice_sums import slice_sums_index, slice_sums_offset, slice_sums_stride
+from holdfast.kernels.lib.gluon.split import opaque, round_to
 from holdfast.kernels.lib.gluon.state import save_state
-from holdfast.kernels.lib.gluon.tails import store_rows
+from holdfast.kernels.lib.gluon.tails import store_tail
 from holdfast.kernels.matrix.state_passing.hopper.segment_entry import entering
 
 
@@ -89,7 +89,7 @@ def multiply(
     # this block's part of the states before and after the segment
     added_ptr, decay_ptr = of_others
     if added_ptr is None:
-        corner = of_segment(H, 2) * (KEYS * VALUES)
+        corner = segment_index(H, 2) * (KEYS * VALUES)
     else:
         corner = gl.program_id(0).to(gl.int64) * (KEYS * VALUES)
     if TURNED:
@@ -99,8 +99,8 @@ def multiply(
         corner += slice_ * V
         at = columns[None, :] * VALUES + rows[:, None]
     if ADDS or LEAVES:
-        sums_ptr += place_of_sums(place, H, V, o_ptr is not None)
-        chunk_of_sums = size_of_sums(H, V)
+        sums_ptr += slice_sums_offset(place, H, V, o_ptr is not None)
+        chunk_of_sums = slice_sums_stride(H, V)
     stage = 0
     phase = 0
     last = 0
@@ -111,7 +111,7 @@ def multiply(
     mbarrier.wait(scored.index(0), 0, pred=count > 0)
     written = _written(v_tiles, gates, 0, read_layout, write_layout)
     if added_ptr is None:
-        wait_for_launch()
+        grid_dependency_wait()
     if start_ptr is None:
         state = gl.zeros([V, K], gl.float32, s_layout)
     else:
@@ -148,15 +148,15 @@ def multiply(
         state = warpgroup_mma(written, k, state, is_async=True)
         o = gl.zeros([V, CHUNK], gl.float32, o_layout)
         o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
-        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))
+        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, o_layout))
         if ADDS:
-            earlier = gl.load(sums_ptr + chunk * chunk_of_sums + in_sums(V, o_layout))
+            earlier = gl.load(sums_ptr + chunk * chunk_of_sums + slice_sums_index(V, o_layout))
         if parts is not None:
             mbarrier.wait(x_loaded.index(stage), phase)
             x = x_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(o_layout).to(gl.float32) * read[None, :]
             if not SAVE_TURNED:
                 # rounded as the adjoint sweep adds it to its state, so that <S, dS> changes by exactly this
-                x = rounded(x, dtype)
+                x = round_to(x, dtype)
         state, written, o, held = warpgroup_mma_wait(0, deps=(state, written, o, held))
         if parts is not None:
             row = o * x
@@ -165,7 +165,7 @@ def multiply(
             o = o + earlier
         o = warpgroup_mma(v.permute((1, 0)), p_tiles.index(i & 1), o, is_async=True)
         if parts is not None:
-            parts.index(stage).store(parts_of_columns(row, warps))
+            parts.index(stage).store(warp_column_sums(row, warps))
         # of the next chunk what does not need the state; after the last, of tiles that nobody needs
         mbarrier.wait(loaded.index(there), then)
         mbarrier.wait(gated.index(there), then)
@@ -174,7 +174,7 @@ def multiply(
         o, state, written = warpgroup_mma_wait(0, deps=(o, state, following))
         slot = i & 1 if x_tiles is None else stage
         if LEAVES:
-            gl.store(sums_ptr + chunk * chunk_of_sums + in_sums(V, o_layout), o)
+            gl.store(sums_ptr + chunk * chunk_of_sums + slice_sums_index(V, o_layout), o)
         else:
             o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
         # one barrier: this chunk's tiles and scores are read, its output is there, the last has left
@@ -192,7 +192,7 @@ def multiply(
                 if left < CHUNK:
                     # the tile's other rows are the next sequence's
                     corner_of_o = o_ptr + (chunk * CHUNK).to(gl.int64) * (H * VALUES) + slice_ * V
-                    store_rows(o_tiles.index(slot), corner_of_o, H * VALUES, left, VALUES - slice_ * V)
+                    store_tail(o_tiles.index(slot), corner_of_o, H * VALUES, left, VALUES - slice_ * V)
                 else:
                     tma_store(o_desc, [batch, first + chunk * CHUNK, head, slice_ * V], o_tiles.index(slot))
         left -= CHUNK
@@ -204,11 +204,11 @@ def multiply(
         if count > 0:
             before = gl.load(_own(before_ptr, rows, columns))
             against = gl.load(against_ptr + corner + at, mask=inside, other=outside)
-            passing_ptr += gl.program_id(1) * (gl.num_programs(0) * gl.num_programs(2)) + of_segment(H, 2)
+            passing_ptr += gl.program_id(1) * (gl.num_programs(0) * gl.num_programs(2)) + segment_index(H, 2)
             gl.store(passing_ptr, gl.sum(gl.sum(before * against, 1), 0))
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        rows = unknown(rows)
+        rows = opaque(rows)
         if TURNED:
             at = rows[:, None] * KEYS + columns[None, :]
         else:
@@ -225,7 +225,7 @@ def _own(ptr, rows, columns):
     V: gl.constexpr = rows.shape[0]
     K: gl.constexpr = columns.shape[0]
     block = (gl.program_id(2) * gl.num_programs(1) + gl.program_id(1)) * gl.num_programs(0) + gl.program_id(0)
-    return ptr + block.to(gl.int64) * (V * K) + (unknown(rows)[:, None] * K + columns[None, :])
+    return ptr + block.to(gl.int64) * (V * K) + (opaque(rows)[:, None] * K + columns[None, :])
 
 
 @gluon.jit
@@ -233,5 +233,5 @@ def _written(v_tiles, gates, stage, read_layout: gl.constexpr, write_layout: gl.
     """A chunk's V^T * write, rounded."""
     V: gl.constexpr = v_tiles.shape[4]
     vt = v_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(read_layout)
-    write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))
+    write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))
     return gl.convert_layout((vt.to(gl.float32) * write[None, :]).to(v_tiles.dtype), write_layout)

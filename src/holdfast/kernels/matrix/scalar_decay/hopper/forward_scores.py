@@ -15,8 +15,8 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, STRENGTH, VECTORS, within
-from holdfast.kernels.lib.gluon.tails import clear_rows
+from holdfast.kernels.lib.gluon.decay import BETA, CHUNK, VECTORS, causal_decay
+from holdfast.kernels.lib.gluon.tails import zero_tail_rows
 
 
 @gluon.jit
@@ -47,8 +47,8 @@ def score(
         mbarrier.wait(loaded.index(stage), phase)
         if CUT:  # noqa: SIM102 - known while compiling
             if left < CHUNK:
-                clear_rows(k_tiles.index(stage), left)
-                clear_rows(v_tiles.index(stage), left)
+                zero_tail_rows(k_tiles.index(stage), left)
+                zero_tail_rows(v_tiles.index(stage), left)
                 fence_async_shared()
                 barrier()
         p = gl.zeros([CHUNK, CHUNK], gl.float32, layout)
@@ -60,9 +60,9 @@ def score(
             is_async=True,
         )
         mbarrier.wait(gated.index(stage), phase)
-        weight = within(gates, stage, layout, False)
+        weight = causal_decay(gates, stage, layout, False)
         if WEIGHTED:
-            weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(1, layout))[:, None]
+            weight *= gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(1, layout))[:, None]
         else:
             weight *= scale
         p = warpgroup_mma_wait(0, deps=(p,))

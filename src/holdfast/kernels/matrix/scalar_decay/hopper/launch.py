@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import ROUNDING, Ends, Gates, Kept, Sums, _blocks, _tiles, kind
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
@@ -113,7 +113,7 @@ def run_adjoint(
     wide, narrow = width_of(keys), width_of(values)
     saved = None
     if kept is not None:
-        saved = tiles(kept.saved.view(-1, kept.saved.shape[2], keys, values), [1, 1, wide, narrow], LAYOUT)
+        saved = tiles(kept.saved.view(-1, kept.saved.shape[2], keys, values), [1, 1, wide, narrow], TILE_LAYOUT)
     constants = {
         "KEYS": keys,
         "VALUES": values,

@@ -12,8 +12,8 @@ Striebel 1965), whose weights depend on the decays alone.
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.decay import FLOOR, LOG2E
-from holdfast.kernels.lib.triton.sequence import span
+from holdfast.kernels.lib.triton.decay import LOG2E, LOG_DECAY_FLOOR
+from holdfast.kernels.lib.triton.sequence import sequence_bounds
 
 # of sums in float32, relative to what they add; above FAINT a decay leaves more than that
 ROUNDING = tl.constexpr(2.0**-21)
@@ -65,7 +65,7 @@ def crossing(later, earlier, g):
     """
     pairs = later - earlier
     whole, size = tl.associative_scan((pairs, tl.abs(later) + tl.abs(earlier)), 0, _both, reverse=True)
-    passes = (g > FLOOR) & ((g > FAINT) | (tl.abs(whole) > ROUNDING * size))
+    passes = (g > LOG_DECAY_FLOOR) & ((g > FAINT) | (tl.abs(whole) > ROUNDING * size))
     sums, _ = tl.associative_scan((tl.where(passes, pairs, 0.0), passes.to(tl.int32)), 0, _onward, reverse=True)
     return sums
 
@@ -85,7 +85,7 @@ def smooth(
     """
     head = tl.program_id(1)
     n = tl.program_id(0)
-    batch, first, end = span(n, cu_seqlens, T, segment, SEGMENTS)
+    batch, first, end = sequence_bounds(n, cu_seqlens, T, segment, SEGMENTS)
     base = (batch.to(tl.int64) * T + first) * H + head
     plane = batch.to(tl.int64) * 0 + tokens * H
     products_ptr += (((batch.to(tl.int64) * T + first) // (KEEP * CHUNK) + 2 * n) * H + head) * BLOCK
@@ -105,7 +105,7 @@ def smooth(
             at = base + (chunk * CHUNK + steps).to(tl.int64) * H
             live = chunk * CHUNK + steps < end - first
             g = tl.load(g_ptr + at, mask=live, other=0.0)
-            decay = tl.exp2(tl.sum(tl.maximum(g, FLOOR).to(tl.float32) * LOG2E, 0))
+            decay = tl.exp2(tl.sum(tl.maximum(g, LOG_DECAY_FLOOR).to(tl.float32) * LOG2E, 0))
             read = tl.sum(_rows(read_ptr, at, live, 3 * plane, SPLITS), 0)
             expected = carry - tl.sum(_rows(written_ptr, at, live, plane, SPLITS), 0)
             doubted = doubt + VARIANCE
@@ -140,6 +140,6 @@ def smooth(
             # past is 0 in a chunk with a decay of zero, which lets nothing pass
             dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0) + crossing(later, earlier, g)
             dg += _at(pasts, chunk - low, slots) + error
-            dg = tl.where(g <= FLOOR, 0.0, dg)
+            dg = tl.where(g <= LOG_DECAY_FLOOR, 0.0, dg)
             tl.store(out_ptr + at, dg.to(out_ptr.dtype.element_ty), mask=live)
             error = _at(shares, chunk - low, slots) * (error + _at(strays, chunk - low, slots))

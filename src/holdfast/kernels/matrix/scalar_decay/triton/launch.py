@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import varlen
-from holdfast.kernels.lib.triton.group_sum import add_groups
-from holdfast.kernels.lib.triton.normalizer import normalizer_gradient
+from holdfast.kernels.lib.triton.group_sum import sum_over_groups
+from holdfast.kernels.lib.triton.normalizer import normalizer_grad
 from holdfast.kernels.matrix.state_passing.triton.segment_scan import compose
 from holdfast.kernels.matrix.state_passing.triton.segment_states import advance
 from holdfast.kernels.runtime.launch import launch
@@ -314,7 +314,7 @@ def backward(
     if dbeta is not None:
         grads["beta"].copy_(dbeta[0] if splits == 1 else dbeta.sum(0))
     if grouped:
-        add_groups(dq, dk, grads["q"], grads["k"])
+        sum_over_groups(dq, dk, grads["q"], grads["k"])
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
 
 
@@ -330,5 +330,5 @@ def _normalizer(run: Passes, do: Tensor, first: Tensor | None, block: int) -> tu
     count = norm.numel()
     if count:
         tensors, numbers = (norm, run.m, across, weight, add, dm), (run.eps, count)
-        launch(normalizer_gradient, (_ceil(count, 1024),), tensors, numbers, {"SPLITS": splits, "BLOCK": 1024}, 4)
+        launch(normalizer_grad, (_ceil(count, 1024),), tensors, numbers, {"SPLITS": splits, "BLOCK": 1024}, 4)
     return weight, add, dm

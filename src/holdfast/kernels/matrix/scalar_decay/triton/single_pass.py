@@ -19,10 +19,10 @@ left operand of the product that reads it. Programs of one head split the column
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.decay import log_decays
-from holdfast.kernels.lib.triton.normalizer import floor_of
-from holdfast.kernels.lib.triton.sequence import span
-from holdfast.kernels.lib.triton.tiles import NARROW, as_first, tile
+from holdfast.kernels.lib.triton.decay import log_decay_cumsum
+from holdfast.kernels.lib.triton.normalizer import denominator_floor
+from holdfast.kernels.lib.triton.sequence import sequence_bounds
+from holdfast.kernels.lib.triton.tiles import NARROW, as_first_row, load_tile
 
 
 @triton.jit
@@ -113,7 +113,7 @@ def sweep(
     split = program % SPLITS
     head = (program // SPLITS) % H
     n = (program // SPLITS) // H
-    batch, first, end = span(n, cu_seqlens, T, segment, SEGMENTS)
+    batch, first, end = sequence_bounds(n, cu_seqlens, T, segment, SEGMENTS)
     n = n.to(tl.int64)
     batch = batch.to(tl.int64)
     head = head.to(tl.int64)
@@ -147,12 +147,12 @@ def sweep(
         added = tl.zeros([NARROW, BLOCK_V], tl.float32)
         if first_ptr is not None:
             place = first_ptr + state_at + state_add + columns * state_v
-            added = as_first(tl.load(place, mask=columns < COLUMNS, other=0.0))
+            added = as_first_row(tl.load(place, mask=columns < COLUMNS, other=0.0))
     if NORMALIZE:
         norm = tl.zeros([NARROW, BLOCK_K], tl.float32)
         if first_ptr is not None:
             place = first_ptr + state_at + state_add + rows * state_k
-            norm = as_first(tl.load(place, mask=rows < WIDTH, other=0.0))
+            norm = as_first_row(tl.load(place, mask=rows < WIDTH, other=0.0))
 
     count = tl.cdiv(end - first, CHUNK).to(tl.int32)
     if kept_ptr is not None:
@@ -178,12 +178,12 @@ def sweep(
         # the rest of an address is 32 bits a token, so that addresses take few registers
         token = (batch * T + start) * H + head
         at = steps * H
-        q = tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
-        k = tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
-        v = tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, EVEN_V)
+        q = load_tile(q_ptr + start * q_step, steps, rows, q_step, live, WIDTH, EVEN_K)
+        k = load_tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
+        v = load_tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, EVEN_V)
 
         if x_ptr is not None:
-            x = tile(x_ptr + start * x_step, steps, columns, x_step, live, COLUMNS, EVEN_V)
+            x = load_tile(x_ptr + start * x_step, steps, columns, x_step, live, COLUMNS, EVEN_V)
         if NORMALIZE:
             # here, where little else is in registers
             high = norm.to(q.dtype)
@@ -210,7 +210,7 @@ def sweep(
                 output_add = tl.load(output_add_ptr + token + at, mask=live, other=0.0)
             p += (scale * source_add)[:, None] * output_add[None, :]
         if g_ptr is not None:
-            here, total, _ = log_decays(g_ptr + token, at, live, REVERSE, WIDE)
+            here, total, _ = log_decay_cumsum(g_ptr + token, at, live, REVERSE, WIDE)
             to_here = tl.exp2(here.to(tl.float32))
             to_end = tl.exp2((total - here).to(tl.float32))
             whole = tl.exp2(total.to(tl.float32))
@@ -261,7 +261,7 @@ def sweep(
             if g_ptr is not None:
                 inner *= to_here
             inner += within
-            floor = floor_of(tl.load(m_ptr + token + at, mask=live, other=0.0))
+            floor = denominator_floor(tl.load(m_ptr + token + at, mask=live, other=0.0))
             share = 1.0 / (tl.maximum(tl.abs(inner), floor) + eps)
             o *= share[None, :]
             tl.store(norm_ptr + token + at, inner, mask=live & (split == 0))

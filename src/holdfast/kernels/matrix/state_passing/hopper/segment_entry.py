@@ -6,8 +6,8 @@ state is when it is multiplied. Both have a state as an accumulator of one layou
 # ruff: noqa: RUF005 - Gluon does not compile starred expressions
 
 from holdfast.kernels.lib.gluon.compat import gl, gluon
-from holdfast.kernels.lib.gluon.layouts import with_eight_columns
-from holdfast.kernels.lib.gluon.pdl import wait_for_launch
+from holdfast.kernels.lib.gluon.layouts import vectorized_row_layout
+from holdfast.kernels.lib.gluon.pdl import grid_dependency_wait
 
 # segments whose states a thread has at once
 _AT_ONCE = gl.constexpr(2)
@@ -18,7 +18,7 @@ def store_added(ptr, state, dtype: gl.constexpr):
     """Writes a state [V, K], rounded, for `entering`."""
     V: gl.constexpr = state.shape[0]
     K: gl.constexpr = state.shape[1]
-    layout: gl.constexpr = with_eight_columns(V, K)
+    layout: gl.constexpr = vectorized_row_layout(V, K)
     gl.store(ptr + _places(0, V, K, layout), _in_eights(state.to(dtype), layout))
 
 
@@ -31,10 +31,10 @@ def entering(state, added_ptr, decay_ptr, row, H, LAYOUT: gl.constexpr):
     """
     V: gl.constexpr = state.shape[0]
     K: gl.constexpr = state.shape[1]
-    at = _places(row, V, K, with_eight_columns(V, K))
+    at = _places(row, V, K, vectorized_row_layout(V, K))
     segment = gl.program_id(2)
     if segment > 0:
-        wait_for_launch()
+        grid_dependency_wait()
     size = gl.num_programs(1) * (V * K)
     entry = (gl.program_id(0) // H).to(gl.int64) * ((gl.num_programs(2) - 1) * H) + gl.program_id(0) % H
     for begin in range(0, segment, _AT_ONCE):

@@ -20,10 +20,10 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import load_gates
-from holdfast.kernels.lib.gluon.pdl import let_launch
+from holdfast.kernels.lib.gluon.decay import load_decay_beta
+from holdfast.kernels.lib.gluon.pdl import launch_dependents
 from holdfast.kernels.lib.gluon.reduce import add
-from holdfast.kernels.lib.gluon.sequence import of_head, of_segment
+from holdfast.kernels.lib.gluon.sequence import head_offset, segment_index
 
 from .segment_entry import store_added
 
@@ -82,7 +82,7 @@ def advance(
         mbarrier.init(free.index(i), count=1)
     fence_async_shared()
 
-    let_launch()
+    launch_dependents()
     first = gl.program_id(1) * span
     count = gl.minimum(span, gl.cdiv(T, TOKENS) - first)
     # chunks of each turn
@@ -93,9 +93,9 @@ def advance(
     if not FIRST:
         back = gl.where(gl.program_id(1) == 0, 0, count)
     if g_ptr is not None:
-        g_ptr += of_head(H, g_b, g_h)
+        g_ptr += head_offset(H, g_b, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_head(H, beta_b, beta_h)
+        beta_ptr += head_offset(H, beta_b, beta_h)
     chunks = (first, forth, back)
     sources = (k_desc, v_desc, q_desc, u_desc)
     places = (gates, loaded, gated, free)
@@ -179,9 +179,11 @@ def _gate(
     stage = 0
     phase = 1
     beyond = 0.0
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, 0), count > 0, T, TOKENS)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, 0), count > 0, T, TOKENS)
     for i in range(count):
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, i + 1), i + 1 < count, T, TOKENS)
+        g_next, beta_next = load_decay_beta(
+            g_ptr, beta_ptr, g_t, beta_t, _chunk(chunks, i + 1), i + 1 < count, T, TOKENS
+        )
         # the decay of the chunks that came before, which lie between this one and the segment's end, or its start
         total = gl.associative_scan(g, 0, add)
         decay = gl.sum(g, 0)
@@ -201,7 +203,7 @@ def _gate(
             stage = 0
             phase ^= 1
     if decay_ptr is not None:
-        gl.store(decay_ptr + of_segment(H, 1), beyond)
+        gl.store(decay_ptr + segment_index(H, 1), beyond)
 
 
 @gluon.jit
@@ -268,9 +270,9 @@ def _multiply(
             barrier()
             mbarrier.arrive(free.index(last), count=1)
         if TURNS == 1:
-            store_added(end_ptr + of_segment(H, 1) * (K * V), state, dtype)
+            store_added(end_ptr + segment_index(H, 1) * (K * V), state, dtype)
         else:
-            place = turn * (gl.num_programs(0) * gl.num_programs(1)).to(gl.int64) + of_segment(H, 1)
+            place = turn * (gl.num_programs(0) * gl.num_programs(1)).to(gl.int64) + segment_index(H, 1)
             at = columns[None, :] * VALUES + rows[:, None]
             gl.store(end_ptr + place * (KEYS * VALUES) + at, state, mask=inside)
 

@@ -6,9 +6,9 @@ The composition is exact: a segment that starts from S ends in exp(sum of g) S +
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.decay import log_decays
-from holdfast.kernels.lib.triton.sequence import span
-from holdfast.kernels.lib.triton.tiles import NARROW, tile
+from holdfast.kernels.lib.triton.decay import log_decay_cumsum
+from holdfast.kernels.lib.triton.sequence import sequence_bounds
+from holdfast.kernels.lib.triton.tiles import NARROW, load_tile
 from holdfast.kernels.matrix.scalar_decay.triton.single_pass import as_halves
 
 
@@ -28,7 +28,7 @@ def advance(
     split = program % SPLITS
     head = (program // SPLITS) % H
     n = (program // SPLITS) // H
-    batch, first, end = span(n, None, T, segment, SEGMENTS)
+    batch, first, end = sequence_bounds(n, None, T, segment, SEGMENTS)
     batch = batch.to(tl.int64)
     head = head.to(tl.int64)
     steps = tl.arange(0, CHUNK)
@@ -48,8 +48,8 @@ def advance(
             start = first + i * CHUNK
         live = steps < end - start
         at = (batch * T + start + steps) * H + head
-        k = tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, WIDTH == BLOCK_K)
-        v = tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, COLUMNS % BLOCK_V == 0)
+        k = load_tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, WIDTH == BLOCK_K)
+        v = load_tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, COLUMNS % BLOCK_V == 0)
         weight = live.to(tl.float32)
         if source_ptr is not None:
             weight = tl.load(source_ptr + at, mask=live, other=0.0)
@@ -58,7 +58,7 @@ def advance(
             if source_add_ptr is not None:
                 weight_add = tl.load(source_add_ptr + at, mask=live, other=0.0)
         if g_ptr is not None:
-            here, total, _ = log_decays(g_ptr, at, live, REVERSE, WIDE)
+            here, total, _ = log_decay_cumsum(g_ptr, at, live, REVERSE, WIDE)
             to_end = tl.exp2((total - here).to(tl.float32))
             weight *= to_end
             whole = tl.exp2(total.to(tl.float32))

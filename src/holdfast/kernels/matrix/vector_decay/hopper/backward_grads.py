@@ -24,8 +24,8 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma_wait,
 )
 from holdfast.kernels.lib.gluon.decay import CHUNK
-from holdfast.kernels.lib.gluon.sequence import of_chunk
-from holdfast.kernels.lib.gluon.tails import clear_rows
+from holdfast.kernels.lib.gluon.sequence import packed_chunk
+from holdfast.kernels.lib.gluon.tails import zero_tail_rows
 
 from .token_layout import (
     BLOCKS,
@@ -141,7 +141,7 @@ def gla_gradients(
         head = gl.program_id(0) // halves % H
         chunk = gl.program_id(0) // (halves * H)
         batch = gl.program_id(0) * 0
-        shift, end = of_chunk(cu_ptr, chunk, sequences, T)
+        shift, end = packed_chunk(cu_ptr, chunk, sequences, T)
         if end <= chunk * CHUNK:
             return
         token = chunk * CHUNK + shift
@@ -180,8 +180,8 @@ def gla_gradients(
     mbarrier.wait(pairs_come, 0)
     if cu_ptr is not None:  # noqa: SIM102 - known while compiling
         if token + CHUNK > T:
-            clear_rows(v4, T - token)
-            clear_rows(u4, T - token)
+            zero_tail_rows(v4, T - token)
+            zero_tail_rows(u4, T - token)
             barrier()
     near = near_product(u, v) * scale
     weighed = near
@@ -195,9 +195,9 @@ def gla_gradients(
     mbarrier.wait(own_come, 0)
     if cu_ptr is not None:  # noqa: SIM102 - known while compiling
         if token + CHUNK > T:
-            clear_rows(g_tile, T - token)
-            clear_rows(q_tile, T - token)
-            clear_rows(k_tile, T - token)
+            zero_tail_rows(g_tile, T - token)
+            zero_tail_rows(q_tile, T - token)
+            zero_tail_rows(k_tile, T - token)
             barrier()
     own = decays_of(tokens_of(g_tile.reshape([CHUNK, HALF]).load(FLAT)))
     to_here = (own[0],)

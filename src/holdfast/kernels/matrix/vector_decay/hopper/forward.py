@@ -14,8 +14,8 @@ another sequence those that weigh make 0 of the rows that would reach it: of wha
 
 from holdfast.kernels.lib.gluon.compat import barrier, fence_async_shared, gl, gluon, mbarrier
 from holdfast.kernels.lib.gluon.decay import CHUNK
-from holdfast.kernels.lib.gluon.sequence import of_sequence
-from holdfast.kernels.lib.gluon.tails import clear_rows
+from holdfast.kernels.lib.gluon.sequence import packed_sequence
+from holdfast.kernels.lib.gluon.tails import zero_tail_rows
 
 from .forward_loads import PAIR, STAGES, fetch_keys, fetch_values, token_of
 from .forward_mma import multiply
@@ -105,7 +105,7 @@ def gla_sweep(
         batch = gl.program_id(0) // H
         aside: gl.constexpr = None
     else:
-        chunk0, shift, end = of_sequence(cu_ptr, gl.program_id(0) // H, T)
+        chunk0, shift, end = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
         count = gl.cdiv(end, CHUNK) - chunk0
         batch = gl.program_id(0) * 0
         # where its tokens begin, how far that is from its chunks, where they end
@@ -230,14 +230,14 @@ def _weigh(
         if aside is not None:
             rows = aside[2] - token_of(i, walk, REVERSE)
             if rows < CHUNK:
-                clear_rows(qk_tiles.index(2 * stage + (1 if REVERSE else 0)), rows)
+                zero_tail_rows(qk_tiles.index(2 * stage + (1 if REVERSE else 0)), rows)
                 for half in gl.static_range(K // HALF):
                     mbarrier.wait(g_come.index(half), i % 2)
-                    clear_rows(g_tiles.index(half), rows)
+                    zero_tail_rows(g_tiles.index(half), rows)
                 # until then who multiplies may still wait for the values that were there two chunks ago
                 mbarrier.wait(met_read, (i + 1) % 2)
                 mbarrier.wait(v_come.index(i % PAIR), (i // PAIR) % 2)
-                clear_rows(v_tiles.index(i % PAIR), rows)
+                zero_tail_rows(v_tiles.index(i % PAIR), rows)
                 fence_async_shared()
                 barrier()
         k = qk_tiles.index(2 * stage).reshape([CHUNK, K])

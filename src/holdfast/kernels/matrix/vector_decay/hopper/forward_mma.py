@@ -17,10 +17,10 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma_wait,
 )
 from holdfast.kernels.lib.gluon.decay import CHUNK
-from holdfast.kernels.lib.gluon.sequence import of_sequence
-from holdfast.kernels.lib.gluon.slice_sums import in_sums, place_of_sums, size_of_sums
-from holdfast.kernels.lib.gluon.split import unknown
-from holdfast.kernels.lib.gluon.tails import store_rows
+from holdfast.kernels.lib.gluon.sequence import packed_sequence
+from holdfast.kernels.lib.gluon.slice_sums import slice_sums_index, slice_sums_offset, slice_sums_stride
+from holdfast.kernels.lib.gluon.split import opaque
+from holdfast.kernels.lib.gluon.tails import store_tail
 
 from .forward_loads import PAIR, STAGES, fetch_keys, fetch_values, token_of
 from .forward_scores import scores_of
@@ -31,11 +31,11 @@ from .token_layout import HALF
 def _store_last(tile, o_ptr, cu_ptr, T, H, VALUES: gl.constexpr):
     """Writes what of a sequence's last chunk is its own."""
     # found again: what is kept for this takes registers from the loop
-    heads = unknown(H)
-    _, shift, end = of_sequence(cu_ptr, gl.program_id(0) // heads, T)
+    heads = opaque(H)
+    _, shift, end = packed_sequence(cu_ptr, gl.program_id(0) // heads, T)
     token = (end - 1) // CHUNK * CHUNK
     corner = o_ptr + ((token + shift).to(gl.int64) * heads + gl.program_id(0) % heads) * VALUES
-    store_rows(tile, corner, heads * VALUES, end - token, VALUES)
+    store_tail(tile, corner, heads * VALUES, end - token, VALUES)
 
 
 @gluon.jit
@@ -105,8 +105,8 @@ def multiply(
         state = gl.load(start_ptr + corner + columns[None, :] * VALUES + rows[:, None], mask=inside, other=0.0)
     if ADDS or LEAVES:
         place = (batch, 0, T) if aside is None else (batch, aside[0], T)
-        sums_ptr += place_of_sums(place, H, V, aside is not None)
-        chunk_of_sums = size_of_sums(H, V)
+        sums_ptr += slice_sums_offset(place, H, V, aside is not None)
+        chunk_of_sums = slice_sums_stride(H, V)
 
     stage = 0
     phase = 0
@@ -134,7 +134,7 @@ def multiply(
         mbarrier.wait(weighed.index(stage), phase)
         k = qk_tiles.index(2 * stage).reshape([CHUNK, K])
         q = qk_tiles.index(2 * stage + 1).reshape([CHUNK, K])
-        scores_of(met_tiles, unknown(0), near_tile, strengths, turn, scale, p_tile)
+        scores_of(met_tiles, opaque(0), near_tile, strengths, turn, scale, p_tile)
         fence_async_shared()
         mbarrier.expect(qk_come.index(free), 2 * k_desc.block_type.nbytes, pred=i + STAGES - 1 < count)
         mbarrier.expect(v_come.index(turn ^ 1), v_desc.block_type.nbytes, pred=i + 1 < count)
@@ -160,7 +160,7 @@ def multiply(
         decay = by_key.index(i % PAIR).load(gl.SliceLayout(0, s_layout))[None, :]
         o, written = warpgroup_mma_wait(0, deps=(o, written))
         if ADDS:
-            o = o + gl.load(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout))
+            o = o + gl.load(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout))
         vt = gl.convert_layout(written, v_layout)
         o = warpgroup_mma(vt, p_tile if REVERSE else p_tile.permute((1, 0)), o, is_async=True)
         state = warpgroup_mma(written, q if REVERSE else k, state * decay, is_async=True)
@@ -168,7 +168,7 @@ def multiply(
         # in the place of values that all have read
         barrier()
         if LEAVES:
-            gl.store(sums_ptr + i * chunk_of_sums + in_sums(V, o_layout), o)
+            gl.store(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout), o)
         else:
             v.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
         fence_async_shared()
@@ -195,6 +195,6 @@ def multiply(
             _store_last(v_tiles.index((count - 1) % PAIR), o_ptr, cu_ptr, T, H, VALUES)
     if end_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
-        rows = unknown(rows)
+        rows = opaque(rows)
         gl.store(end_ptr + corner + columns[None, :] * VALUES + rows[:, None], state, mask=inside)
     tma_store_wait(0)

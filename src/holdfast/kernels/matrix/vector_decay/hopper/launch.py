@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.compat import gl
-from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, Sums, kind
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import aligned, tileable, tiles, width_of
@@ -39,12 +39,12 @@ def run_sweep(
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     wide, tall = width_of(keys), width_of(values)
     arguments = (
-        tiles(k, [1, TOKENS, 1, wide], LAYOUT),
-        tiles(q, [1, TOKENS, 1, wide], LAYOUT),
+        tiles(k, [1, TOKENS, 1, wide], TILE_LAYOUT),
+        tiles(q, [1, TOKENS, 1, wide], TILE_LAYOUT),
         tiles(g, [1, TOKENS, 1, 64], PLAIN_DECAYS),
-        tiles(v, [1, TOKENS, 1, tall], LAYOUT),
-        tiles(out, [1, TOKENS, 1, tall], LAYOUT),
-        None if kept is None else tiles(kept, [1, TOKENS, 1, 64], LAYOUT),
+        tiles(v, [1, TOKENS, 1, tall], TILE_LAYOUT),
+        tiles(out, [1, TOKENS, 1, tall], TILE_LAYOUT),
+        None if kept is None else tiles(kept, [1, TOKENS, 1, 64], TILE_LAYOUT),
         beta,
         start,
         end,
@@ -92,13 +92,13 @@ def run_gradients(
     across = -(-keys // 64) * heads
     grid = (across, chunks, batch) if cu_seqlens is None else (across * chunks, 1, 1)
     arguments = (
-        tiles(q, [1, TOKENS, 1, 64], LAYOUT),
-        tiles(k, [1, TOKENS, 1, 64], LAYOUT),
+        tiles(q, [1, TOKENS, 1, 64], TILE_LAYOUT),
+        tiles(k, [1, TOKENS, 1, 64], TILE_LAYOUT),
         tiles(g, [1, TOKENS, 1, 64], DECAYS),
-        tiles(v, [1, TOKENS, 1, tall], LAYOUT),
-        tiles(u, [1, TOKENS, 1, tall], LAYOUT),
-        tiles(states, [1, TOKENS, 1, 64], LAYOUT),
-        tiles(ends, [1, TOKENS, 1, 64], LAYOUT),
+        tiles(v, [1, TOKENS, 1, tall], TILE_LAYOUT),
+        tiles(u, [1, TOKENS, 1, tall], TILE_LAYOUT),
+        tiles(states, [1, TOKENS, 1, 64], TILE_LAYOUT),
+        tiles(ends, [1, TOKENS, 1, 64], TILE_LAYOUT),
         dq,
         dk,
         dg,

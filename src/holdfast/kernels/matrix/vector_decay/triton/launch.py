@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import varlen
-from holdfast.kernels.lib.triton.group_sum import add_groups
+from holdfast.kernels.lib.triton.group_sum import sum_over_groups
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
 from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, PIECE, padded
@@ -218,5 +218,5 @@ def backward(
     if dbeta is not None:
         dbeta.copy_(strengths[0] if blocks == 1 else strengths.sum(0))
     if grouped:
-        add_groups(head_dq, head_dk, dq, dk)
+        sum_over_groups(head_dq, head_dk, dq, dk)
     return [dq, dk, dv, dg, dbeta, None], grad_state

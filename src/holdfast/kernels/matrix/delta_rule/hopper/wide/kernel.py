@@ -8,10 +8,18 @@ triton/chunk_grads.py needs of each chunk. The equations are those of triton/sta
 # ruff: noqa: RUF005 - Gluon does not compile starred expressions
 
 from holdfast.kernels.lib.gluon.compat import barrier, fence_async_shared, gl, gluon, mbarrier, tma_load
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, TOTAL, VECTORS, WRITE, load_gates
+from holdfast.kernels.lib.gluon.decay import (
+    BETA,
+    CHUNK,
+    LOG_DECAY_CUMSUM,
+    READ_DECAY,
+    VECTORS,
+    WRITE_DECAY,
+    load_decay_beta,
+)
 from holdfast.kernels.lib.gluon.reduce import add
-from holdfast.kernels.lib.gluon.sequence import chunk_coords, of_sequence, of_tokens
-from holdfast.kernels.lib.gluon.tails import clear_cut
+from holdfast.kernels.lib.gluon.sequence import PackedBounds, chunk_coords, packed_sequence, sequence_offset
+from holdfast.kernels.lib.gluon.tails import zero_tail_tiles
 from holdfast.kernels.matrix.delta_rule.hopper.forward import score
 
 from .mma import back, forth
@@ -103,14 +111,14 @@ def delta_walk(
         count = gl.minimum(window, gl.cdiv(T, CHUNK) - lowest)
         slot = gl.program_id(0) // H * window
     else:
-        chunk0, shift, T = of_sequence(cu_ptr, gl.program_id(0) // H, T)
-        aside = (shift, T)
+        chunk0, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
+        aside = PackedBounds(shift=shift, end=T)
         count = gl.cdiv(T, CHUNK) - chunk0
         slot = chunk0
     if g_ptr is not None:
-        g_ptr += of_tokens(aside, H, g_b, g_t, g_h)
+        g_ptr += sequence_offset(aside, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += of_tokens(aside, H, beta_b, beta_t, beta_h)
+        beta_ptr += sequence_offset(aside, H, beta_b, beta_t, beta_h)
     tiles = (q_tiles, k_tiles, v_tiles, a_tiles, p_tiles)
     sources = (q_desc, k_desc, v_desc, a_desc)
     places = (gates, decays, loaded, gated, scored, free)
@@ -184,7 +192,7 @@ def _copy(tiles, sources, loaded, free, qk_group, numbers, BACK: gl.constexpr, S
                 cut = (k_tiles.index(stage), v_tiles.index(stage), a_tiles.index(stage))
                 if q_desc is not None:
                     cut = cut + (q_tiles.index(stage),)
-                clear_cut(cut, rows, arrived, loaded.index(stage))
+                zero_tail_tiles(cut, rows, arrived, loaded.index(stage))
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -201,17 +209,17 @@ def _gate(places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, BACK: gl.constexpr, 
     phase = 1
     chunk = chunk0 + (count - 1 if BACK else 0)
     step: gl.constexpr = -1 if BACK else 1
-    g, beta = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, count > 0, T)
+    g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, count > 0, T)
     for i in range(count):
         chunk += step
-        g_next, beta_next = load_gates(g_ptr, beta_ptr, g_t, beta_t, chunk, i + 1 < count, T)
+        g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, i + 1 < count, T)
         mbarrier.wait(free.index(stage), phase)
         total = gl.associative_scan(g, 0, add)
         whole = gl.sum(g, 0)
-        gates.index(stage * VECTORS + TOTAL).store(total)
-        gates.index(stage * VECTORS + READ).store(gl.exp2(total))
-        gates.index(stage * VECTORS + WRITE).store(gl.exp2(whole - total))
-        gates.index(stage * VECTORS + STRENGTH).store(beta)
+        gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).store(total)
+        gates.index(stage * VECTORS + READ_DECAY).store(gl.exp2(total))
+        gates.index(stage * VECTORS + WRITE_DECAY).store(gl.exp2(whole - total))
+        gates.index(stage * VECTORS + BETA).store(beta)
         decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(whole))
         barrier()
         mbarrier.arrive(gated.index(stage), count=1)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from holdfast.kernels.lib.gluon.layouts import LAYOUT
+from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, kind
 from holdfast.kernels.matrix.delta_rule.triton.launch import DeltaPasses, Slots
 from holdfast.kernels.runtime.descriptor_launch import launch
@@ -55,12 +55,12 @@ class WidePasses(DeltaPasses):
             (0, 0, 0) if self.beta is None else self.beta.stride(),
         )
         arguments = (
-            tiles(self.k, [1, TOKENS, 1, WIDEST], LAYOUT),
-            None if q is None else tiles(q, [1, TOKENS, 1, WIDEST], LAYOUT),
-            tiles(v, [1, TOKENS, 1, columns], LAYOUT),
-            tiles(a, [1, TOKENS, 1, TOKENS], LAYOUT),
-            None if out is None else tiles(out, [1, TOKENS, 1, columns], LAYOUT),
-            None if slots is None else tiles(slots.low, [1, 1, columns, WIDEST], LAYOUT),
+            tiles(self.k, [1, TOKENS, 1, WIDEST], TILE_LAYOUT),
+            None if q is None else tiles(q, [1, TOKENS, 1, WIDEST], TILE_LAYOUT),
+            tiles(v, [1, TOKENS, 1, columns], TILE_LAYOUT),
+            tiles(a, [1, TOKENS, 1, TOKENS], TILE_LAYOUT),
+            None if out is None else tiles(out, [1, TOKENS, 1, columns], TILE_LAYOUT),
+            None if slots is None else tiles(slots.low, [1, 1, columns, WIDEST], TILE_LAYOUT),
             self.g,
             self.beta,
             start,

@@ -20,10 +20,10 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, READ, STRENGTH, VECTORS, WRITE
+from holdfast.kernels.lib.gluon.decay import BETA, CHUNK, READ_DECAY, VECTORS, WRITE_DECAY
 from holdfast.kernels.lib.gluon.sequence import chunk_coords
-from holdfast.kernels.lib.gluon.split import unknown
-from holdfast.kernels.lib.gluon.tails import store_rows
+from holdfast.kernels.lib.gluon.split import opaque
+from holdfast.kernels.lib.gluon.tails import store_tail
 
 
 @gluon.jit
@@ -52,7 +52,7 @@ def _leave(state, end_ptr, KEYS: gl.constexpr, VALUES: gl.constexpr, layout: gl.
     K: gl.constexpr = state.shape[1]
     if end_ptr is not None:
         # addresses computed here: kept from the start, they would take as many registers as the state
-        rows = unknown(gl.program_id(1) * V + gl.arange(0, V, gl.SliceLayout(1, layout)))
+        rows = opaque(gl.program_id(1) * V + gl.arange(0, V, gl.SliceLayout(1, layout)))
         keys = gl.arange(0, K, gl.SliceLayout(0, layout))
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
         at = gl.program_id(0).to(gl.int64) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
@@ -103,8 +103,8 @@ def forth(
             tma_store(kept_desc, [slot + i, head, column, 0], s_tile)
         mbarrier.wait(gated.index(stage), phase)
         vt = v_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(operand)
-        read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout))
-        strength = gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, layout))
+        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
+        strength = gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
         known = warpgroup_mma_wait(0, deps=(known,))
         missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
         new = gl.convert_layout(missed.to(dtype), operand)
@@ -119,13 +119,13 @@ def forth(
             u, new = warpgroup_mma_wait(1, deps=(u, new))
         else:
             u, new = warpgroup_mma_wait(0, deps=(u, new))
-        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, layout))
+        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
         written = gl.convert_layout((u * write[None, :]).to(dtype), s_operand)
         if o_tile is not None:
             mbarrier.wait(scored.index(stage), phase)
             p = p_tiles.index(stage).reshape([CHUNK, CHUNK])
             o, state, written = warpgroup_mma_wait(0, deps=(o, state, written))
-            o = o * (gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout)) * scale)[None, :]
+            o = o * (gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout)) * scale)[None, :]
             ut = gl.convert_layout(u.to(dtype), operand)
             o, ut, state, written = warpgroup_mma_wait(0, deps=(o, ut, state, written))
             o = warpgroup_mma(ut, p, o, is_async=True)
@@ -160,7 +160,7 @@ def forth(
         if left > 0:
             # the tile's other rows are the next sequence's
             corner = o_ptr + (((shift + end - left).to(gl.int64) * H + head) * VALUES + column)
-            store_rows(o_tile, corner, H * VALUES, left, VALUES - column)
+            store_tail(o_tile, corner, H * VALUES, left, VALUES - column)
     _leave(state, end_ptr, KEYS, VALUES, s_layout)
     tma_store_wait(0)
 
@@ -207,8 +207,8 @@ def back(
         tma_store(kept_desc, [slot + count - 1 - i, head, column, 0], s_tile)
         mbarrier.wait(gated.index(stage), phase)
         ut = u_tiles.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(operand)
-        write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, layout))
-        by_token = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, operand)) * scale
+        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
+        by_token = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, operand)) * scale
         reads = gl.convert_layout((ut.to(gl.float32) * by_token[None, :]).to(dtype), s_operand)
         state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         mbarrier.wait(scored.index(stage), phase)
@@ -221,8 +221,8 @@ def back(
         new = gl.convert_layout(du.to(dtype), operand)
         state, reads, du, new = warpgroup_mma_wait(0, deps=(state, reads, du, new))
         y = warpgroup_mma(new, a, du, is_async=True)
-        weight = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, layout))
-        weight *= gates.index(stage * VECTORS + STRENGTH).load(gl.SliceLayout(0, layout))
+        weight = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
+        weight *= gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
         y, new = warpgroup_mma_wait(0, deps=(y, new))
         taken = gl.convert_layout((y * -weight[None, :]).to(dtype), s_operand)
         state, taken = warpgroup_mma_wait(0, deps=(state, taken))

@@ -10,8 +10,14 @@ from holdfast.kernels.lib.gluon.compat import (
     tma_store,
     tma_store_wait,
 )
-from holdfast.kernels.lib.gluon.decay import CHUNK, floored
-from holdfast.kernels.lib.gluon.grid_sync import arrive_at_grid, before_grid, fence_async, land_stores, wait_for_grid
+from holdfast.kernels.lib.gluon.decay import CHUNK, clamp_log2_decay
+from holdfast.kernels.lib.gluon.grid_sync import (
+    fence_generic_to_async,
+    grid_arrive,
+    grid_phase,
+    grid_wait,
+    tma_store_wait_written,
+)
 from holdfast.kernels.lib.gluon.reduce import add
 
 # cells of a state that a block scans together, and segments whose states a thread has at once
@@ -44,11 +50,11 @@ def exchange(tiles, gates, signals, sources, memory, sizes, KEYS: gl.constexpr, 
     )
     g = gl.zeros([chunks, CHUNK], gl.float32, layout)
     if g_ptr is not None:
-        g = floored(gl.load(g_ptr + token.to(gl.int64) * g_t, mask=token < T, other=0.0).to(gl.float32))
+        g = clamp_log2_decay(gl.load(g_ptr + token.to(gl.int64) * g_t, mask=token < T, other=0.0).to(gl.float32))
     if beta_ptr is not None:
         beta = gl.load(beta_ptr + token.to(gl.int64) * beta_t, mask=token < T, other=0.0).to(gl.float32)
 
-    before = before_grid()
+    before = grid_phase()
     # beyond the sequence zeros are read
     for i in gl.static_range(2):
         mbarrier.expect(written.index(i), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
@@ -78,17 +84,17 @@ def exchange(tiles, gates, signals, sources, memory, sizes, KEYS: gl.constexpr, 
     tma_store(states_desc, [place, 0, 0], state)
     tma_store_wait(0)
     mbarrier.arrive(taken.index(0), count=1)
-    land_stores()
-    arrive_at_grid()
-    wait_for_grid(before)
+    tma_store_wait_written()
+    grid_arrive()
+    grid_wait(before)
 
     entering = gl.num_programs(0) * segments
     _scan(states_ptr, start_ptr, end_ptr, decay_ptr, entering, k_desc.dtype, K, V, KEYS, VALUES)
-    arrive_at_grid()
+    grid_arrive()
     mbarrier.wait(scored.index(0), 0)
     # all of them have arrived twice, and the bit is what it was
-    wait_for_grid(~before)
-    fence_async()
+    grid_wait(~before)
+    fence_generic_to_async()
     mbarrier.expect(entered.index(0), states_desc.block_type.nbytes)
     tma_load(states_desc, [entering + place, 0, 0], entered.index(0), state)
 

@@ -10,7 +10,7 @@ All blocks have to run at once: the launch is cooperative, and fails where they 
 
 from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier
 from holdfast.kernels.lib.gluon.decay import CHUNK
-from holdfast.kernels.lib.gluon.sequence import of_head
+from holdfast.kernels.lib.gluon.sequence import head_offset
 from holdfast.planner.models.matrix.scalar_decay.hopper import RESIDENT_CHUNKS
 
 from .exchange import exchange
@@ -74,9 +74,9 @@ def resident(
         strengths: gl.constexpr = None
     else:
         strengths = gl.allocate_shared_memory(gl.float32, [CHUNKS * CHUNK], flat)
-        beta_ptr += of_head(H, beta_b, beta_h)
+        beta_ptr += head_offset(H, beta_b, beta_h)
     if g_ptr is not None:
-        g_ptr += of_head(H, g_b, g_h)
+        g_ptr += head_offset(H, g_b, g_h)
     # k and v of each half, q of each chunk; the gates; the state that enters
     written = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     asked = gl.allocate_shared_memory(gl.int64, [CHUNKS, 1], mbarrier.MBarrierLayout())

@@ -18,7 +18,7 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma_wait,
 )
 from holdfast.kernels.lib.gluon.decay import CHUNK
-from holdfast.kernels.lib.gluon.split import unknown
+from holdfast.kernels.lib.gluon.split import opaque
 
 
 @gluon.jit
@@ -107,7 +107,7 @@ def multiply(tiles, gates, signals, o_desc, states_desc, H, scale):
 def _anew(i: gl.constexpr):
     """i, as a number unknown to the compiler, which would keep addresses that were made before in spilled registers."""
     # the grid has but one block along its last axis
-    nothing = unknown(gl.program_id(2))
+    nothing = opaque(gl.program_id(2))
     return nothing + i
 
 
