@@ -14,7 +14,7 @@ from holdfast.recurrences.lstm import lstm
 def planned(monkeypatch):
     """In place of a backend and a plan: what they are to be found for. No device is looked at."""
     for family in (matrix, dense):
-        monkeypatch.setattr(family, "resolve", lambda *asked: asked)
+        monkeypatch.setattr(family, "resolve", lambda *asked: (asked, None))
         monkeypatch.setattr(family, "describe", lambda device: Device.named("cpu"))
         family._SELECTED.clear()
     yield
@@ -54,7 +54,7 @@ def matrix_selection(op="gla", offsets=0, grad=False, direction="forward", backe
     """(what was planned for, what that should be)."""
     call, cu_seqlens = matrix_call(**sizes), tensor(offsets, dtype=torch.int32) if offsets else None
     what = matrix.problem(op, call, cu_seqlens, grad)
-    got = matrix._select(call, cu_seqlens, op, grad, direction, backend)
+    got, *_ = matrix._select(call, cu_seqlens, op, grad, direction, backend)
     return got, (matrix.BACKENDS, what, Device.named("cpu"), backend, direction)
 
 
@@ -72,7 +72,7 @@ def test_every_part_of_a_matrix_call_is_planned_for(changed):
 
 def test_calls_alike_are_planned_once(monkeypatch):
     planned = []
-    monkeypatch.setattr(matrix, "resolve", lambda *asked: planned.append(asked) or asked)
+    monkeypatch.setattr(matrix, "resolve", lambda *asked: planned.append(asked) or (asked, None))
     for _ in range(3):
         matrix_selection()
     assert len(planned) == 1
@@ -102,7 +102,7 @@ def dense_selection(
     call = DenseCall(cell, x, R, None, state, tensor(B, T, dtype=torch.bool) if reset else None, clip, cut)
     cu_seqlens = tensor(2, dtype=torch.int32) if packed else None
     what = dense.problem(cell.name, call, cu_seqlens, grad)
-    got = dense._select(call, cu_seqlens, grad, direction, backend)
+    got, _ = dense._select(call, cu_seqlens, grad, direction, backend)
     return got, (dense.BACKENDS, what, Device.named("cpu"), backend, direction)
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,13 @@ from holdfast.kernels.matrix.scalar_decay.hopper.backend import Hopper
 from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
 from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.kernels.matrix.torch.reference import Reference
-from holdfast.kernels.matrix.variants import OneName
-from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA, kept_shape
+from holdfast.kernels.matrix.variants import BackendVariants, SavedShape, uses_forward_output
+from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
 from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.kernels.select import remembered, resolve
 from holdfast.planner import Direction, Plan, Problem
-from holdfast.planner.models.matrix.wide import WIDEST, key_slices
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 from holdfast.recurrences.scalars import flag
@@ -32,8 +31,11 @@ from .check import name_of, needs_grad
 from .registration import define, differentiable
 from .unserved import warn_of_unserved
 
-HOPPER = OneName(*map(Wide, (Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM())))
-_KERNELS = (HOPPER, TritonDecode(), OneName(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))))
+_KERNELS = (
+    BackendVariants(*map(Wide, (Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM()))),
+    TritonDecode(),
+    BackendVariants(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))),
+)
 BACKENDS = (*_KERNELS, Chunked(), Reference())
 
 
@@ -81,12 +83,20 @@ def run(
     return (o, final_state) if finish is None else finish(o, final_state)
 
 
-_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+class Selected(NamedTuple):
+    """What runs a pass of a call, its plan, and what a graph of the call is told that the forward pass saves."""
+
+    backend: Any
+    plan: Plan
+    saved: SavedShape | None
+
+
+_SELECTED: dict[tuple[Any, ...], Selected] = remembered()
 
 
 def _select(
     call: MatrixCall, cu_seqlens: Tensor | None, op: str, grad: bool, direction: Direction, backend: str
-) -> tuple[Any, Plan]:
+) -> Selected:
     q, k, v, g, beta, m = call[:6]
     # what `problem` reads, in less time than it takes to make and hash a Problem
     offsets = None if cu_seqlens is None else cu_seqlens.shape[0]
@@ -97,7 +107,10 @@ def _select(
         if len(_SELECTED) >= 4096:
             _SELECTED.clear()
         what, device = problem(op, call, cu_seqlens, grad), describe(v.device)
-        found = _SELECTED[key] = resolve(BACKENDS, what, device, backend, direction)
+        chosen, plan = resolve(BACKENDS, what, device, backend, direction)
+        if isinstance(chosen, BackendVariants):
+            chosen = chosen.variant(what, device)
+        found = _SELECTED[key] = Selected(chosen, plan, _saved_shape(what, v.device, backend))
         if not backend:
             warn_of_unserved(_KERNELS, what, device)
     return found
@@ -127,34 +140,35 @@ def _forward(
     grad: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider, kept).
+    """MatrixCall -> (o [B, T, H, V] in v's dtype, final state [N, H, K, V (+ 1)] in float32 or wider, saved).
 
-    kept: what the backend's backward pass reads of this one, as `_kept`; 0 where another backend runs.
+    saved: what the backend's backward pass reads of this one, as `_saved_shape` says; 0 where another backend runs.
     """
     call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
-    chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
+    chosen, plan, shape = _select(call, cu_seqlens, op, grad, "forward", backend)
     with _without_autocast(v):
-        o, final, *kept = chosen.forward(plan, call, cu_seqlens)
-    return o.contiguous(), final.contiguous(), *(kept or [_kept(call, cu_seqlens, grad, backend).zero_()])
+        o, final, *saved = chosen.forward(plan, call, cu_seqlens)
+    return o.contiguous(), final.contiguous(), *(saved or [_room(shape, v).zero_()])
 
 
-def _kept(call: MatrixCall, cu_seqlens: Tensor | None, grad: bool, backend: str) -> Tensor:
-    """Room for what a forward pass keeps for the backward pass; [0] if nothing.
+def _saved_shape(what: Problem, device: torch.device, backend: str) -> SavedShape | None:
+    """What a call's forward pass saves for the backward pass, if anything.
 
-    A graph knows its shape before a backend is chosen: it is that of the one backend that keeps something, if that
-    one may serve such a call, whatever B and T.
+    A graph knows it before a backend is chosen: it is what the one backend says that saves something, if that one may
+    serve such a call, whatever B and T, which may be symbols.
     """
-    batch, length, heads, _ = call.v.shape
-    if call.stabilizer is not None:
-        # scale n . q, whole and of earlier chunks, which each of K's slices has
-        return call.v.new_empty(1 + key_slices(call.k.shape[3]), batch, heads, length, dtype=torch.float32)
-    if grad and backend in ("", HOPPER.name) and call.g is not None and call.g.dim() == 4:
-        sizes = {"B": 1, "T": 1, "H": 1, "Hq": 1, "K": int(call.k.shape[3]), "V": int(call.v.shape[3])}
-        one = replace(problem("gla", call, cu_seqlens, grad), sizes=tuple(sizes.items()))
-        is_whole = max(one["K"], one["V"]) <= WIDEST
-        if is_whole and HOPPER.reject(one, describe(call.v.device)) is None:
-            return call.v.new_empty(kept_shape(call.v.shape, call.k.shape[3], cu_seqlens))
-    return call.v.new_empty(0)
+    alone = replace(what, sizes=tuple((name, int(size) if name in "KV" else 1) for name, size in what.sizes))
+    for each in BACKENDS:
+        if isinstance(each, BackendVariants) and backend in ("", each.name):
+            for variant, shape in each.saving(what):
+                if variant.reject(alone, describe(device)) is None:
+                    return shape
+    return None
+
+
+def _room(shape: SavedShape | None, v: Tensor) -> Tensor:
+    """An empty tensor for what is saved; [0] for nothing."""
+    return v.new_empty(0) if shape is None else v.new_empty(shape.sizes, dtype=shape.dtype)
 
 
 def _forward_fake(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
@@ -162,8 +176,8 @@ def _forward_fake(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta
     columns = v.shape[3] + int(stabilizer is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
     call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
-    kept = _kept(call, cu_seqlens, grad, backend)
-    return torch.empty_like(v, memory_format=torch.contiguous_format), state, kept
+    saved = _room(_saved_shape(problem(op, call, cu_seqlens, grad), v.device, backend), v)
+    return torch.empty_like(v, memory_format=torch.contiguous_format), state, saved
 
 
 def fake_of(
@@ -190,16 +204,16 @@ def _gradients(
     op: str,
     backend: str,
     o: Tensor | None = None,
-    kept: Tensor | None = None,
+    saved: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g, beta, stabilizer and initial_state; an empty tensor for one that was not given.
 
-    o, kept: what the forward pass returned; where they are needed and not given, it runs again.
+    o, saved: what the forward pass returned; where they are needed and not given, it runs again.
     """
     call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
-    chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
-    given = o is not None and kept is not None and kept.dim() > 1
-    found = (o, kept) if given and getattr(chosen, "reads_output", False) else ()
+    chosen, plan, _ = _select(call, cu_seqlens, op, True, "backward", backend)
+    given = o is not None and saved is not None and saved.dim() > 1
+    found = (o, saved) if given and uses_forward_output(chosen) else ()
     with _without_autocast(v):
         grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final, *found)
     grads = [*grads, None if initial_state is None else grad_state]
@@ -219,7 +233,7 @@ def _is_by_head(x: Tensor) -> bool:
 
 def _gradients_fake(
     grad_o, grad_final, q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta, cu_seqlens, op, backend,
-    o=None, kept=None,
+    o=None, saved=None,
 ):  # fmt: skip
     inputs = (q, k, v, g, beta, stabilizer, initial_state)
     empty = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
@@ -227,16 +241,16 @@ def _gradients_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
-    o, _, kept = outputs
-    ctx.mark_non_differentiable(kept)
-    ctx.save_for_backward(*inputs[:7], inputs[10], *((o, kept) if kept.dim() > 1 else (None, None)))
+    o, _, saved = outputs
+    ctx.mark_non_differentiable(saved)
+    ctx.save_for_backward(*inputs[:7], inputs[10], *((o, saved) if saved.dim() > 1 else (None, None)))
     ctx.rest = inputs[7:10], inputs[11], inputs[13]
 
 
 def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Any, ...]:
-    *tensors, cu_seqlens, o, kept = ctx.saved_tensors
+    *tensors, cu_seqlens, o, saved = ctx.saved_tensors
     scalars, op, backend = ctx.rest
-    grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend, o, kept)
+    grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend, o, saved)
     return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 7
 
 
@@ -262,7 +276,7 @@ def _step(
 ) -> Tensor:
     """One token of a MatrixCall without a normaliser: o [B, 1, H, V] in v's dtype; state [B, H, K, V] is updated."""
     call = MatrixCall(q, k, v, g, beta, stabilizer, state, scale, eps, delta)
-    chosen, plan = _select(call, None, op, False, "forward", backend)
+    chosen, plan, _ = _select(call, None, op, False, "forward", backend)
     with _without_autocast(v):
         if isinstance(chosen, TritonDecode):
             return chosen.step(plan, call, state)

@@ -186,7 +186,8 @@ def test_no_token_and_no_states(on_cpu, name):
 def test_what_a_normaliser_keeps_has_the_shape_that_graphs_are_told(on_cpu):
     backend, plans, call, _ = planned("mlstm")
     _, _, kept = backend.forward(plans[0], call, None)
-    assert kept.shape == matrix._kept(call, None, True, "").shape
+    saved = backend.saved_shape(matrix.problem("mlstm", call, None, True))
+    assert (kept.shape, kept.dtype) == saved
     assert kept.is_contiguous()
 
 

@@ -1,51 +1,66 @@
 """Several backends under one name: kernels of one compiler that serve different matrix recurrences."""
 
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
-from torch import Tensor
+import torch
 
 from holdfast.kernels.backend import Backend
-from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.recurrences.definition import MatrixCall
+from holdfast.planner import Candidate, Device, Direction, Problem
 
 
-class Member(Backend, Protocol):
-    """A backend that can tell from a call whether it is the one among others of its name that runs it.
+class SavedShape(NamedTuple):
+    """Sizes and dtype of the tensor that a forward pass saves for its backward pass."""
 
-    One with reads_output has a forward pass that may return a third tensor, and a backward pass that takes it and the
-    first after its other arguments.
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Variant(Backend, Protocol):
+    """A backend among others of its name; its reject alone says which calls it runs.
+
+    One with uses_forward_output has a forward pass that may return a third tensor, and a backward pass that takes the
+    first and the third after its other arguments.
     """
 
-    def takes(self, call: MatrixCall) -> bool: ...
+
+class SavingVariant(Variant, Protocol):
+    """One with uses_forward_output.
+
+    saved_shape says what the third tensor is, or None if this problem has none. It is asked before a plan is made: for
+    problems that are then rejected too, and with B, T and H that may be symbols.
+    """
+
+    uses_forward_output: bool
+
+    def saved_shape(self, problem: Problem) -> SavedShape | None: ...
 
 
-class OneName:
-    """Members of one name, of which at most one serves a problem and takes its call."""
+class BackendVariants:
+    """Variants of one name, of which at most one serves a problem; that one runs the call."""
 
-    def __init__(self, *members: Member) -> None:
-        (self.name,) = {member.name for member in members}
-        self.members = members
-        self.reads_output = any(map(reads_output, members))
+    def __init__(self, *variants: Variant) -> None:
+        (self.name,) = {variant.name for variant in variants}
+        self.variants = variants
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        reasons = [member.reject(problem, device) for member in self.members]
+        reasons = [variant.reject(problem, device) for variant in self.variants]
         return None if None in reasons else "; ".join(dict.fromkeys(map(str, reasons)))
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        serving = (member for member in self.members if member.reject(problem, device) is None)
-        return next(serving).candidates(problem, device, direction)
+        return self.variant(problem, device).candidates(problem, device, direction)
 
-    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
-        return self._of(call).forward(plan, call, cu_seqlens)
+    def variant(self, problem: Problem, device: Device) -> Variant:
+        """The one that serves a problem, which must not be rejected."""
+        (serving,) = (variant for variant in self.variants if variant.reject(problem, device) is None)
+        return serving
 
-    def backward(self, plan: Plan, call: MatrixCall, *args: Any) -> tuple[list[Tensor | None], Tensor | None]:
-        member = self._of(call)
-        return member.backward(plan, call, *(args if reads_output(member) else args[:3]))
-
-    def _of(self, call: MatrixCall) -> Member:
-        (member,) = (member for member in self.members if member.takes(call))
-        return member
+    def saving(self, problem: Problem) -> Iterator[tuple[Variant, SavedShape]]:
+        """The variants that would save something of such a problem, if they serve it, and what."""
+        for variant in self.variants:
+            if uses_forward_output(variant) and (shape := variant.saved_shape(problem)) is not None:
+                yield variant, shape
 
 
-def reads_output(member: Member) -> bool:
-    return getattr(member, "reads_output", False)
+def uses_forward_output(backend: Backend) -> bool:
+    return getattr(backend, "uses_forward_output", False)

@@ -19,62 +19,62 @@ from holdfast.planner.models.matrix import wide as model
 from holdfast.planner.models.matrix.wide import WHOLE, Cut
 from holdfast.recurrences.definition import MatrixCall
 
-from .variants import Member, reads_output
+from .variants import SavedShape, Variant, uses_forward_output
 
 
 class Wide:
-    """A member that also serves states in slices of those that it serves.
+    """A variant that also serves states in slices of those that it serves.
 
     One that has forward_rows serves slices of K too: it is its forward pass of a call a slice, whose outputs add up and
     whose final states are a list. What it keeps for the backward pass is first what all slices share, then each one's.
     """
 
-    def __init__(self, member: Member) -> None:
-        self.member, self.name, self.reads_output = member, member.name, reads_output(member)
-        self._rows, self._groups_decays = hasattr(member, "forward_rows"), getattr(member, "groups_decays", False)
+    def __init__(self, variant: Variant) -> None:
+        self.variant, self.name, self.uses_forward_output = variant, variant.name, uses_forward_output(variant)
+        self._rows, self._groups_decays = hasattr(variant, "forward_rows"), getattr(variant, "groups_decays", False)
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        reason = self.member.reject(problem, device)
+        reason = self.variant.reject(problem, device)
         if reason is None or any(self._serving(problem, device)):
             return None
         return reason
 
-    def takes(self, call: MatrixCall) -> bool:
-        return self.member.takes(call)
+    def saved_shape(self, problem: Problem) -> SavedShape | None:
+        return self.variant.saved_shape(problem)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         cuts = self._serving(problem, device)
         if not cuts:
-            return self.member.candidates(problem, device, direction)
+            return self.variant.candidates(problem, device, direction)
         # what a pass keeps of slices it would keep in slices
         asked = replace(problem, traits=problem.traits - {"needs_grad"}) if direction == "forward" else problem
         found: list[Candidate] = []
-        if self.member.reject(problem, device) is None:
-            found += self.member.candidates(problem, device, direction)
-        elif self.member.reject(asked, device) is None:
-            found += self.member.candidates(asked, device, direction)
+        if self.variant.reject(problem, device) is None:
+            found += self.variant.candidates(problem, device, direction)
+        elif self.variant.reject(asked, device) is None:
+            found += self.variant.candidates(asked, device, direction)
         for cut in cuts:
-            found += model.candidates(asked, device, direction, cut, self.member.candidates)
+            found += model.candidates(asked, device, direction, cut, self.variant.candidates)
         return ranked(found)
 
     def _serving(self, problem: Problem, device: Device) -> list[Cut]:
-        if max(problem["K"], problem["V"]) <= model.WIDEST and self.member.reject(problem, device) is None:
+        if max(problem["K"], problem["V"]) <= model.WIDEST and self.variant.reject(problem, device) is None:
             return []
         return [
             cut
             for cut in model.cuts(problem, self._rows)
-            if self.member.reject(model.sliced(problem, cut), device) is None
+            if self.variant.reject(model.sliced(problem, cut), device) is None
         ]
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
         cut = Cut.of(plan)
         if cut == WHOLE:
-            return self.member.forward(plan, call, cu_seqlens)
+            return self.variant.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)
         if cut.key_slices == 1:
-            o, final, *kept = self.member.forward(plan, *parts.rows(), cu_seqlens)
+            o, final, *kept = self.variant.forward(plan, *parts.rows(), cu_seqlens)
         else:
-            o, finals, *kept = self.member.forward_rows(plan, parts.rows(), cu_seqlens)
+            o, finals, *kept = self.variant.forward_rows(plan, parts.rows(), cu_seqlens)
             final = torch.cat(finals, 2)
         # of a normaliser, which all slices of V have alike
         kept = [x.unflatten(2, (-1, cut.value_slices))[:, :, :, 0].contiguous() for x in kept]
@@ -92,9 +92,9 @@ class Wide:
     ) -> tuple[list[Tensor | None], Tensor | None]:
         cut = Cut.of(plan)
         if cut == WHOLE:
-            given = (o, kept) if self.reads_output else ()
-            return self.member.backward(plan, call, cu_seqlens, grad_o, grad_final, *given)
-        if self.reads_output and call.stabilizer is not None and kept is None:
+            given = (o, kept) if self.uses_forward_output else ()
+            return self.variant.backward(plan, call, cu_seqlens, grad_o, grad_final, *given)
+        if self.uses_forward_output and call.stabilizer is not None and kept is None:
             o, _, kept = self.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)
         grad_o, o = parts.values(grad_o), parts.values(o)
@@ -104,7 +104,7 @@ class Wide:
             if kept is not None:
                 own = torch.stack([kept[0], kept[1 + i]])
                 given = (o, _repeated(own, cut.value_slices))
-            found.append(self.member.backward(plan, part, cu_seqlens, grad_o, grad, *given))
+            found.append(self.variant.backward(plan, part, cu_seqlens, grad_o, grad, *given))
         grads, grad_state = parts.added(found)
         return parts.gradients(grads), parts.grad_state(grad_state)
 

@@ -10,7 +10,7 @@ import holdfast
 from holdfast.kernels.matrix.delta_rule.hopper.backend import HopperDelta
 from holdfast.kernels.matrix.scalar_decay.hopper.backend import Hopper
 from holdfast.kernels.matrix.torch.chunked import Chunked
-from holdfast.kernels.matrix.variants import OneName
+from holdfast.kernels.matrix.variants import BackendVariants
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models.matrix.delta_rule import hopper as model
 from holdfast.recurrences.definition import MatrixCall
@@ -50,17 +50,17 @@ def test_it_serves_the_others(sizes):
     assert HopperDelta().reject(problem(sizes), H200) is None
 
 
-def test_one_name_runs_the_member_that_serves_a_call():
+def test_the_variant_that_serves_a_problem_runs_it():
     pytest.importorskip("triton.experimental.gluon")
-    hopper = OneName(Hopper(), HopperDelta())
+    hopper = BackendVariants(Hopper(), HopperDelta())
     additive = Problem.of("simple_gla", "matrix", "bfloat16", SIZES, {"decay=scalar": True})
     assert hopper.name == "hopper"
     assert hopper.reject(problem(), H200) is None
     assert hopper.reject(additive, H200) is None
     assert hopper.candidates(problem(), H200, "forward") == HopperDelta().candidates(problem(), H200, "forward")
     assert hopper.candidates(additive, H200, "forward") == Hopper().candidates(additive, H200, "forward")
-    assert [member.takes(example()) for member in hopper.members] == [False, True]
-    assert [member.takes(example()._replace(delta=False)) for member in hopper.members] == [True, False]
+    assert isinstance(hopper.variant(problem(), H200), HopperDelta)
+    assert isinstance(hopper.variant(additive, H200), Hopper)
     refused = hopper.reject(problem(dtype="float32"), H200)
     assert "bfloat16 and float16" in refused
 

@@ -35,9 +35,6 @@ class HopperDelta:
             return f"a grid has an axis of 65535 chunks at most: it needs a T up to {LONGEST}; got {problem['T']}"
         return without_gluon()
 
-    def takes(self, call: MatrixCall) -> bool:
-        return call.delta
-
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return (model if problem["K"] <= WIDEST else wide).candidates(problem, device, direction)
 

@@ -37,9 +37,6 @@ class TritonDelta(TritonMatrix):
 
         return launch
 
-    def takes(self, call: MatrixCall) -> bool:
-        return call.delta
-
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         if direction == "backward" and max(problem["K"], problem["V"]) <= _SMALL:
             problem = replace(problem, dtype="float32")

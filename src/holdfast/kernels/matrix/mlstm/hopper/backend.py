@@ -11,10 +11,11 @@ from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.variants import SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.mlstm import hopper as model
 from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST, tile
-from holdfast.planner.models.matrix.wide import Cut
+from holdfast.planner.models.matrix.wide import Cut, key_slices
 from holdfast.recurrences.definition import MatrixCall
 
 _UNSERVED = {"varlen": "packed sequences with a normaliser"}
@@ -24,7 +25,7 @@ class HopperMLSTM:
     """mLSTM in bfloat16, and in float16 without gradients, on NVIDIA's Hopper."""
 
     name = "hopper"
-    reads_output = True
+    uses_forward_output = True
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if not {"normalizer", "decay=scalar", "beta"} <= set(problem.traits):
@@ -40,8 +41,12 @@ class HopperMLSTM:
             return f"its gradients with a normaliser take a V no wider than K; got {problem['V']} and {problem['K']}"
         return without_gluon()
 
-    def takes(self, call: MatrixCall) -> bool:
-        return call.stabilizer is not None
+    def saved_shape(self, problem: Problem) -> SavedShape | None:
+        """scale n . q, whole and of earlier chunks; these for each of K's slices."""
+        if "normalizer" not in problem.traits:
+            return None
+        sizes = (1 + key_slices(problem["K"]), *(problem[name] for name in "BHT"))
+        return SavedShape(sizes, torch.float32)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)

@@ -39,9 +39,6 @@ class Hopper:
                 return f"its registers hold a state of {model.WIDEST} x {model.WIDEST}; got {name} = {problem[name]}"
         return without_gluon()
 
-    def takes(self, call: MatrixCall) -> bool:
-        return not call.delta and call.stabilizer is None and (call.g is None or call.g.dim() == 3)
-
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
 

@@ -31,9 +31,6 @@ class TritonSinglePass(TritonMatrix):
 
         return launch
 
-    def takes(self, call: MatrixCall) -> bool:
-        return not call.delta and (call.g is None or call.g.dim() == 3)
-
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         if direction == "backward" and problem.dtype == "float16" and "normalizer" in problem.traits:
             problem = replace(problem, dtype="float32")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.variants import SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST, tile
 from holdfast.planner.models.matrix.vector_decay import hopper as model
@@ -25,7 +26,7 @@ class HopperGLA:
     """GLA, and SSD with a rate a key channel, in bfloat16 or float16 on NVIDIA's Hopper."""
 
     name = "hopper"
-    reads_output = True
+    uses_forward_output = True
     # g may have fewer heads than v, each for some of these; its gradient has v's
     groups_decays = True
 
@@ -41,8 +42,13 @@ class HopperGLA:
             return f"a grid has axes of 65535 at most: it needs a T up to {LONGEST} and a B up to 65535"
         return without_gluon()
 
-    def takes(self, call: MatrixCall) -> bool:
-        return not call.delta and call.g is not None and call.g.dim() == 4 and call.stabilizer is None
+    def saved_shape(self, problem: Problem) -> SavedShape | None:
+        """The state before each chunk; None of a state in slices."""
+        if not problem.needs_grad or max(problem["K"], problem["V"]) > WIDEST:
+            return None
+        shape = tuple(problem[name] for name in "BTHV")
+        sequences = problem["N"] if problem.varlen else None
+        return SavedShape(kept_shape(shape, problem["K"], sequences), getattr(torch, problem.dtype))
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
@@ -73,7 +79,8 @@ class HopperGLA:
             final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=device)
             finals.append(final)
             if plan["keeps"]:
-                kept = torch.empty(kept_shape(shape, k.shape[3], cu_seqlens), dtype=dtype, device=device)
+                sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+                kept = torch.empty(kept_shape(shape, k.shape[3], sequences), dtype=dtype, device=device)
             if v.numel() == 0:
                 final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
                 continue
@@ -131,11 +138,14 @@ class HopperGLA:
         return [*ungroup(dq, dk, q.shape[2]), dv, dg.to(call.g.dtype), dbeta, None], grad_start
 
 
-def kept_shape(shape: Sequence[int], keys: int, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:
-    """Of a state of so many keys for each chunk of 64 tokens, as the kernels keep and read it. shape: v's."""
+def kept_shape(shape: Sequence[int], keys: int, sequences: int | None) -> tuple[int, int, int, int]:
+    """Of a state of so many keys for each chunk of 64 tokens, as the kernels keep and read it.
+
+    shape: v's. sequences: how many are packed, if they are.
+    """
     batch, length, heads, values = shape
     # packed sequences have spare chunks between them
-    chunks = -(-length // model.CHUNK) if cu_seqlens is None else length // model.CHUNK + cu_seqlens.shape[0] - 1
+    chunks = -(-length // model.CHUNK) if sequences is None else length // model.CHUNK + sequences
     return batch, chunks * model.CHUNK, heads, tile(keys) * tile(values) // model.CHUNK
 
 

@@ -4,7 +4,6 @@ from types import ModuleType
 
 from holdfast.kernels.matrix.portable import TritonMatrix
 from holdfast.planner.models.matrix.vector_decay import triton as matrix_triton_gla
-from holdfast.recurrences.definition import MatrixCall
 
 
 class TritonGLA(TritonMatrix):
@@ -27,6 +26,3 @@ class TritonGLA(TritonMatrix):
         from . import launch
 
         return launch
-
-    def takes(self, call: MatrixCall) -> bool:
-        return not call.delta and call.g is not None and call.g.dim() == 4
