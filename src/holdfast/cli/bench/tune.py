@@ -125,7 +125,10 @@ def _tuned(case: Case, device: torch.device, wanted: Selection, say: Say) -> Tab
             say(f"  {backend.name}: {row.status}: {row.detail}")
             continue
         for key, found in _Tuning(case, backend, device, say).timings().items():
-            timings[key] = tuple(sorted((*timings.get(key, ()), *found), key=lambda timing: timing.seconds))
+            # a backend whose gradients are another's kernels offers plans of that one
+            earlier = {timing.plan: timing for timing in timings.get(key, ())}
+            together = {timing.plan: timing for timing in found} | earlier
+            timings[key] = tuple(sorted(together.values(), key=lambda timing: timing.seconds))
     what: Device = describe(device)
     return Table(what.name, what.sms, versions(), {key: found for key, found in timings.items() if found})
 

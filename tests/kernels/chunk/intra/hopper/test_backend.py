@@ -6,6 +6,7 @@ import torch
 from holdfast.kernels.chunk.intra.hopper import backend as hopper_intra_chunk
 from holdfast.kernels.chunk.intra.hopper.backend import HopperIntraChunk
 from holdfast.kernels.chunk.intra.torch.backend import ChunkedIntraChunk
+from holdfast.kernels.chunk.intra.triton.backend import TritonIntraChunk
 from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models.chunk.intra import hopper as intra_chunk_hopper
 
@@ -173,8 +174,19 @@ def test_states_of_another_dtype_are_left_to_triton():
     )
 
 
-def test_gradients_of_grouped_heads_are_tritons():
-    given = problem(Hq=4)
-    plans = [each.plan for each in intra_chunk_hopper.candidates(given, Device.named("h200"), "backward")]
-    assert plans
-    assert all(intra_chunk_hopper.is_triton(plan) for plan in plans)
+def test_gradients_of_grouped_heads_are_tritons_and_called_so():
+    given, h200 = problem(Hq=4), Device.named("h200")
+    found = intra_chunk_hopper.candidates(given, h200, "backward")
+    assert {each.plan.backend for each in found} == {"triton"}
+    assert found == TritonIntraChunk().candidates(given, h200, "backward")
+    for Hq, direction in ((4, "forward"), (12, "backward")):
+        own = intra_chunk_hopper.candidates(problem(Hq=Hq), h200, direction)
+        assert {each.plan.backend for each in own} == {"hopper"}, direction
+
+
+def test_the_backward_pass_runs_what_its_plan_names(monkeypatch):
+    runs = []
+    monkeypatch.setattr(TritonIntraChunk, "backward", lambda self, plan, *_: runs.append(plan))
+    plan = intra_chunk_hopper.candidates(problem(Hq=4), Device.named("h200"), "backward")[0].plan
+    HopperIntraChunk().backward(plan, None, None)
+    assert runs == [plan]

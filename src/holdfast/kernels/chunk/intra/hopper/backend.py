@@ -46,7 +46,7 @@ class HopperIntraChunk(TritonIntraChunk):
         return o
 
     def backward(self, plan: Plan, call: IntraChunkCall, grad_o: Tensor) -> list[Tensor | None]:
-        if model.is_triton(plan):
+        if plan.backend != self.name:
             return super().backward(plan, call, grad_o)
         grads = [
             None if (x := getattr(call, name)) is None else torch.empty_like(x, memory_format=torch.contiguous_format)

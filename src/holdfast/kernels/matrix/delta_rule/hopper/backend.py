@@ -81,7 +81,8 @@ class HopperDelta:
 
             with torch.cuda.device_of(call.v):
                 return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final, WidePasses)
-        if call.v.shape[3] <= WIDEST:
+        if plan.backend == self.name:
             return hopper_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)
+        # v is wider than the gradients' kernels here take
         with torch.cuda.device_of(call.v):
             return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)

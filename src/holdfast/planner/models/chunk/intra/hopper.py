@@ -1,7 +1,6 @@
 """Outputs inside chunks and their gradients on Hopper, in tiles of 64 steps."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
@@ -37,19 +36,13 @@ TILED_REGISTERS = {128: 168, 192: 255, 256: 255}
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: slots of the ring; backward warps where a tile holds a chunk, slots otherwise.
 
-    Where query heads serve several value heads, a plan of Triton's.
+    Where query heads serve several value heads, gradients are the Triton kernels', under their own name.
     """
     if direction == "forward":
         return ranked(every(problem, device))
     if problem["Hq"] == problem["H"]:
         return ranked(every_gradient(problem, device))
-    found = intra_chunk_gradients.candidates(problem, device)
-    return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
-
-
-def is_triton(plan: Plan) -> bool:
-    """Whether a plan of the backward pass is one of Triton's."""
-    return plan.values[0][0] == "block"
+    return intra_chunk_gradients.candidates(problem, device)
 
 
 def is_whole(plan: Plan) -> bool:

@@ -41,11 +41,10 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
     values, forward: columns of v a block; stages of tiles in flight; span, chunks that a block walks over: with fewer
     than the sequence has, the states that enter its segments are found first, by blocks of state_columns. Backward,
-    those of hopper_backward.py or, with a wider v, of the Triton kernels.
+    those of hopper_backward.py; with a v wider than its kernels take, the Triton kernels' under their own name.
     """
     if direction == "backward" and problem["V"] > WIDEST:
-        found = matrix_triton_delta.candidates(problem, device, direction)
-        return tuple(replace(candidate, plan=Plan("hopper", candidate.plan.values)) for candidate in found)
+        return matrix_triton_delta.candidates(problem, device, direction)
     find = _candidates if direction == "forward" else _gradients
     if not problem.varlen:
         return ranked(find(problem, device))
