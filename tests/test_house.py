@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -140,6 +140,64 @@ def tensors_without_dtype(source: Path) -> list[str]:
     return found
 
 
+# files where private names of another package may be used, which look whether they are there
+FOR_PRIVATE_NAMES = {
+    "kernels/runtime/torch_private.py", "recurrences/torch_private.py",
+    "kernels/lib/gluon/compat.py", "kernels/runtime/driver.py",
+}  # fmt: skip
+# a name without a meaning for PyTorch or Triton: Python's own, and operators, whose names ATen promises
+PYTHONS = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+OPERATORS = {"aten", "_aten"}
+
+
+# to be gone: place -> names. Nothing may come to it
+PRIVATE_NAMES_LEFT = {
+    "kernels/chunk/intra/hopper/backward_single_tile.py": {"v_tile._keep_alive", "given_tile._keep_alive"}
+}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def own_attributes(trees: Iterable[ast.Module]) -> set[str]:
+    """Private names that the package's classes have, or that it sets on something."""
+    found: set[str] = set()
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found |= {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+                targets = [x for part in node.body if isinstance(part, ast.Assign) for x in part.targets]
+                targets += [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
+                found |= {x.id for x in targets if isinstance(x, ast.Name)}
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return found
+
+
+def private_names(source: Path) -> list[str]:
+    """Private names of PyTorch and Triton outside of FOR_PRIVATE_NAMES: imports, attributes, and modules in strings."""
+    trees = {path: parse(path) for path in python_files(source)}
+    own, found = own_attributes(trees.values()), []
+    for path, tree in trees.items():
+        place = path.relative_to(source)
+        if place.as_posix() in FOR_PRIVATE_NAMES:
+            continue
+        for line, name in imported_names(tree, ("holdfast", *place.parts[:-1])):
+            top, *parts = name.split(".")
+            if top in ("torch", "triton") and any(map(is_private, parts)):
+                found.append(f"{place}:{line}: {name}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own | PYTHONS:
+                if ast.unparse(node.value).split(".")[-1] not in OPERATORS:
+                    found.append(f"{place}:{node.lineno}: {ast.unparse(node)}")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                top, *parts = node.value.split(".")
+                if top in ("torch", "triton") and any(map(is_private, parts)) and node.value.isascii():
+                    found.append(f"{place}:{node.lineno}: {node.value}")
+    return found
+
+
 def test_floors_import_downwards():
     assert forbidden_imports(SOURCE) == []
 
@@ -166,6 +224,14 @@ def test_public_ops_take_no_open_keywords():
 
 def test_tensors_name_their_dtype():
     assert tensors_without_dtype(SOURCE) == []
+
+
+def test_private_names_of_others_have_files_of_their_own():
+    found: dict[str, set[str]] = {}
+    for complaint in private_names(SOURCE):
+        place, _, name = complaint.split(":")
+        found.setdefault(place, set()).add(name.strip())
+    assert found == PRIVATE_NAMES_LEFT
 
 
 def test_the_checks_see_the_source():
@@ -293,6 +359,37 @@ def test_tensors_with_a_dtype_or_one_to_be_like_are_allowed(plant):
     code = "torch.empty(3, dtype=torch.float32)\nx.new_empty(3)\ntorch.zeros_like(x)\ntorch.exp(x)\nnp.zeros(3)"
     plant("nn/a.py", "torch.ones(3)")
     assert tensors_without_dtype(plant("kernels/a.py", code)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import torch._dynamo", "torch._dynamo"),
+        ("from torch._ops import OpOverload", "torch._ops.OpOverload"),
+        ("from torch import _C", "torch._C"),
+        ("from triton.compiler.code_generator import _is_gluon", "triton.compiler.code_generator._is_gluon"),
+        ("import torch\ntorch._C.is_there", "torch._C"),
+        ("from torch.autograd import forward_ad\nforward_ad._current_level", "forward_ad._current_level"),
+        ("def count(x):\n    return x._version", "x._version"),
+        ("import sys\n'torch._dynamo' in sys.modules", "torch._dynamo"),
+        ("@gluon.jit\ndef kernel(tile):\n    tile._keep_alive()", "tile._keep_alive"),
+    ],
+)
+def test_a_private_name_of_another_package_is_found(plant, code, name):
+    # a function of that name is no attribute of anything
+    plant("cli/b.py", "def _version(): ...")
+    (found,) = private_names(plant("ops/a.py", code))
+    assert found.startswith("ops/a.py:")
+    assert found.endswith(f": {name}")
+
+
+def test_own_private_names_and_files_for_others_are_allowed(plant):
+    code = "import torch\nfrom torch.utils._pytree import tree_map\ntorch._C.is_there"
+    for place in FOR_PRIVATE_NAMES:
+        plant(place, code)
+    plant("nn/b.py", "class A:\n    _kept = 1\n    def _run(self):\n        self._held = 2")
+    own = "from .b import _other\na._kept, a._run(), a._held, call._replace(x=1), os._exit(0)\ntorch.__version__"
+    assert private_names(plant("nn/a.py", f"{own}\ntorch.ops.aten._to_copy")) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -1,7 +1,6 @@
 """Linear recurrences on a GPU from the third call on, when what was recorded is replayed, bit for bit the same."""
 
 import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,19 +16,6 @@ MATRIX = [name for name, recurrence in RECURRENCES.items() if recurrence.family 
 OPS = MATRIX + [name for name, recurrence in RECURRENCES.items() if recurrence.family == "diagonal"]
 every_op = pytest.mark.parametrize("name", OPS)
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-
-
-@pytest.fixture
-def without_replays(monkeypatch):
-    """A context in which nothing is recorded or replayed, neither ops nor what is beneath them."""
-
-    @contextmanager
-    def context():
-        with monkeypatch.context() as patch:
-            patch.setattr(replay, "_watched", lambda: True)
-            yield
-
-    return context
 
 
 def example(name, seed, dtype, T=130):
@@ -54,10 +40,10 @@ def replays():
 @every_op
 @dtypes
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "gradients"])
-def test_a_replay_equals_the_call(name, dtype, grad, without_replays):
+def test_a_replay_equals_the_call(name, dtype, grad):
     planning.forget()
     examples = [example(name, seed, dtype) for seed in range(6)]
-    with without_replays():
+    with replay.disabled():
         expected = [results(name, arguments, grad) for arguments in examples]
     assert not replays()
     for arguments, right in zip(examples, expected, strict=True):
@@ -67,13 +53,13 @@ def test_a_replay_equals_the_call(name, dtype, grad, without_replays):
 
 
 @pytest.mark.parametrize("name", [name for name in MATRIX if name != "mlstm"])
-def test_a_replayed_step_equals_the_call(name, without_replays):
+def test_a_replayed_step_equals_the_call(name):
     planning.forget()
     for seed in range(5):
         arguments = example(name, seed, torch.bfloat16, T=1)
         state = arguments.pop("initial_state")
         other = state.clone()
-        with without_replays():
+        with replay.disabled():
             right = holdfast.step(name, arguments, other)
         version = state._version
         assert torch.equal(holdfast.step(name, arguments, state), right)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from holdfast.kernels.runtime.torch_private import negated
+
 from .source import Source
 
 LAYOUTS = (
@@ -50,7 +52,7 @@ def lay_out(x: Tensor, layout: str, source: Source) -> Tensor:
     if layout == "every_other" and x.dim() > 1:
         return _filled(x.new_empty(x.shape[0], 2 * x.shape[1], *x.shape[2:])[:, ::2], x)
     if layout == "negated" and x.is_floating_point():
-        return torch._neg_view(-x)
+        return negated(-x)
     if layout == "expanded":
         axes = [axis for axis, size in enumerate(x.shape) if size > 1]
         if axes:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast import nn as mixers
+from holdfast.kernels.runtime.torch_private import compile_here
 
 from .case import Tensors, offsets
 from .judge import Result
@@ -121,8 +122,6 @@ def compiler(s: Scenario) -> str:
     """What compiles, here and in the workers of this process alone."""
     if "inductor" not in s.options:
         return "aot_eager"
-    import torch._inductor.config as config
-
     # workers run side by side already
-    config.compile_threads = 1
+    compile_here()
     return "inductor"

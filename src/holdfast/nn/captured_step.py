@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from holdfast.recurrences.torch_private import tree_leaves
 
 # the second call of an op is recorded and the third replayed; a graph is to hold what the third does
 WARM_UPS = 3

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from holdfast.ops.layer_step import conv_step, mlstm_step, retention_step, rglru_step
+from holdfast.recurrences.torch_private import tree_leaves
 
 from .check import check_input, check_state, wide
 

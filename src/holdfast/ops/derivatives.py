@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from holdfast.kernels.runtime.torch_private import is_batched, is_transformed, may_have_tangents, unwrapped
+
 
 def refuse_forward_mode(op: str, tensors: Iterable[Any]) -> None:
     """Raises NotImplementedError where one of the tensors has a tangent, which op would drop."""
-    # -1 outside of torch.func.jvp and dual_level, where there are none to look for
-    if forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and _has_tangent(x) for x in tensors):
+    if may_have_tangents() and any(isinstance(x, Tensor) and _has_tangent(x) for x in tensors):
         raise NotImplementedError(
             f"{op}: expected tensors without tangents, since Holdfast's ops have no forward-mode derivative; got one "
             "of torch.func.jvp, jacfwd, linearize or torch.autograd.forward_ad. Take derivatives by backward() or "
@@ -21,14 +22,14 @@ def refuse_forward_mode(op: str, tensors: Iterable[Any]) -> None:
 
 def _has_tangent(x: Tensor) -> bool:
     # of vmap's wrappers PyTorch does not tell
-    while torch._C._functorch.is_batchedtensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
+    while is_batched(x):
+        x = unwrapped(x)
     return x.is_floating_point() and forward_ad.unpack_dual(x).tangent is not None
 
 
 def refuse_transforms(op: str) -> None:
     """Raises NotImplementedError inside a transform of torch.func, for a call whose gradient it would have to take."""
-    if torch._C._are_functorch_transforms_active():
+    if is_transformed():
         raise NotImplementedError(
             f"{op}: expected a call outside of torch.func's transforms, which Holdfast's ops with gradients take no "
             "part in; got one inside grad, vjp, jacrev, vmap or another. Take gradients by backward() or "

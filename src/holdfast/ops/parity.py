@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+
+from holdfast.recurrences.torch_private import tree_leaves, tree_map
 
 
 def _is_float(x: Any) -> bool:

@@ -1,21 +1,24 @@
 """Operators registered with PyTorch's dispatcher directly: torch.library.custom_op's contract in less host time.
 
 On a CPU with torch 2.13, custom_op keeps the host for 17 us a call, 73 where a gradient is recorded; this for 6 and 20.
-`torch.library.opcheck` tests that what is registered holds.
+`torch.library.opcheck` tests that what is registered holds. Where PyTorch has not the names that this takes, custom_op
+registers them.
 """
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from holdfast.kernels.runtime.compile_pool import side_by_side
 from holdfast.kernels.runtime.dynamo import untraced
 from holdfast.kernels.runtime.replay.autograd_path import note_differentiable
 from holdfast.kernels.runtime.replay.recording import look_beneath
+from holdfast.kernels.runtime.torch_private import below_autograd, below_views
+from holdfast.recurrences.torch_private import OpOverload, name_of
 
 from .check import needs_grad
 from .derivatives import gradients_once, refuse_forward_mode, refuse_transforms
@@ -23,6 +26,8 @@ from .derivatives import gradients_once, refuse_forward_mode, refuse_transforms
 _LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 # bytes; compiled graphs assert it of the results of custom ops
 ALIGNMENT = 16
+# ops that custom_op registered
+_BY_PYTORCH: dict[OpOverload, Any] = {}
 
 
 def _aligned(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,19 +55,29 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
     """
     changed = tuple(mutates)
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-    _LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=changed), tags=tags)
+    schema = torch.library.infer_schema(run, mutates_args=changed)
+    if below_autograd is None:
+        made = torch.library.custom_op(
+            f"holdfast::{name}", untraced(_aligned(run)), mutates_args=changed, schema=schema, tags=tags
+        )
+        made.register_fake(fake)
+        op = getattr(torch.ops.holdfast, name).default
+        _BY_PYTORCH[op] = made
+        look_beneath(op, run)
+        return op
+    _LIBRARY.define(name + schema, tags=tags)
     # compiled code calls back into Python here
     _LIBRARY.impl(name, untraced(_aligned(run)), "CompositeExplicitAutograd")
     torch.library.register_fake(f"holdfast::{name}", fake, lib=_LIBRARY)
     op = getattr(torch.ops.holdfast, name).default
     look_beneath(op, run)
     if changed:
-        places = [n for n, argument in enumerate(op._schema.arguments) if argument.name in changed]
+        places = [n for n, argument in enumerate(signature(run).parameters) if argument in changed]
 
         def count_changes(*arguments: Any) -> Any:
             # autograd finds by a tensor's version that what it saved has been written to
             torch.autograd.graph.increment_version([x for n in places if (x := arguments[n]) is not None])
-            with torch._C._AutoDispatchBelowADInplaceOrView():
+            with below_views():
                 return op(*arguments)
 
         _LIBRARY.impl(name, count_changes, "ADInplaceOrView")
@@ -95,7 +110,9 @@ def differentiable(
     many of the outputs, the first, usually have a gradient, all by default: kernels for those are compiled beside op's.
     """
     run = op if run is None else run
-    name = op._schema.name.removeprefix("holdfast::")
+    name = name_of(op)
+    if op in _BY_PYTORCH:
+        return _differentiable_by_pytorch(op, save, backward, inputs, save_outputs)
 
     def rehearse(arguments: tuple[Any, ...], outputs: Any) -> None:
         kept, made = _Kept(), outputs if isinstance(outputs, tuple) else (outputs,)
@@ -111,7 +128,7 @@ def differentiable(
             arguments = (*tensors, *others)
             ctx.set_materialize_grads(False)
             save(ctx, arguments)
-            with torch._C._AutoDispatchBelowAutograd():
+            with below_autograd():
                 outputs = side_by_side(run, arguments, {}, rehearse)
             if save_outputs is not None:
                 save_outputs(ctx, arguments, outputs)
@@ -134,7 +151,7 @@ def differentiable(
             outputs = Recorded.apply(arguments[inputs:], *arguments[:inputs])
             note_differentiable(of_plain, arguments, outputs)
             return outputs
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return run(*arguments)
 
     _LIBRARY.impl(name, record, "Autograd")
@@ -142,5 +159,32 @@ def differentiable(
     def call(*arguments: Any) -> Any:
         # a graph is to hold op itself; otherwise the dispatcher would only come back to record
         return op(*arguments) if torch.compiler.is_compiling() else record(*arguments)
+
+    return call
+
+
+def _differentiable_by_pytorch(
+    op: OpOverload, save: Any, backward: Any, count: int, save_outputs: Any
+) -> Callable[..., Any]:
+    """`differentiable` for an op that custom_op registered. count: of its inputs."""
+    name = name_of(op)
+
+    def set_up(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.others = len(inputs) - count
+        save(ctx, inputs)
+        if save_outputs is not None:
+            save_outputs(ctx, inputs, output)
+
+    def grads_of(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (*gradients_once(name, backward, ctx, grads)[:count], *[None] * ctx.others)
+
+    _BY_PYTORCH[op].register_autograd(grads_of, setup_context=set_up)
+
+    def call(*arguments: Any) -> Any:
+        refuse_forward_mode(name, arguments[:count])
+        if needs_grad(*arguments[:count]):
+            refuse_transforms(name)
+        return op(*arguments)
 
     return call

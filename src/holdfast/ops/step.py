@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences import RECURRENCES
@@ -15,6 +14,7 @@ from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
 from holdfast.recurrences.scalars import number
 from holdfast.recurrences.simple_gla import default_scale
+from holdfast.recurrences.torch_private import tree_leaves
 
 from . import matrix
 from .check import name_of, prepare

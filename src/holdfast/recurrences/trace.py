@@ -6,9 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .torch_private import (
+    DispatchMode,
+    core_aten_decompositions,
+    get_decompositions,
+    is_mutable,
+    name_of,
+    overload_of,
+    tree_leaves,
+    tree_map,
+)
 
 _aten = torch.ops.aten
 # copies and aliases mean nothing between values; an empty tensor only lends its shape
@@ -86,7 +94,7 @@ def _trace(
     return tracer.graph
 
 
-class _Tracer(TorchDispatchMode):
+class _Tracer(DispatchMode):
     """Writes down what is done to scalars, each expression once. make_fx would do, but imports Dynamo and Inductor,
     which takes longer than a first call's compilation."""
 
@@ -97,11 +105,6 @@ class _Tracer(TorchDispatchMode):
         # so that an id stays one tensor's
         self.held = list(examples)
         self.seen: dict[Any, fx.Node] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # PyTorch would import Dynamo to skip it
-        return False
 
     def node(self, x: Tensor) -> fx.Node:
         """Of a tensor that is traced, or of a scalar from outside."""
@@ -141,7 +144,10 @@ class _Tracer(TorchDispatchMode):
         kwargs = {k: v for k, v in kwargs.items() if k not in _IDLE_OPTIONS}
         if target == _aten.full.default and not args[0]:
             target, args = _aten.scalar_tensor.default, args[1:]
-        return self._emit(target, *tree_map_only(Tensor, self.node, (args, kwargs)))
+        return self._emit(target, *tree_map(self._noted, (args, kwargs)))
+
+    def _noted(self, x: Any) -> Any:
+        return self.node(x) if isinstance(x, Tensor) else x
 
     def _emit(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         key = (target, _key(args), _key(tuple(sorted(kwargs.items()))))
@@ -152,10 +158,10 @@ class _Tracer(TorchDispatchMode):
 
 def _out_of_place(target: Any) -> Any:
     """mul for mul_: the trace already uses the result, not the changed argument, from there on."""
-    name = target._schema.name.removeprefix("aten::")
-    if not name.endswith("_") or not target._schema.is_mutable:
+    name = name_of(target)
+    if not name.endswith("_") or not is_mutable(target):
         return target
-    return getattr(getattr(_aten, name[:-1]), target._overloadname, target)
+    return getattr(getattr(_aten, name[:-1]), overload_of(target), target)
 
 
 def _check_pointwise(owner: str, target: Any) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .torch_private import dispatch_modes
+
 _ATTEMPT, _REHEARSAL = 1, 2
 # each takes some hundred MiB while it compiles; an op's passes have up to six kernels
 _THREADS = 8
@@ -69,7 +71,7 @@ def side_by_side(
     run and then may be run several times, so they write to nothing but what they make.
     """
     # a dispatch mode is to see each operation once
-    if _HERE.stage or torch._C._len_torch_dispatch_stack():
+    if _HERE.stage or dispatch_modes():
         return run(*arguments, **named)
     _HERE.stage = _ATTEMPT
     try:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .torch_private import DYNAMO
+
 
 def untraced(run: Callable[..., Any]) -> Callable[..., Any]:
     """run, which Dynamo is not to trace. Before anything has imported Dynamo, nothing can."""
@@ -17,6 +19,6 @@ def untraced(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(run, updated=())
     def call(*arguments: Any) -> Any:
-        return disabled()(*arguments) if "torch._dynamo" in sys.modules else run(*arguments)
+        return disabled()(*arguments) if DYNAMO in sys.modules else run(*arguments)
 
     return call

@@ -19,6 +19,7 @@ import torch
 from holdfast.kernels.runtime.replay.recording import RECORDING, note_launch
 
 from .compile_pool import is_rehearsal, made
+from .torch_private import current_device, stream_of
 from .watching import WATCHERS, watched
 
 
@@ -194,8 +195,8 @@ class Kernel:
 
 
 def _stream() -> int:
-    """The current stream of the current device, in a fraction of torch.cuda.current_stream's time."""
-    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+    """The current stream of the current device, as the driver takes it."""
+    return stream_of(current_device())
 
 
 def _in_context(result: tuple[Any, ...], call: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, None]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from holdfast.kernels.runtime.torch_private import has_hooks
 from holdfast.ops.layer_step import conv_step
 
 from ..check import wide
@@ -130,7 +131,7 @@ def _held(layer: Any, hidden_states: Tensor, cache: Any) -> tuple[Tensor, Tensor
         return None
     # hooks that move weights, or look at what the layer's parts return
     parts = (layer.conv1d, getattr(layer, "o_norm", getattr(layer, "norm", None)))
-    if any("_hf_hook" in vars(x) or x._forward_hooks or x._forward_pre_hooks for x in parts):
+    if any("_hf_hook" in vars(x) or has_hooks(x) for x in parts):
         return None
     states = cache.layers[layer.layer_idx]
     tail, state = states.conv_states[0], states.recurrent_states[0]

@@ -134,7 +134,9 @@ def test_numbers_names_and_places_decide_too():
     assert counted.runs == 5
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, Seen, lambda: torch.autocast("cpu")])
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, Seen, lambda: torch.autocast("cpu"), replay.disabled]
+)
 def test_another_context_goes_the_whole_way(context):
     counted = Counted(lambda x: twice(x, None, 3.0))
     x = drawn(3)
@@ -171,7 +173,7 @@ def test_one_tensor_as_two_arguments():
 
 
 @pytest.mark.parametrize("name", ["simple_gla", "gla", "gated_delta_rule", "mlstm"])
-def test_public_ops(name, monkeypatch):
+def test_public_ops(name):
     """Their checks still refuse what is wrong, and their gradients are those of the whole way."""
     from holdfast.recurrences import RECURRENCES, Draw, Sizes
     from parity import leaves
@@ -186,8 +188,7 @@ def test_public_ops(name, monkeypatch):
     ]
     for example in examples:
         example.pop("initial_state")
-    with monkeypatch.context() as patch:
-        patch.setattr(replay, "_straight", lambda run, arguments, named, known: run(*arguments, **named))
+    with replay.disabled():
         expected = [results(arguments) for arguments in examples]
     for arguments, right in zip(examples, expected, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(results(arguments), right, strict=True))

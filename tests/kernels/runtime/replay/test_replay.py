@@ -1,6 +1,7 @@
 """Calls that are recorded and replayed: the same results on other tensors, and none replayed that may not be."""
 
 import ctypes
+import threading
 from contextlib import nullcontext
 from functools import partial
 
@@ -10,8 +11,7 @@ import torch
 import holdfast
 from holdfast.kernels import select as planning
 from holdfast.kernels import varlen
-from holdfast.kernels.runtime.replay import guard as alike
-from holdfast.kernels.runtime.replay import recording, replay
+from holdfast.kernels.runtime.replay import guard, recording, replay
 
 CPU = torch.device("cpu")
 
@@ -325,10 +325,46 @@ def replay_of(call):
     return known
 
 
+def test_disabled_calls_run_in_full_on_every_thread():
+    counted, x = Counted(lambda x: x * 2), torch.randn(3)
+    for _ in range(3):
+        counted(x)
+    assert counted.runs == 2
+    with replay.disabled(), replay.disabled():
+        counted(x)
+        thread = threading.Thread(target=lambda: counted(x))
+        thread.start()
+        thread.join()
+        assert torch.equal(counted(x), x * 2)
+    assert counted.runs == 5
+    counted(x)
+    assert counted.runs == 5
+
+
+def test_a_failure_enables_replays_again():
+    def fail():
+        raise KeyError
+
+    with pytest.raises(KeyError), replay.disabled():
+        fail()
+    test_a_replay_equals_the_call_on_other_tensors()
+
+
+def test_disabled_calls_are_not_recorded():
+    counted, x = Counted(lambda x: x * 2), torch.randn(3)
+    with replay.disabled():
+        for _ in range(4):
+            counted(x)
+    assert not replay_of(counted.call)
+    for _ in range(4):
+        counted(x)
+    assert counted.runs == 6
+
+
 def test_replays_without_pytorchs_own_check(monkeypatch):
     """A version of PyTorch may have another one."""
-    assert alike._is_there()
-    monkeypatch.setattr(alike, "_is_there", lambda: False)
+    assert guard.tensor_check is not None
+    monkeypatch.setattr(guard, "tensor_check", None)
     test_a_replay_equals_the_call_on_other_tensors()
     test_numbers_names_and_options_decide_too()
 

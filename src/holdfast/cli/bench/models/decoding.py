@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from holdfast import nn as hnn
 from holdfast.ops.parity import leaves
+from holdfast.recurrences.torch_private import tree_leaves
 
 from ..clock import time_runs
 from .attention import Attention, with_room
@@ -63,7 +64,7 @@ def decode_step(layers: list[nn.Module], x: Tensor, states: list[Any]) -> Callab
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(state) if isinstance(x, Tensor)]
+    return [x for x in tree_leaves(state) if isinstance(x, Tensor)]
 
 
 def measure_decoding(mixer: Mixer, row: Row, scale: Scale, device: torch.device) -> Row:

@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from holdfast.kernels.runtime.torch_private import graph_counters
+
 from .. import clock
 from ..clock import synchronize
 from .device_time import by_kernel, by_kind, longest
@@ -49,15 +51,15 @@ def _step_ms(step: Callable[[], Tensor], device: torch.device) -> list[float]:
 
 
 def _compile(model: Model, scale: Scale) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    torch.compiler.reset()
+    graph_counters().clear()
     for block in model.blocks:
         block.compile(backend=scale.compiler, dynamic=False)
 
 
 def _graphs() -> dict[str, float]:
     """How many graphs the blocks came to: 1 where they share one that is whole."""
-    counters = torch._dynamo.utils.counters
+    counters = graph_counters()
     return {"graphs": counters["stats"]["unique_graphs"], "breaks": sum(counters["graph_break"].values())}
 
 

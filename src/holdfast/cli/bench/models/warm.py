@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from holdfast.kernels.runtime.torch_private import compile_here
+
 from .. import clock
 from .mixers import MIXERS, Mixer
 from .scale import Scale
@@ -72,7 +74,7 @@ def main() -> None:
     sizes = {name: tuple(x) if isinstance(x, list) else x for name, x in wanted["scale"].items()}
     scale = replace(Scale(**sizes), blocks=1, decode_layers=1, vocabulary=512)
     device = torch.device(wanted["device"])
-    torch._inductor.config.compile_threads = 1
+    compile_here()
     clock.SECONDS, clock.LEAST = 0.0, 2
     _keep_autotuned()
     mixer = next(each for each in MIXERS if each.name == wanted["mixer"])

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from holdfast.recurrences.torch_private import name_of
+
 from .language import Language
 
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "hf_div"}
@@ -126,7 +128,7 @@ def _rounded_next(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is(node: fx.Node, *operations: str) -> bool:
-    return node.op == "call_function" and node.target._schema.name.removeprefix("aten::") in operations
+    return node.op == "call_function" and name_of(node.target) in operations
 
 
 def _times(factors: list[str], one: str) -> str:
@@ -145,7 +147,7 @@ def reads(graph: fx.Graph) -> set[str]:
 
 
 def _print(node: fx.Node, kinds: Mapping[fx.Node, str], read: Any, language: Language) -> tuple[str, str]:
-    operation = node.target._schema.name.removeprefix("aten::")
+    operation = name_of(node.target)
     args, kwargs = list(node.args), dict(node.kwargs)
     if operation in _BINARY:
         return _arithmetic(operation, args, kwargs, read), "float"

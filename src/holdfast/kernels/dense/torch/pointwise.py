@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from holdfast.recurrences.cell import Cell
+from holdfast.recurrences.torch_private import name_of, schema_of
 
 Run = Callable[..., tuple[Tensor, ...]]
 
@@ -131,15 +132,18 @@ def _text(value: Any) -> str:
 
 def _quick(target: Any) -> Any:
     """torch's own binding of an ATen operation where there is one: it costs half as much to call."""
-    return getattr(torch, target._schema.name.removeprefix("aten::"), target)
+    return getattr(torch, name_of(target), target)
 
 
 def _writing(target: Any) -> tuple[Any, str] | None:
     """The form of an ATen operation that writes to a tensor, and the keyword that takes it."""
     packet = target.overloadpacket
-    inputs = [x.name for x in target._schema.arguments]
+    schema = schema_of(target)
+    if schema is None:
+        return None
+    inputs = [x.name for x in schema.arguments]
     for name in packet.overloads():
-        arguments = getattr(packet, name)._schema.arguments
+        arguments = schema_of(getattr(packet, name)).arguments
         out = [x.name for x in arguments if x.is_out]
         if len(out) == 1 and [x.name for x in arguments if not x.is_out] == inputs:
             # a binding says in its signature whether it writes; torch.relu does not

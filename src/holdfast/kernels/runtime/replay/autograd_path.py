@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from holdfast.kernels.runtime.torch_private import is_wrapped
 
 from .guard import Alike
 from .recording import Slot, filled
@@ -68,7 +69,7 @@ def find(run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, A
     if not (alike.is_plain and ran):
         return outputs, None
     tensors = [*alike.tensors((*arguments, *named.values()))]
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors):
+    if any(is_wrapped(x) for x in tensors):
         return outputs, None
     ops: list[tuple[Callable[..., Any], list[Any]]] = []
     try:

@@ -1,7 +1,6 @@
 """Whether two calls are alike in all but values and addresses, found out in little time."""
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -9,25 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from holdfast.kernels.runtime.torch_private import current_device, tensor_check
+
 # types whose equal values make no difference
 CONSTANT = {int, float, bool, str, type(None), torch.dtype, torch.device}
-
-
-def _check_of(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """In C++, what compiled graphs check their inputs with: whether other tensors are like these."""
-    sizes, strides = ([list(of(x)) for x in tensors] for of in (Tensor.size, Tensor.stride))
-    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-
-
-@cache
-def _is_there() -> bool:
-    """Whether this version of PyTorch has that check, which it does not promise, and it tells tensors apart."""
-    x, y = (torch.empty(2, 3, dtype=torch.float32) for _ in range(2))
-    try:
-        check = _check_of((x, y))
-        return check(y, x) and not any(check(x, z) for z in (y.t(), y[:1], y.double(), y.clone().requires_grad_()))
-    except Exception:
-        return False
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
@@ -36,10 +20,9 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
 
 
 class Alike:
-    """Finds calls that are like one: some that are may be told apart, none that is not is taken for it.
+    """Finds calls that are like one: it may miss some, and takes none for it that is not.
 
-    PyTorch's check covers dispatch keys, which modes, transforms, autocast and inference mode change too, device,
-    dtype, shape, strides, and whether each tensor needs a gradient. is_plain: whether any other call can be found.
+    is_plain: whether any other call can be found.
     """
 
     def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -48,7 +31,7 @@ class Alike:
         places = [n for n, x in enumerate(values) if isinstance(x, Tensor)]
         tensors = [values[n] for n in places]
         # a tensor in a tuple is not seen, nor one that comes twice
-        self.is_plain = _is_there() and bool(places) and {*self.kinds} <= CONSTANT | {Tensor, Parameter}
+        self.is_plain = tensor_check is not None and bool(places) and {*self.kinds} <= CONSTANT | {Tensor, Parameter}
         self.is_plain = self.is_plain and len({*map(id, tensors)}) == len(tensors)
         self.is_plain = self.is_plain and not any(x.data_ptr() & 15 for x in tensors)
         if self.is_plain:
@@ -57,7 +40,7 @@ class Alike:
             self.cast = autocast_dtype(self.kind)
             self.tensors, self.others = _picks(places), _picks([n for n in range(len(values)) if n not in places])
             self.constants = self.others(values)
-            self.check = _check_of(tensors)
+            self.check = tensor_check(tensors)
 
     def __call__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...] | None:
         """The tensors of a call that is like it and runs on the current device; None for another."""
@@ -74,7 +57,7 @@ class Alike:
         bits = 0
         for x in tensors:
             bits |= x.data_ptr()
-        is_current = self.device < 0 or torch._C._cuda_getDevice() == self.device
+        is_current = self.device < 0 or current_device() == self.device
         return tensors if is_current and not bits & 15 else None
 
 

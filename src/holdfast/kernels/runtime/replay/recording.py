@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from holdfast.kernels.runtime.torch_private import empty_on_gpu, shares_storage
+from holdfast.recurrences.torch_private import DispatchMode, is_mutable, schema_of, tree_leaves
 
 aten = torch.ops.aten
 _ALLOCATIONS = {
     aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default,
     aten.new_empty_strided.default,
 }  # fmt: skip
-# what PyTorch's compiled graphs allocate by, on the current device, in a fraction of new_empty's time
-_empty_on_gpu = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 # at a few KiB each
 _BOUND = 512
 # what depends on where in its storage a tensor begins, which calls that are alike need not have in common
@@ -66,7 +65,7 @@ class Allocation:
         self.slot, self.shape, self.strides, self.dtype, self.device = slot, shape, strides, dtype, device
         self.outputs, self.reads, self.changes = [slot], [], False
         by_pytorch = partial(_empty, device=device)
-        self.empty = by_pytorch if _empty_on_gpu is None or device.type != "cuda" else _empty_on_gpu
+        self.empty = by_pytorch if empty_on_gpu is None or device.type != "cuda" else empty_on_gpu
 
     def __call__(self, slots: list[Any]) -> None:
         slots[self.slot] = self.empty(self.shape, self.strides, self.dtype)
@@ -176,7 +175,7 @@ def filled(x: Any, slots: list[Any]) -> Any:
     return x
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """Records what this thread does on tensors and those that come of them. failed: why it cannot be run again."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -191,11 +190,6 @@ class Recorder(TorchDispatchMode):
         self.places: dict[int, tuple[int, int]] = {}
         self.steps: list[Any] = []
         self.failed = "" if len(self.slots) == len(tensors) else "one tensor is several arguments"
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # PyTorch would import Dynamo to skip it; what records is untraced
-        return False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -227,7 +221,7 @@ class Recorder(TorchDispatchMode):
         if op in _OF_STORAGE and self.address(args[0])[0] < self.count:
             self.failed = f"{op} depends on where in its storage an argument begins"
             return
-        if not many and id(out) in self.slots and not op._schema.is_mutable:
+        if not many and id(out) in self.slots and not is_mutable(op):
             # its argument, as it came
             return
         if op is aten.detach.default and id(args[0]) in self.slots:
@@ -240,7 +234,7 @@ class Recorder(TorchDispatchMode):
             return
         reads: list[int] = []
         arguments, keywords = self._slotted(list(args), reads), self._slotted(dict(kwargs), reads)
-        schema = op._schema
+        schema = schema_of(op)
         aliases = [r.alias_info for r in schema.returns]
         changes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         numbers = [self.slots.get(id(x)) if changes else None for x in outputs]
@@ -250,7 +244,7 @@ class Recorder(TorchDispatchMode):
             owner, offset = self.address(base)
             for x, n in zip(outputs, numbers, strict=True):
                 # what may be a view, as of contiguous or reshape, may be a copy
-                if x.untyped_storage()._cdata == base.untyped_storage()._cdata:
+                if shares_storage(x, base):
                     self.places[n] = owner, offset + x.data_ptr() - base.data_ptr()
         self.steps.append(Operation(op, arguments, keywords, numbers, many, reads, changes))
 

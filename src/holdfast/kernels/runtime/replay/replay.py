@@ -7,17 +7,24 @@ another way than by launch.py and descriptor_launch.py, is not recorded and runs
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from holdfast.kernels.runtime.compile_pool import is_rehearsal, side_by_side
 from holdfast.kernels.runtime.dynamo import untraced
+from holdfast.kernels.runtime.torch_private import (
+    dispatch_keys,
+    is_any_autocast_on,
+    is_observed,
+    version_of,
+    without_autocast,
+)
 from holdfast.kernels.runtime.watching import WATCHERS
 from holdfast.kernels.select import remembered
 
@@ -39,9 +46,9 @@ class Replay:
         self.steps = [(step, [slot for slot, n in last.items() if n == at]) for at, step in enumerate(steps)]
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        if torch._C._is_any_autocast_enabled():
+        if is_any_autocast_on():
             # its casts are among what was recorded, and it is off where an op turned it off
-            with torch._C._DisableAutocast():
+            with without_autocast():
                 return self._run(tensors)
         return self._run(tensors)
 
@@ -57,7 +64,6 @@ class Replay:
         return filled(self.outputs, slots)
 
 
-_keys_of = torch._C._dispatch_keys
 # dispatch keys of tensors that are memory and strides, nothing else: no subclass, transform or lazy negation
 _PLAIN: set[int] = set()
 
@@ -68,7 +74,7 @@ def _read(values: Any, key: list[Any], tensors: list[Tensor], grad: bool) -> boo
     for x in values:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
-            keys = _keys_of(x).raw_repr()
+            keys = dispatch_keys(x).raw_repr()
             if keys not in _PLAIN or (grad and x.requires_grad):
                 return False
             tensors.append(x)
@@ -94,19 +100,21 @@ def allow(device: torch.device) -> None:
         inferred = torch.empty(0, dtype=torch.float32, device=device)
     with torch.inference_mode(False):
         plain = torch.empty(0, dtype=torch.float32, device=device)
-    _PLAIN.update(_keys_of(x).raw_repr() for x in (inferred, plain))
+    _PLAIN.update(dispatch_keys(x).raw_repr() for x in (inferred, plain))
 
 
-def _watched() -> bool:
-    """Whether something looks at, or changes, the operations or launches of this thread."""
-    return bool(
-        WATCHERS
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd._profiler_enabled()
-        # a tangent is to be found by the ops, which refuse it
-        or forward_ad._current_level >= 0
-    )
+# as long as anything is in it, calls are neither recorded nor replayed
+_DISABLED: list[None] = []
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Within it every call runs in full, on all threads, as autograd's run the backward pass."""
+    _DISABLED.append(None)
+    try:
+        yield
+    finally:
+        _DISABLED.pop()
 
 
 # in the place of a recording: the call has been made once
@@ -125,7 +133,7 @@ def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool
 
     @wraps(run, updated=())
     def call(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or _watched():
+        if torch.compiler.is_compiling() or _DISABLED or WATCHERS or is_observed():
             return run(*arguments, **named)
         last = known.get(_LAST)
         if last is not None and (alike := last.alike(arguments, named)) is not None:
@@ -183,14 +191,14 @@ def _straight(run: Any, arguments: Any, named: Any, known: dict[Any, Any]) -> An
 @untraced
 def _record(run: Any, arguments: Any, named: Any, tensors: list[Tensor], known: dict[Any, Any], place: Any) -> Any:
     thread, recorder = threading.get_ident(), Recorder(tensors)
-    before = [None if x.is_inference() else x._version for x in tensors]
+    before = [None if x.is_inference() else version_of(x) for x in tensors]
     RECORDING[thread] = recorder
     try:
         with recorder:
             outputs = run(*arguments, **named)
     finally:
         del RECORDING[thread]
-    changed = [n for n, x in enumerate(tensors) if before[n] is not None and x._version != before[n]]
+    changed = [n for n, x in enumerate(tensors) if before[n] is not None and version_of(x) != before[n]]
     needed = recorder.needed(outputs)
     known[place] = False if needed is None else Replay(recorder, *needed, changed)
     return outputs
