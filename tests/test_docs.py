@@ -1,7 +1,11 @@
 """The docs cannot go stale: the table is what the backends say, every recurrence has a page, every example runs."""
 
+import ast
+import fnmatch
+import io
 import itertools
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -191,3 +195,110 @@ def test_links_lead_somewhere():
             if "://" not in target and not (path.parent / target).exists():
                 broken.append(f"{path.relative_to(ROOT)}: {target}")
     assert not broken
+
+
+# a file by its name, with folders or without, several by a pattern, and what is below the kernels or their models
+FILE = re.compile(r"(?<![\w/.*}>-])((?:[\w-]+/)*[\w-]+\.(?:py|cuh?))\b(?!\()")
+BELOW = re.compile(r"(?<![\w/.*}>-])((?:[\w-]+/)*(?:kernels|planner/models)(?:/[\w-]+)+(?:\.\w+)?)")
+GLOB = re.compile(r"(?<![\w/.}>-])((?:[\w-]+/)*[\w-]*\*[\w-]*\.(?:py|cuh?))\b")
+MODULE = re.compile(r"\bholdfast\.(?:kernels|planner)(?:\.(?!_)\w+)+")
+# what the house must not have
+BANNED = {"utils.py"}
+
+
+def prose(path: Path, text: str) -> str:
+    """What a file says to a reader: a page, a Python file's docstrings and comments, a CUDA file."""
+    if path.suffix != ".py":
+        return text
+    nodes = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef))
+    said = [ast.get_docstring(node) or "" for node in nodes]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join(said + [token.string for token in tokens if token.type == tokenize.COMMENT])
+
+
+def is_module(root: Path, dotted: str) -> bool:
+    """Whether a dotted name is that of a module, or of something that a module has."""
+    place, parts = root / "src", dotted.split(".")
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    name = parts.pop(0) if parts and (place / f"{parts[0]}.py").exists() else "__init__"
+    module = place / f"{name}.py"
+    return module.exists() and (not parts or bool(re.search(rf"\b{parts[0]}\b", module.read_text())))
+
+
+def gone_places(root: Path) -> list[str]:
+    """Files and folders that pages, docstrings and comments name, and modules that any text names, which are gone.
+
+    A place may be named from any folder on the way to it.
+    """
+    pages = [page for name in ("README.md", "CONTRIBUTING.md") if (page := root / name).exists()]
+    code = [path for folder in ("src", "tests", "benchmarks") for path in sorted((root / folder).rglob("*.*"))]
+    code = [path for path in code if path.suffix in {".py", ".cu", ".cuh"}]
+    there = set()
+    for path in code:
+        parts = path.relative_to(root).parts
+        there |= {"/".join(parts[first:last]) for last in range(1, len(parts) + 1) for first in range(last)}
+    found = []
+    for path in pages + sorted((root / "docs").rglob("*.md")) + code:
+        text, own = path.read_text(), path.relative_to(root)
+        names = {name for pattern in (FILE, BELOW) for name in pattern.findall(text)} - there - BANNED
+        names |= {name for name in GLOB.findall(text) if not fnmatch.filter(there, name)}
+        if names:
+            made = set(re.findall(r"^Create `([^`]+)`", text, re.M))
+            said = prose(path, text)
+            found += [f"{own}: {name}" for name in sorted(names - made) if name in said]
+        found += [f"{own}: {name}" for name in sorted(set(MODULE.findall(text))) if not is_module(root, name)]
+    return found
+
+
+def test_places_that_are_named_are_there():
+    assert gone_places(ROOT) == []
+
+
+@pytest.fixture
+def named(tmp_path):
+    """A small tree with a kernel, its model and its test, and a page and a script that names can be put into."""
+    for place in ("src/holdfast/kernels/a/b.py", "src/holdfast/planner/models/a.py", "tests/kernels/a/test_b.py"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text("run = 1\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("`kernels/a/b.py`, `src/holdfast/kernels/a`, `tests/kernels/a/`, b.py, a/b.py, kernels/", []),
+        ("planner/models/a.py, `holdfast/planner/models/<room>.py`, house.kernels.a.b.run", []),
+        ("`a/*.py`, `test_*.py`, utils.py, x.cu_seqlens, fast.pyx, `kernels/a/b.run`", ["kernels/a/b.run"]),
+        ("`kernels/common/b.py`", ["kernels/common/b.py"]),
+        ("all of kernels/common/.", ["kernels/common"]),
+        ("(`matrix/b.py`)", ["matrix/b.py"]),
+        ("hopper_sweep.py.", ["hopper_sweep.py"]),
+        ("many.cuh and `a/hopper_*.py`", ["a/hopper_*.py", "many.cuh"]),
+        ("tests/planner/models/a.py", ["tests/planner/models/a.py"]),
+        ("planner/models/matrix_hopper", ["planner/models/matrix_hopper"]),
+        (
+            "house.kernels.common.b and house.kernels.a.b.gone",
+            ["house.kernels.a.b.gone", "house.kernels.common.b"],
+        ),
+    ],
+)
+def test_a_name_of_what_is_gone_is_found(named, text, wrong):
+    # in other words, since this file is read too
+    text, wrong = text.replace("house.", "holdfast."), [name.replace("house.", "holdfast.") for name in wrong]
+    (named / "docs" / "page.md").write_text(text)
+    (named / "benchmarks" / "script.py").write_text(f'"""Says: {text}"""\n# {text}\n')
+    found = gone_places(named)
+    assert sorted(found) == sorted(
+        f"{file}: {name}" for file in ("benchmarks/script.py", "docs/page.md") for name in wrong
+    )
+
+
+def test_what_code_calls_a_file_is_its_own_affair_but_what_it_imports_is_not(named):
+    gone = ".".join(("holdfast", "kernels", "gone"))
+    (named / "benchmarks" / "script.py").write_text(f'x = open("gone.py"), "kernels/gone"\nimport {gone}\n')
+    assert gone_places(named) == [f"benchmarks/script.py: {gone}"]
+    (named / "docs" / "page.md").write_text("Create `src/holdfast/gone.py`:\n\nand `kernels/gone.py`")
+    assert gone_places(named)[0] == "docs/page.md: kernels/gone.py"

@@ -1,4 +1,4 @@
-"""The delta rule's gradients through the launches of hopper_delta_*.py: which tensors, in what order."""
+"""The delta rule's gradients through the launches of this folder: which tensors, in what order."""
 
 from dataclasses import dataclass
 

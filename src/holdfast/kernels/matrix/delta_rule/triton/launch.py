@@ -1,4 +1,4 @@
-"""Runs a call of the delta rule through the launches of triton_delta_*.py: which tensors, in what order."""
+"""Runs a call of the delta rule through the launches of this folder: which tensors, in what order."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
