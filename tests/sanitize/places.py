@@ -17,6 +17,7 @@ def is_there(file: str, tree: Tree = HOUSE) -> bool:
     return any(one in tree.files for one in file.split(_OR))
 
 
+@cache
 def located(
     printed: str, line: int, kernel: str, function: str = "", accesses: bool = False, tree: Tree = HOUSE
 ) -> str:
