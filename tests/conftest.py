@@ -24,10 +24,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 SEED = 20260
 
 
+def seed_torch(seed: int) -> None:
+    """As torch.manual_seed, which where there is no GPU takes a millisecond to note down who asks."""
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 class TorchRandom:
     """Lets hypothesis reseed torch for each example, so that a failing one can be replayed."""
 
-    seed = staticmethod(torch.manual_seed)
+    seed = staticmethod(seed_torch)
     getstate = staticmethod(torch.get_rng_state)
     setstate = staticmethod(torch.set_rng_state)
 
@@ -101,7 +109,7 @@ def poisoned_memory():
 def fixed_seeds():
     random.seed(SEED)
     np.random.seed(SEED)
-    torch.manual_seed(SEED)
+    seed_torch(SEED)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import builtins
 import math
 import types
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class Value:
     def to(self, dtype: DType, bitcast: bool = False) -> "Value":
         if bitcast:
             return Value(self.data.contiguous().view(dtype.torch))
-        return Value(self.data.to(dtype.torch))
+        return self if self.data.dtype == dtype.torch else Value(self.data.to(dtype.torch))
 
     def permute(self, order: tuple[int, ...]) -> "Value":
         return Value(self.data.permute(order))
@@ -138,10 +139,10 @@ def load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Value:
 
 def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     offset, data = torch.broadcast_tensors(torch.as_tensor(pointer.offset), _raw(value))
-    live = (
-        torch.ones_like(offset, dtype=torch.bool) if mask is None else torch.as_tensor(_raw(mask)).expand(offset.shape)
-    )
-    pointer.storage[offset[live]] = data[live].to(pointer.storage.dtype)
+    if mask is not None:
+        live = torch.as_tensor(_raw(mask)).expand(offset.shape)
+        offset, data = offset[live], data[live]
+    pointer.storage[offset] = data.to(pointer.storage.dtype)
 
 
 class Shared:
@@ -372,13 +373,9 @@ def _assembly(text: str, constraints: str, values: list[Value], **how: Any) -> V
 
 def emulated_aggregate(made: Any, rebound: Callable[[Any], Any]) -> type:
     """The class that @aggregate made, with its constructor and methods rebound; Triton alone checks its fields."""
-    members = {member.fn.__name__: _method(member.fn, rebound) for member in made.hash_attrs}
+    # rebound when they are called: they may name the class that they belong to
+    members = {member.fn.__name__: _later(member.fn, rebound) for member in made.hash_attrs}
     return type(made.__name__, (), members)
-
-
-def _method(function: Any, rebound: Callable[[Any], Any]) -> Any:
-    # rebound when it is called: it may name the class that it belongs to
-    return lambda *arguments, **named: rebound(function)(*arguments, **named)
 
 
 class Emulated:
@@ -402,7 +399,7 @@ class Emulated:
                 }
                 modules |= {"warpgroup_mma": multiply, "warpgroup_mma_wait": multiply_wait}
                 modules |= dict.fromkeys(("barrier", "fence_async_shared"), lambda: None)
-                _rebound(self.kernel.fn, modules)(*given, **constants)
+                rebinding(modules)(self.kernel.fn)(*given, **constants)
 
         return launch
 
@@ -420,31 +417,26 @@ def _typed(x: Any) -> Any:
     return DType(names[x]) if isinstance(x, tl.dtype) else x
 
 
-def _rebound(function: Any, modules: dict[str, Any]) -> Any:
-    """The function, and those that it calls, with other modules."""
+def rebinding(modules: dict[str, Any]) -> Callable[[Any], Any]:
+    """What gives a function, and those that it calls, other modules: each function once."""
 
-    class Names(dict[str, Any]):
-        def __missing__(self, name: str) -> Any:
-            raise KeyError(name)
+    @cache
+    def rebound(function: Any) -> Any:
+        names = {}
+        for name, value in function.__globals__.items():
+            if name in modules:
+                names[name] = modules[name]
+            elif isinstance(value, JITFunction):
+                names[name] = _later(value.fn, rebound)
+            elif getattr(value, "__triton_aggregate__", False):
+                names[name] = emulated_aggregate(value, rebound)
+            else:
+                names[name] = value.value if isinstance(value, constexpr) else value
+        return types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
-    names = Names()
-    for name, value in function.__globals__.items():
-        if isinstance(value, JITFunction):
-            names[name] = _Later(value.fn, modules)
-        elif getattr(value, "__triton_aggregate__", False):
-            names[name] = emulated_aggregate(value, lambda function: _rebound(function, modules))
-        elif isinstance(value, constexpr):
-            names[name] = value.value
-        else:
-            names[name] = modules.get(name, value)
-    return types.FunctionType(function.__code__, dict(names), function.__name__, function.__defaults__)
+    return rebound
 
 
-class _Later:
-    """A function that is rebound when it is called."""
-
-    def __init__(self, function: Any, modules: dict[str, Any]) -> None:
-        self.function, self.modules = function, modules
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return _rebound(self.function, self.modules)(*arguments, **named)
+def _later(function: Any, rebound: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The function, rebound when it is called."""
+    return lambda *arguments, **named: rebound(function)(*arguments, **named)

@@ -13,10 +13,8 @@ import types
 from typing import Any
 
 import torch
-from triton.language.core import constexpr
-from triton.runtime.jit import JITFunction
 
-from gluon_emulator import DType, Pointer, Shared, Value, _Language, _raw, emulated_aggregate, load, store
+from gluon_emulator import DType, Pointer, Shared, Value, _Language, _raw, load, rebinding, store
 
 _SECONDS = 20
 _BARRIERS = "barriers"
@@ -228,7 +226,7 @@ class _Hopper:
             here, data = stores.pop(0)
             self.block.mine.landing.append((here, data.clone()))
 
-    def tma_store_wait_written(self) -> None:
+    def land_stores(self) -> None:
         while self.block.mine.landing:
             here, data = self.block.mine.landing.pop(0)
             assert here.isnan().all(), "written twice"
@@ -284,30 +282,6 @@ def _move(text: str, constraints: str, arguments: list[Value], *how: Any, **opti
     return arguments[0]
 
 
-def _rebound(function: Any, names: dict[str, Any]) -> Any:
-    found = {}
-    for name, value in function.__globals__.items():
-        if name in names:
-            found[name] = names[name]
-        elif isinstance(value, JITFunction):
-            found[name] = _Later(value.fn, names)
-        elif getattr(value, "__triton_aggregate__", False):
-            found[name] = emulated_aggregate(value, lambda function: _rebound(function, names))
-        else:
-            found[name] = value.value if isinstance(value, constexpr) else value
-    return types.FunctionType(function.__code__, found, function.__name__, function.__defaults__)
-
-
-class _Later:
-    """A function that is rebound when it is called."""
-
-    def __init__(self, function: Any, names: dict[str, Any]) -> None:
-        self.function, self.names = function, names
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        return _rebound(self.function, self.names)(*given, **named)
-
-
 def _argument(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return Pointer.of(x)
@@ -335,7 +309,7 @@ def launch(
     def run(place: tuple[int, int, int]) -> None:
         try:
             block = _Hopper(place, grid, warps, blocks)
-            _rebound(kernel.fn, block.names)(*given, **constants)
+            rebinding(block.names)(kernel.fn)(*given, **constants)
             block.land_stores()
         except BaseException as failure:
             failures.append(failure)
