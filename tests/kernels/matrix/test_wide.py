@@ -124,7 +124,7 @@ def on_cpu(monkeypatch):
     """Runs the kernels on this machine: what they compute, in which order, and whom they wait for."""
     import gluon_partitions_emulator
     from holdfast.kernels.matrix.mlstm.hopper import launch as hopper_mlstm_launch
-    from holdfast.kernels.matrix.mlstm.triton import inner_product as triton_inner
+    from holdfast.kernels.matrix.mlstm.triton import row_dot as row_dot_module
     from holdfast.kernels.matrix.scalar_decay.hopper import launch as scalar_launch
     from holdfast.kernels.matrix.state_passing.hopper import launch as state_launch
     from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
@@ -136,7 +136,7 @@ def on_cpu(monkeypatch):
     sums_by_torch(monkeypatch)
     # a plain Triton kernel, interpreted elsewhere
     monkeypatch.setattr(
-        triton_inner, "inner", lambda u, o: (u.float() * o.float()).sum(-1).transpose(1, 2).contiguous()
+        row_dot_module, "row_dot", lambda do, o: (do.float() * o.float()).sum(-1).transpose(1, 2).contiguous()
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 import torch
 
 from holdfast.kernels.matrix.delta_rule.triton.backend import TritonDelta
-from holdfast.kernels.matrix.mlstm.triton.inner_product import inner
+from holdfast.kernels.matrix.mlstm.triton.row_dot import row_dot
 from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
 from holdfast.kernels.matrix.torch.reference import Reference
 from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
@@ -54,10 +54,10 @@ def in_short():
 
 
 def products():
-    """mlstm/triton/inner_product.py's, of views."""
-    u, o = torch.randn(2, 21, 3, 80).bfloat16()[..., 8:48], torch.randn(2, 3, 21, 40).bfloat16().transpose(1, 2)
-    found = inner(u, o)
-    assert relative_error(found, (u.double() * o.double()).sum(-1).transpose(1, 2)) <= 1e-6
+    """mlstm/triton/row_dot.py's, of views."""
+    do, o = torch.randn(2, 21, 3, 80).bfloat16()[..., 8:48], torch.randn(2, 3, 21, 40).bfloat16().transpose(1, 2)
+    found = row_dot(do, o)
+    assert relative_error(found, (do.double() * o.double()).sum(-1).transpose(1, 2)) <= 1e-6
     print("products", found.shape)
 
 

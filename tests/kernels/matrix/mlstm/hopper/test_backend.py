@@ -97,9 +97,9 @@ def test_plans_compile_and_fit(K, V, state, monkeypatch):
     o, final, norm = HopperMLSTM().forward(plans[0].plan, call, None)
     HopperMLSTM().backward(plans[1].plan, call, None, torch.randn_like(o), final if state else None, o, norm)
     assert [launch.kernel.__name__ for launch in launches] == [
-        "normalized_sweep",
-        "normalized_queries",
-        "normalized_adjoint",
+        "mlstm_fwd",
+        "mlstm_bwd_q",
+        "mlstm_bwd_kv",
     ]
     shared_of = [plans[0].shared, *[H200.shared_per_block] * 2]
     for launch, shared in zip(launches, shared_of, strict=True):

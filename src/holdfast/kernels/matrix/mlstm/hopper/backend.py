@@ -1,7 +1,7 @@
-"""mLSTM on Hopper: forward in one launch, which leaves n . q a token to the backward pass, and that in two.
+"""mLSTM on Hopper: forward in one launch, which leaves each token's n . q to the backward pass, and that in two.
 
-The division by d = max(|norm|, exp(-m)) + eps makes two numbers a token of each gradient, 1 / d and that of norm;
-with them the normaliser is one more column of the state.
+Through the division by d = max(|norm|, exp(-m)) + eps each gradient takes two numbers a token, 1 / d and the gradient
+of norm; with them the normaliser is one more column of the state.
 """
 
 from collections.abc import Sequence
@@ -52,16 +52,16 @@ class HopperMLSTM:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """o, the final state, and norm [2, B, H, T]: n . q, scaled, whole and of earlier chunks."""
+        """Return o, the final state, and norm [2, B, H, T]: n . q, scaled, whole and its part of earlier chunks."""
         o, (final,), norm = self.forward_rows(plan, [call], cu_seqlens)
         return o, final, norm
 
     def forward_rows(
         self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """o, the final state of each slice of K, and norm [1 + slices, B, H, T].
+        """Return o, the final state of each slice of K, and norm [1 + slices, B, H, T].
 
-        calls: a slice each, beside the same v. norm: the whole, and of each slice what earlier chunks have of it.
+        calls: one for each slice, with the same v. norm: the whole, then each slice's part of earlier chunks.
         """
         from holdfast.kernels.matrix.args import Gates, sums_of
         from holdfast.kernels.runtime.tma import aligned, tileable
@@ -72,23 +72,22 @@ class HopperMLSTM:
         batch, length, heads, values = v.shape
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         norm = torch.empty(1 + len(calls), batch, heads, length, dtype=torch.float32, device=v.device)
-        sums, finals, before = [None], [], None
+        sums, finals, slices_norm = [None], [], None
         if len(calls) > 1:
             sums = sums_of(o, tile(values), len(calls), None)
         for i, (call, each) in enumerate(zip(calls, sums, strict=True)):
             q, k = (tileable(x) for x in call[:2])
-            start = call.initial_state
+            initial = call.initial_state
             final = torch.empty(batch, heads, k.shape[3], values + 1, dtype=torch.float32, device=v.device)
             finals.append(final)
             if v.numel() == 0:
-                final.zero_() if start is None else final.copy_(start)
+                final.zero_() if initial is None else final.copy_(initial)
                 continue
             so_far = norm[0] if i + 1 == len(calls) else torch.empty_like(norm[0])
-            norms = so_far, norm[1 + i], before
-            gates = Gates(call.g, call.beta, call.scale)
-            ends = aligned(start), final
-            launch.run_forward(q, k, v, o, gates, call.stabilizer, norms, *ends, call.eps, plan["stages"], each)
-            before = so_far
+            norms = launch.Norms(so_far, norm[1 + i], slices_norm)
+            inputs = launch.Inputs(q, k, v, Gates(call.g, call.beta, call.scale), call.stabilizer, call.eps)
+            launch.run_fwd(inputs, o, norms, aligned(initial), final, plan["stages"], each)
+            slices_norm = so_far
         return o, finals, norm
 
     def backward(
@@ -101,10 +100,13 @@ class HopperMLSTM:
         o: Tensor | None = None,
         norm: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
-        """norm: what forward returned, which runs again without it. o is read where the call is a slice of K."""
+        """Return the gradients of q, k, v, g, beta and m, and of the initial state.
+
+        norm: what forward returned; None runs it again. o is read where the call is a slice of K.
+        """
         from holdfast.kernels.lib.triton.group_sum import ungroup
         from holdfast.kernels.matrix.args import TOKENS, Gates
-        from holdfast.kernels.matrix.mlstm.triton.inner_product import inner
+        from holdfast.kernels.matrix.mlstm.triton.row_dot import row_dot
         from holdfast.kernels.runtime.tma import aligned, tileable
 
         from . import launch
@@ -112,32 +114,31 @@ class HopperMLSTM:
         q, k, v = (tileable(x) for x in call[:3])
         batch, length, heads, values = v.shape
         keys = k.shape[3]
-        start, w = aligned(call.initial_state), aligned(grad_final)
-        grad_state = None if start is None else torch.empty_like(start)
+        initial, dfinal = aligned(call.initial_state), aligned(grad_final)
+        grad_state = None if initial is None else torch.empty_like(initial)
         if v.numel() == 0:
             if grad_state is not None:
-                grad_state = grad_state.zero_() if w is None else grad_state.copy_(w)
+                grad_state = grad_state.zero_() if dfinal is None else grad_state.copy_(dfinal)
             return [torch.zeros_like(x) for x in call[:6]], grad_state
         if norm is None:
             norm = self.forward(plan, call, cu_seqlens)[2]
-        u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
+        do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
 
-        gates = Gates(call.g, call.beta, call.scale)
+        inputs = launch.Inputs(q, k, v, Gates(call.g, call.beta, call.scale), call.stabilizer, call.eps)
         save, chunks = plan["save"], -(-length // TOKENS)
         entries = -(-chunks // save)
         saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=v.device)
         saved_n = torch.empty(batch, heads, entries, keys, dtype=torch.float32, device=v.device)
-        left = torch.empty(4, *norm.shape[1:], dtype=norm.dtype, device=norm.device)
-        kept = launch.Kept(left, saved, saved_n, save, start is None)
-        before = None if w is None else torch.empty_like(w)
+        token = torch.empty(4, *norm.shape[1:], dtype=norm.dtype, device=norm.device)
+        residuals = launch.Residuals(token, saved, saved_n, save, initial is None)
+        last_entry = None if dfinal is None else torch.empty_like(dfinal)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        products = inner(u, o) if Cut.of(plan).key_slices > 1 else None
-        ends = start, before
-        stages = plan["stages"]
-        launch.run_queries(u, v, k, q, dq, gates, call.stabilizer, norm, *ends, kept, call.eps, stages, products)
-        passing = None if w is None else (before * w).sum((2, 3))
-        dg, dbeta = (torch.empty_like(left[0]).transpose(1, 2) for _ in range(2))
-        launch.run_adjoint(q, k, u, v, dk, dv, dg, dbeta, gates, w, grad_state, passing, kept, plan["adjoint_stages"])
-        dm = left[2].transpose(1, 2)
+        do_o = row_dot(do, o) if Cut.of(plan).key_slices > 1 else None
+        launch.run_bwd_q(inputs, do, dq, norm, initial, last_entry, residuals, plan["stages"], do_o)
+        state_grad_dot = None if dfinal is None else (last_entry * dfinal).sum((2, 3))
+        dg, dbeta = (torch.empty_like(token[0]).transpose(1, 2) for _ in range(2))
+        grads = launch.Grads(dk, dv, dg, dbeta)
+        launch.run_bwd_kv(inputs, do, grads, dfinal, grad_state, state_grad_dot, residuals, plan["adjoint_stages"])
+        dm = token[2].transpose(1, 2)
         return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, dm], grad_state

@@ -1,41 +1,40 @@
-"""mLSTM's forward pass on Hopper: scalar decay's, with the normaliser beside it and the division at its end.
+"""mLSTM's forward kernel on Hopper: scalar decay's, with the normaliser beside it and the division at its end.
 
     S = exp(g_t) S + beta_t k_t v_t^T;  n = exp(g_t) n + beta_t k_t;  norm_t = scale n . q_t
     o_t = scale S^T q_t / (max(|norm_t|, exp(-m_t)) + eps).
 
-A block owns a (batch, head) and walks over chunks of 64 tokens. The warps that multiply leave the sums of a chunk's
-scores over earlier tokens in shared memory; four others (normalizer.py) add what comes from earlier chunks, and
-have the quotient ready when the chunk's output is.
+A block owns a (batch, head) and goes over chunks of 64 tokens. The mma partition leaves the sums of a chunk's scores
+over earlier tokens in shared memory; the normaliser partition (normalizer.py) adds what comes from earlier chunks, and
+has the quotient ready when the chunk's output is.
 """
 
-from holdfast.kernels.lib.gluon.compat import (
-    barrier,
-    fence_async_shared,
-    gl,
-    gluon,
-    mbarrier,
-    tma_load,
-    tma_store,
-    tma_store_wait,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from holdfast.kernels.lib.gluon.decay import (
-    BETA,
-    CHUNK,
-    READ_DECAY,
-    VECTORS,
-    WRITE_DECAY,
-    causal_decay,
-    load_decay_beta,
-    publish_decays,
-)
-from holdfast.kernels.lib.gluon.reduce import warp_column_sums
-from holdfast.kernels.lib.gluon.sequence import head_offset, segment_index
-from holdfast.kernels.lib.gluon.slice_sums import slice_sums_index, slice_sums_offset, slice_sums_stride
-from holdfast.kernels.lib.gluon.split import opaque
+from typing import NamedTuple
 
-from .normalizer import normalize, to_half
+from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
+from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS, load_decay_beta, publish_decays
+from holdfast.kernels.lib.gluon.sequence import head_offset
+
+from .buffers import Heads
+from .forward_mma import Division, Sizes, Stages, StateIO, Tiles, mma_partition
+from .normalizer import NormBuffers, NormChunks, NormPointers, NormSizes, normalizer_partition
+
+
+class DecayStages(NamedTuple):
+    """What of Stages the decay partition fills and waits for."""
+
+    decay_vectors: gl.shared_memory_descriptor
+    chunk_decays: gl.shared_memory_descriptor
+    decay_ready: gl.shared_memory_descriptor
+    stage_empty: gl.shared_memory_descriptor
+
+
+class DecaySource(NamedTuple):
+    """Where a head's log decays and betas are, and their strides from token to token."""
+
+    g_ptr: gl.tensor
+    beta_ptr: gl.tensor
+    g_t: gl.tensor
+    beta_t: gl.tensor
 
 
 @gluon.jit(
@@ -59,13 +58,13 @@ from .normalizer import normalize, to_half
         "beta_ptr",
         "m_ptr",
         "norm_ptr",
-        "earlier_ptr",
-        "before_ptr",
-        "start_ptr",
-        "end_ptr",
+        "inter_norm_ptr",
+        "slices_norm_ptr",
+        "initial_ptr",
+        "final_ptr",
     ],
 )
-def normalized_sweep(
+def mlstm_fwd(
     q_desc,
     k_desc,
     v_desc,
@@ -74,11 +73,11 @@ def normalized_sweep(
     beta_ptr,
     m_ptr,
     norm_ptr,
-    earlier_ptr,
-    before_ptr,
+    inter_norm_ptr,
+    slices_norm_ptr,
     sums_ptr,
-    start_ptr,
-    end_ptr,
+    initial_ptr,
+    final_ptr,
     T,
     H,
     qk_group,
@@ -100,13 +99,21 @@ def normalized_sweep(
     LEAVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H,).
+    """Grid (B * H,). By descriptors of blocks [1, 64, 1, columns]:
 
-    q, k: [B, T, H / qk_group, KEYS]; v, o: [B, T, H / v_group or H, VALUES], by descriptors of blocks
-    [1, 64, 1, columns]. norm, earlier: [B, H, T], norm and its part of earlier chunks.
-    sums, ADDS, LEAVES: of a state in slices of K, as in scalar_decay/hopper/forward.py; before, with ADDS: the norm of
-    the slices before this one, [B, H, T]; norm is then of all so far, earlier of this slice alone.
-    start, end: S and n before and after, float32 [B, H, KEYS, VALUES + 1]; start may be None.
+    q, k [B, T, H / qk_group, KEYS]
+    v [B, T, H / v_group, VALUES]
+    o [B, T, H, VALUES]
+
+    By pointers:
+
+    g, beta, m [B, T, H]: log decay, beta and stabiliser, with strides
+    norm [B, H, T] float32, written: n . q, scaled
+    inter_norm [B, H, T] float32, written: the part of norm that comes from earlier chunks
+    slices_norm [B, H, T] float32, with ADDS: the norm of earlier slices of K. norm is then that of all slices so far,
+        inter_norm that of this slice alone
+    sums: outputs of a state in slices of K (ADDS, LEAVES), as in scalar_decay/hopper/forward.py
+    initial, final [B, H, KEYS, VALUES + 1] float32: S and n before and after; initial may be None
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -116,24 +123,24 @@ def normalized_sweep(
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], v_desc.layout)
     o_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, V], o_desc.layout)
-    gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
-    decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
-    pairs = gl.allocate_shared_memory(gl.float32, [4, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    decay_vectors = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
+    chunk_decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
+    score_sums = gl.allocate_shared_memory(gl.float32, [4, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     n_tile = gl.allocate_shared_memory(dtype, [8, K], gl.NVMMASharedLayout(128, 16, 2))
     w_tile = gl.allocate_shared_memory(dtype, [8, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
-    across = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
-    quotients = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    summed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    divided = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    inter = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
+    inv_norms = gl.allocate_shared_memory(gl.float32, [CHUNK], plain)
+    tiles_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    decay_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    stage_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    score_sums_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    inv_norms_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(gated.index(i), count=1)
-        mbarrier.init(free.index(i), count=1)
-    mbarrier.init(summed, count=1)
-    mbarrier.init(divided, count=1)
+        mbarrier.init(tiles_ready.index(i), count=1)
+        mbarrier.init(decay_ready.index(i), count=1)
+        mbarrier.init(stage_empty.index(i), count=1)
+    mbarrier.init(score_sums_ready, count=1)
+    mbarrier.init(inv_norms_ready, count=1)
     fence_async_shared()
 
     g_ptr += head_offset(H, g_b, g_h)
@@ -141,57 +148,88 @@ def normalized_sweep(
     m_ptr += head_offset(H, m_b, m_h)
     of_tokens = gl.program_id(0).to(gl.int64) * T
     norm_ptr += of_tokens
-    earlier_ptr += of_tokens
+    inter_norm_ptr += of_tokens
     if ADDS:
-        before_ptr += of_tokens
+        slices_norm_ptr += of_tokens
     count = gl.cdiv(T, CHUNK)
-    tiles = (q_tiles, k_tiles, v_tiles)
-    sources = (q_desc, k_desc, v_desc)
+    tiles = Tiles(q=q_tiles, k=k_tiles, v=v_tiles)
+    descs = Tiles(q=q_desc, k=k_desc, v=v_desc)
     gl.warp_specialize(
         [
             (
-                _multiply,
+                mma_partition,
                 (
                     tiles,
                     o_tile,
-                    (gates, decays, loaded, gated, free),
-                    (pairs, quotients, summed, divided),
+                    Stages(
+                        decay_vectors=decay_vectors,
+                        chunk_decays=chunk_decays,
+                        tiles_ready=tiles_ready,
+                        decay_ready=decay_ready,
+                        stage_empty=stage_empty,
+                    ),
+                    Division(
+                        score_sums=score_sums,
+                        inv_norms=inv_norms,
+                        score_sums_ready=score_sums_ready,
+                        inv_norms_ready=inv_norms_ready,
+                    ),
                     o_desc,
-                    start_ptr,
-                    end_ptr,
-                    sums_ptr,
-                    T,
-                    H,
-                    count,
-                    KEYS,
-                    VALUES,
-                    ADDS,
-                    LEAVES,
-                    STAGES,
+                    StateIO(initial=initial_ptr, final=final_ptr, sums=sums_ptr),
+                    Sizes(T=T, H=H, count=count, KEYS=KEYS, VALUES=VALUES, ADDS=ADDS, LEAVES=LEAVES),
                 ),
             ),
             # first, since wgmma wants its four warps at a multiple of four
             (
-                normalize,
+                normalizer_partition,
                 (
-                    (q_tiles, k_tiles, gates, decays, loaded, gated),
-                    (pairs, n_tile, w_tile, across, quotients, summed, divided),
-                    (start_ptr, end_ptr, m_ptr, norm_ptr, earlier_ptr, before_ptr),
+                    NormChunks(
+                        q=q_tiles,
+                        k=k_tiles,
+                        decay_vectors=decay_vectors,
+                        chunk_decays=chunk_decays,
+                        tiles_ready=tiles_ready,
+                        decay_ready=decay_ready,
+                    ),
+                    NormBuffers(
+                        score_sums=score_sums,
+                        n_tile=n_tile,
+                        w_tile=w_tile,
+                        inter=inter,
+                        inv_norms=inv_norms,
+                        score_sums_ready=score_sums_ready,
+                        inv_norms_ready=inv_norms_ready,
+                    ),
+                    NormPointers(
+                        initial=initial_ptr,
+                        final=final_ptr,
+                        m=m_ptr,
+                        norm=norm_ptr,
+                        inter_norm=inter_norm_ptr,
+                        slices_norm=slices_norm_ptr,
+                    ),
                     m_t,
-                    H,
-                    T,
-                    count,
-                    eps,
-                    KEYS,
-                    VALUES,
-                    ADDS,
-                    STAGES,
+                    NormSizes(H=H, T=T, count=count, eps=eps, KEYS=KEYS, VALUES=VALUES, ADDS=ADDS),
                 ),
             ),
-            (_copy, (tiles, sources, loaded, free, H, qk_group, v_group, count, STAGES)),
             (
-                _gate,
-                ((gates, decays, gated, free), g_ptr, beta_ptr, g_t, beta_t, T, count, scale, STAGES),
+                load_partition,
+                (tiles, descs, tiles_ready, stage_empty, Heads(H=H, qk_group=qk_group, v_group=v_group), count),
+            ),
+            (
+                decay_partition,
+                (
+                    DecayStages(
+                        decay_vectors=decay_vectors,
+                        chunk_decays=chunk_decays,
+                        decay_ready=decay_ready,
+                        stage_empty=stage_empty,
+                    ),
+                    DecaySource(g_ptr=g_ptr, beta_ptr=beta_ptr, g_t=g_t, beta_t=beta_t),
+                    T,
+                    count,
+                    scale,
+                ),
             ),
         ],
         [4, 1, 1],
@@ -200,21 +238,23 @@ def normalized_sweep(
 
 
 @gluon.jit
-def _copy(tiles, sources, loaded, free, H, qk_group, v_group, count, STAGES: gl.constexpr):
-    """Keeps STAGES chunks of q, k and v on their way into shared memory."""
+def load_partition(tiles, descs, tiles_ready, stage_empty, heads, count):
+    """Load q, k and v, as many chunks ahead as there are stages."""
     q_tiles, k_tiles, v_tiles = tiles
-    q_desc, k_desc, v_desc = sources
+    q_desc, k_desc, v_desc = descs
+    H, qk_group, v_group = heads
+    STAGES: gl.constexpr = q_tiles.shape[0]
     width: gl.constexpr = 2 * q_desc.block_type.nbytes + v_desc.block_type.nbytes
     batch = gl.program_id(0) // H
     head = gl.program_id(0) % H
     stage = 0
     phase = 1
     for i in range(count):
-        mbarrier.wait(free.index(stage), phase)
-        mbarrier.expect(loaded.index(stage), width)
-        tma_load(k_desc, [batch, i * CHUNK, head // qk_group, 0], loaded.index(stage), k_tiles.index(stage))
-        tma_load(q_desc, [batch, i * CHUNK, head // qk_group, 0], loaded.index(stage), q_tiles.index(stage))
-        tma_load(v_desc, [batch, i * CHUNK, head // v_group, 0], loaded.index(stage), v_tiles.index(stage))
+        mbarrier.wait(stage_empty.index(stage), phase)
+        mbarrier.expect(tiles_ready.index(stage), width)
+        tma_load(k_desc, [batch, i * CHUNK, head // qk_group, 0], tiles_ready.index(stage), k_tiles.index(stage))
+        tma_load(q_desc, [batch, i * CHUNK, head // qk_group, 0], tiles_ready.index(stage), q_tiles.index(stage))
+        tma_load(v_desc, [batch, i * CHUNK, head // v_group, 0], tiles_ready.index(stage), v_tiles.index(stage))
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -222,9 +262,11 @@ def _copy(tiles, sources, loaded, free, H, qk_group, v_group, count, STAGES: gl.
 
 
 @gluon.jit
-def _gate(places, g_ptr, beta_ptr, g_t, beta_t, T, count, scale, STAGES: gl.constexpr):
-    """Weighs each chunk when its stage is free."""
-    gates, decays, gated, free = places
+def decay_partition(stages, source, T, count, scale):
+    """Publish each chunk's decays when its stage is empty."""
+    decay_vectors, chunk_decays, decay_ready, stage_empty = stages
+    g_ptr, beta_ptr, g_t, beta_t = source
+    STAGES: gl.constexpr = chunk_decays.shape[0]
     stage = 0
     phase = 1
     g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, 0, count > 0, T)
@@ -232,137 +274,11 @@ def _gate(places, g_ptr, beta_ptr, g_t, beta_t, T, count, scale, STAGES: gl.cons
     g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, 1, count > 1, T)
     for i in range(count):
         g_later, beta_later = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, i + 2, i + 2 < count, T)
-        mbarrier.wait(free.index(stage), phase)
-        publish_decays(gates, decays, gated, stage, g, beta, scale, False)
+        mbarrier.wait(stage_empty.index(stage), phase)
+        publish_decays(decay_vectors, chunk_decays, decay_ready, stage, g, beta, scale, False)
         g, beta = g_next, beta_next
         g_next, beta_next = g_later, beta_later
         stage += 1
         if stage == STAGES:
             stage = 0
             phase ^= 1
-
-
-@gluon.jit
-def _multiply(
-    tiles,
-    o_tile,
-    places,
-    norms,
-    o_desc,
-    start_ptr,
-    end_ptr,
-    sums_ptr,
-    T,
-    H,
-    count,
-    KEYS: gl.constexpr,
-    VALUES: gl.constexpr,
-    ADDS: gl.constexpr,
-    LEAVES: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """The products of every chunk, and the state from the first to the last."""
-    q_tiles, k_tiles, v_tiles = tiles
-    gates, decays, loaded, gated, free = places
-    pairs, quotients, summed, divided = norms
-    K: gl.constexpr = k_tiles.shape[4]
-    V: gl.constexpr = v_tiles.shape[4]
-    dtype: gl.constexpr = q_tiles.dtype
-    warps: gl.constexpr = gl.num_warps()
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, CHUNK, 16])
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, K, 16])
-    p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, CHUNK // (warps // 4), 16])
-    read_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
-    write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
-
-    batch = gl.program_id(0) // H
-    head = gl.program_id(0) % H
-    rows = gl.arange(0, V, gl.SliceLayout(1, s_layout))
-    columns = gl.arange(0, K, gl.SliceLayout(0, s_layout))
-    if KEYS == K and VALUES == V:
-        inside: gl.constexpr = None
-        outside: gl.constexpr = None
-    else:
-        inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
-        outside: gl.constexpr = 0.0
-    corner = segment_index(H, 1) * (KEYS * (VALUES + 1))
-    if start_ptr is None:
-        state = gl.zeros([V, K], gl.float32, s_layout)
-    else:
-        at = columns[None, :] * (VALUES + 1) + rows[:, None]
-        state = gl.load(start_ptr + corner + at, mask=inside, other=outside)
-    if ADDS or LEAVES:
-        sums_ptr += slice_sums_offset((batch, 0, T), H, V, False)
-        chunk_of_sums = slice_sums_stride(H, V)
-
-    stage = 0
-    phase = 0
-    last = 0
-    for i in range(count):
-        mbarrier.wait(loaded.index(stage), phase)
-        q = q_tiles.index(stage).reshape([CHUNK, K])
-        k = k_tiles.index(stage).reshape([CHUNK, K])
-        v = v_tiles.index(stage).reshape([CHUNK, V])
-        held = gl.convert_layout(state.to(dtype), read_layout)
-        # rounded here, while no product runs: the compiler would move it past the next one and then wait for each
-        held = warpgroup_mma_wait(0, deps=(held,))
-        p = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
-        p = warpgroup_mma(k, q.permute((1, 0)), p, use_acc=False, is_async=True)
-        o = gl.zeros([V, CHUNK], gl.float32, o_layout)
-        o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
-
-        mbarrier.wait(gated.index(stage), phase)
-        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))
-        decay = decays.index(stage).load(gl.SliceLayout(1, s_layout))
-        weight = causal_decay(gates, stage, p_layout, False)
-        weight *= gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(1, p_layout))[:, None]
-        vt = v.permute((1, 0)).load(read_layout)
-        written = gl.convert_layout(to_half(vt.to(gl.float32) * write[None, :], dtype), write_layout)
-
-        p = warpgroup_mma_wait(1, deps=(p,))
-        p = p * weight
-        p_tile.store(p.to(dtype))
-        pairs.store(warp_column_sums(p, 4))
-        # one barrier for three: p is there, the last output has left its tile, the last chunk's tiles are read
-        fence_async_shared()
-        tma_store_wait(0)
-        barrier()
-        mbarrier.arrive(summed, count=1)
-        mbarrier.arrive(free.index(last), count=1, pred=i > 0)
-        last = stage
-        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, o_layout))
-        state = state * decay[:, None]
-        if ADDS:
-            earlier = gl.load(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout))
-        o, held = warpgroup_mma_wait(0, deps=(o, held))
-        o = o * read[None, :]
-        if ADDS:
-            o = o + earlier
-        o, state, vt, written = warpgroup_mma_wait(0, deps=(o, state, vt, written))
-        o = warpgroup_mma(vt, p_tile, o, is_async=True)
-        state = warpgroup_mma(written, k, state, is_async=True)
-        mbarrier.wait(divided, i & 1)
-        quotient = quotients.load(gl.SliceLayout(0, o_layout))
-        o, vt = warpgroup_mma_wait(1, deps=(o, vt))
-        if LEAVES:
-            gl.store(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout), o)
-        else:
-            o_tile.reshape([CHUNK, V]).permute((1, 0)).store((o * quotient[None, :]).to(dtype))
-        fence_async_shared()
-        barrier()
-        if not LEAVES:
-            tma_store(o_desc, [batch, i * CHUNK, head, 0], o_tile)
-        state, written = warpgroup_mma_wait(0, deps=(state, written))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
-
-    barrier()
-    mbarrier.arrive(free.index(last), count=1, pred=count > 0)
-    # addresses computed again: kept from the start, they would take as many registers as the state
-    rows = opaque(rows)
-    at = columns[None, :] * (VALUES + 1) + rows[:, None]
-    gl.store(end_ptr + corner + at, state, mask=inside)
-    tma_store_wait(0)

@@ -1,4 +1,4 @@
-"""Launches of the Hopper kernels of a normalised recurrence."""
+"""Launches of mLSTM's kernels on Hopper."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,52 +10,85 @@ from holdfast.kernels.matrix.args import ROUNDING, TOKENS, Gates, Sums
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
 
-from .backward_kv import normalized_adjoint
-from .backward_q import normalized_queries
-from .forward import normalized_sweep
+from .backward_kv import mlstm_bwd_kv
+from .backward_q import mlstm_bwd_q
+from .forward import mlstm_fwd
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What the launch for dq leaves to the adjoint sweep: see backward_q.py.
+class Inputs:
+    """q and k [B, T, Hq, K], v [B, T, H, V], log decay, beta and scale, the stabiliser m [B, T, H] and eps."""
 
-    left: [4, B, H, T]. saved [B, H, n, K, V] and saved_n [B, H, n, K]: of every `save` chunks. begins:
-    whether the first state is 0, so that it is not saved.
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Gates
+    m: Tensor
+    eps: float
+
+    def types(self) -> tuple[Any, ...]:
+        """What of them decides how a kernel is compiled, but for m: dtypes, and which strides are 32-bit integers."""
+        return (*self.gates.types(), self.q.dtype)
+
+    def types_of_m(self) -> tuple[bool, ...]:
+        return tuple(stride < 2**31 for stride in self.m.stride())
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """[B, H, T] each: norm and its part of earlier chunks, written; the norm of earlier slices of K, or None."""
+
+    norm: Tensor
+    inter: Tensor
+    slices: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """What the dq kernel leaves to the dk and dv kernel: see backward_q.py.
+
+    token: [4, B, H, T]. saved [B, H, n, K, V] and saved_n [B, H, n, K]: S and n before every `save` chunks.
+    first_is_zero: whether the first state is 0, so that it is not saved.
     """
 
-    left: Tensor
+    token: Tensor
     saved: Tensor
     saved_n: Tensor
     save: int
-    begins: bool
+    first_is_zero: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Grads:
+    """dk and dv [B, T, H, *]; dg and dbeta [B, T, H], a head's tokens side by side."""
+
+    dk: Tensor
+    dv: Tensor
+    dg: Tensor
+    dbeta: Tensor
 
 
 def _tiles(x: Tensor, width: int) -> Any:
     return tiles(x, [1, TOKENS, 1, width], TILE_LAYOUT)
 
 
-def run_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+def run_fwd(
+    inputs: Inputs,
     o: Tensor,
-    gates: Gates,
-    m: Tensor,
-    norms: tuple[Tensor, Tensor, Tensor | None],
-    start: Tensor | None,
-    end: Tensor,
-    eps: float,
+    norms: Norms,
+    initial: Tensor | None,
+    final: Tensor,
     stages: int,
     sums: Sums | None = None,
 ) -> None:
-    """o [B, T, H, V] of q, k, v; start, end: states [B, H, K, V + 1].
+    """Write o [B, T, H, V], the final state and the norms. initial, final: states [B, H, K, V + 1].
 
-    norms: [B, H, T] each, where norm and its part of earlier chunks go; and that of the slices of K before this one,
-    with sums of these, or None.
+    sums: of the outputs of slices of K, or None.
     """
+    q, k, v, gates, m = inputs.q, inputs.k, inputs.v, inputs.gates, inputs.m
     batch, length, heads, values = o.shape
     keys = q.shape[3]
-    wide, width = width_of(keys), width_of(values)
+    tile_k, tile_v = width_of(keys), width_of(values)
     constants = {
         "KEYS": keys,
         "VALUES": values,
@@ -64,17 +97,19 @@ def run_forward(
         "STAGES": stages,
     }
     arguments = (
-        _tiles(q, wide),
-        _tiles(k, wide),
-        _tiles(v, width),
-        _tiles(o, width),
+        _tiles(q, tile_k),
+        _tiles(k, tile_k),
+        _tiles(v, tile_v),
+        _tiles(o, tile_v),
         gates.g,
         gates.beta,
         m,
-        *norms,
+        norms.norm,
+        norms.inter,
+        norms.slices,
         None if sums is None else sums.sums,
-        start,
-        end,
+        initial,
+        final,
         length,
         heads,
         heads // q.shape[2],
@@ -82,54 +117,50 @@ def run_forward(
         *gates.strides(),
         *m.stride(),
         gates.scale,
-        eps,
+        inputs.eps,
     )
-    wide_strides = (stride < 2**31 for stride in m.stride())
-    types = (*gates.types(), q.dtype, wide, width, start is None, sums is None, norms[2] is None, *wide_strides)
-    launch(normalized_sweep, (batch * heads, 1, 1), arguments, constants, width // 16, types)
+    given = (initial is None, sums is None, norms.slices is None)
+    types = (*inputs.types(), tile_k, tile_v, *given, *inputs.types_of_m())
+    launch(mlstm_fwd, (batch * heads, 1, 1), arguments, constants, tile_v // 16, types)
 
 
-def run_queries(
-    u: Tensor,
-    v: Tensor,
-    k: Tensor,
-    q: Tensor,
+def run_bwd_q(
+    inputs: Inputs,
+    do: Tensor,
     dq: Tensor,
-    gates: Gates,
-    m: Tensor,
     norm: Tensor,
-    start: Tensor | None,
-    before: Tensor | None,
-    kept: Kept,
-    eps: float,
+    initial: Tensor | None,
+    last_entry: Tensor | None,
+    residuals: Residuals,
     stages: int,
-    inner: Tensor | None = None,
+    do_o: Tensor | None = None,
 ) -> None:
-    """dq [B, T, H, K], and into kept what the adjoint sweep takes up. norm [2, B, H, T]: of run_forward.
+    """Write dq [B, T, H, K], and into residuals what the dk and dv kernel takes. norm [2, B, H, T]: of run_fwd.
 
-    start, before: the states before the first and the last chunk, [B, H, K, V + 1]. inner [B, H, T]: u . o, where q and
-    k are a slice of K and do not tell.
+    initial, last_entry: the states before the first and, written, before the last chunk, [B, H, K, V + 1]. do_o
+    [B, H, T]: do . o, where q and k are a slice of K, from which it cannot be found.
     """
+    q, k, v, gates, m = inputs.q, inputs.k, inputs.v, inputs.gates, inputs.m
     batch, length, heads, keys = dq.shape
     values = v.shape[3]
-    wide, width = width_of(keys), width_of(values)
-    constants = {"KEYS": keys, "VALUES": values, "SAVE": kept.save, "STAGES": stages}
+    tile_k, tile_v = width_of(keys), width_of(values)
+    constants = {"KEYS": keys, "VALUES": values, "SAVE": residuals.save, "STAGES": stages}
     arguments = (
-        _tiles(u, width),
-        _tiles(v, width),
-        _tiles(k, wide),
-        _tiles(dq, wide),
-        _tiles(q, wide),
+        _tiles(do, tile_v),
+        _tiles(v, tile_v),
+        _tiles(k, tile_k),
+        _tiles(dq, tile_k),
+        _tiles(q, tile_k),
         gates.g,
         gates.beta,
         m,
         norm,
-        inner,
-        start,
-        before,
-        kept.saved,
-        kept.saved_n,
-        kept.left,
+        do_o,
+        initial,
+        last_entry,
+        residuals.saved,
+        residuals.saved_n,
+        residuals.token,
         length,
         heads,
         heads // k.shape[2],
@@ -137,66 +168,60 @@ def run_queries(
         *gates.strides(),
         *m.stride(),
         gates.scale,
-        eps,
+        inputs.eps,
     )
-    wide_strides = (stride < 2**31 for stride in m.stride())
-    types = (*gates.types(), q.dtype, wide, width, start is None, before is None, inner is None, *wide_strides)
-    launch(normalized_queries, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
+    given = (initial is None, last_entry is None, do_o is None)
+    types = (*inputs.types(), tile_k, tile_v, *given, *inputs.types_of_m())
+    launch(mlstm_bwd_q, (batch * heads, 1, 1), arguments, constants, tile_k // 16, types)
 
 
-def run_adjoint(
-    q: Tensor,
-    k: Tensor,
-    u: Tensor,
-    v: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dg: Tensor,
-    dbeta: Tensor,
-    gates: Gates,
-    start: Tensor | None,
-    end: Tensor | None,
-    passing: Tensor | None,
-    kept: Kept,
+def run_bwd_kv(
+    inputs: Inputs,
+    do: Tensor,
+    grads: Grads,
+    dfinal: Tensor | None,
+    dinitial: Tensor | None,
+    state_grad_dot: Tensor | None,
+    residuals: Residuals,
     stages: int,
 ) -> None:
-    """dk and dv [B, T, H, *], dg and dbeta [B, T, H], a head's tokens side by side.
+    """Write the gradients, and dinitial. dfinal, dinitial: gradients of the final and of the initial state.
 
-    start, end: gradients of the last and of the first state. passing [B, H]: what run_queries left as `before` times
-    start.
+    state_grad_dot [B, H]: last_entry of run_bwd_q times dfinal, summed.
     """
-    batch, length, heads, keys = dk.shape
-    values = dv.shape[3]
-    wide, narrow = width_of(keys), width_of(values)
-    inverse, slope, _, row = kept.left
-    saved = tiles(kept.saved.flatten(0, 1), [1, 1, wide, narrow], TILE_LAYOUT)
+    q, k, v, gates = inputs.q, inputs.k, inputs.v, inputs.gates
+    batch, length, heads, keys = grads.dk.shape
+    values = grads.dv.shape[3]
+    tile_k, tile_v = width_of(keys), width_of(values)
+    inv_norm, d_norm, _, q_dq = residuals.token
+    saved = tiles(residuals.saved.flatten(0, 1), [1, 1, tile_k, tile_v], TILE_LAYOUT)
     constants = {
         "KEYS": keys,
         "VALUES": values,
-        "SAVE": kept.save,
-        "FROM": int(kept.begins),
+        "SAVE": residuals.save,
+        "FIRST_SAVED": int(residuals.first_is_zero),
         "ROUNDING": ROUNDING[q.dtype],
         "STAGES": stages,
     }
     arguments = (
-        _tiles(q, wide),
-        _tiles(k, wide),
-        _tiles(u, narrow),
-        _tiles(v, narrow),
-        _tiles(dk, wide),
-        _tiles(dv, narrow),
+        _tiles(q, tile_k),
+        _tiles(k, tile_k),
+        _tiles(do, tile_v),
+        _tiles(v, tile_v),
+        _tiles(grads.dk, tile_k),
+        _tiles(grads.dv, tile_v),
         saved,
         gates.g,
         gates.beta,
-        inverse,
-        slope,
-        start,
-        end,
-        kept.saved_n,
-        row,
-        passing,
-        dg,
-        dbeta,
+        inv_norm,
+        d_norm,
+        dfinal,
+        dinitial,
+        residuals.saved_n,
+        q_dq,
+        state_grad_dot,
+        grads.dg,
+        grads.dbeta,
         length,
         heads,
         heads // q.shape[2],
@@ -204,5 +229,5 @@ def run_adjoint(
         *gates.strides(),
         gates.scale,
     )
-    types = (*gates.types(), q.dtype, wide, narrow, start is None, end is None, passing is None)
-    launch(normalized_adjoint, (batch * heads, 1, 1), arguments, constants, wide // 16, types)
+    types = (*inputs.types(), tile_k, tile_v, dfinal is None, dinitial is None, state_grad_dot is None)
+    launch(mlstm_bwd_kv, (batch * heads, 1, 1), arguments, constants, tile_k // 16, types)

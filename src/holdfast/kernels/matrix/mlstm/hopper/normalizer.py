@@ -1,13 +1,16 @@
-"""The normaliser n of mLSTM beside Hopper's sweep: four warps of their own, off the path of those that multiply.
+"""mLSTM's normaliser n in the forward kernel on Hopper: a partition of four warps, off the path of the mma partition.
 
     n = exp(g_t) n + beta_t k_t;  norm_t = scale n . q_t;  o_t = scale S^T q_t / (max(|norm_t|, exp(-m_t)) + eps).
 
-A chunk's norm is q . n of the n before it, here, and the sums over its scores' earlier tokens, which the warps that
-multiply leave in shared memory; both products are wgmma of 8 columns, in which n and the tokens' weights stand as the
-sum of two numbers of the inputs' dtype, so that neither is rounded to one.
+A chunk's norm is q . n of the n before it, found here, and the sums of its scores over earlier tokens, which the mma
+partition leaves in shared memory. Both products of this partition are wgmma of 8 columns, in which n and the tokens'
+weights stand as the sum of two numbers of the inputs' dtype, so that neither is rounded to one.
 """
 
+from typing import NamedTuple
+
 from holdfast.kernels.lib.gluon.compat import (
+    aggregate,
     barrier,
     fence_async_shared,
     gl,
@@ -19,23 +22,23 @@ from holdfast.kernels.lib.gluon.compat import (
 from holdfast.kernels.lib.gluon.decay import CHUNK, READ_DECAY, VECTORS, WRITE_DECAY
 from holdfast.kernels.lib.gluon.sequence import segment_index
 
-# its exponential is the largest floor: past it the quotient is 0 to rounding, and inf would spoil its gradient
+# largest -m whose exponential is taken: past it the quotient is 0 to rounding, and inf would spoil its gradient
 _LARGEST = gl.constexpr(88.7228 - 1.0)
 
 
 @gluon.jit
-def floor_of(m):
-    """exp(-m), the least that an output is divided by."""
+def norm_floor(m):
+    """Return exp(-m), the least that an output is divided by."""
     # a maximum would hide a NaN
     return gl.exp(gl.where(-m > _LARGEST, _LARGEST, -m))
 
 
 @gluon.jit
 def to_half(x, dtype: gl.constexpr):
-    """x in bfloat16 or float16, converted where it stands.
+    """Convert x to bfloat16 or float16 where this stands.
 
-    A cast's numbers are put together where a product takes them, and ptxas moves all that leads to them there, after
-    the products that it was to run beside.
+    A cast's numbers are put together where a product takes them, and ptxas moves all that leads to them there, behind
+    the products beside which it was to run.
     """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], gl.bfloat16, False, 2)
@@ -44,8 +47,8 @@ def to_half(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _halves(x, layout: gl.constexpr, dtype: gl.constexpr):
-    """A vector as 8 columns: what of it fits dtype in the even ones, the rest in the odd ones."""
+def _hi_lo_columns(x, layout: gl.constexpr, dtype: gl.constexpr):
+    """Spread a vector over 8 columns: its value rounded to dtype in the even ones, the remainder in the odd ones."""
     wide = x[:, None] + gl.zeros([x.shape[0], 8], gl.float32, layout)
     high = wide.to(dtype)
     rest = (wide - high.to(gl.float32)).to(dtype)
@@ -53,28 +56,74 @@ def _halves(x, layout: gl.constexpr, dtype: gl.constexpr):
     return gl.where(even[None, :], high, rest)
 
 
-@gluon.jit
-def normalize(
-    chunks,
-    norms,
-    pointers,
-    m_t,
-    H,
-    T,
-    count,
-    eps,
-    KEYS: gl.constexpr,
-    VALUES: gl.constexpr,
-    ADDS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Each chunk's 1 / (max(|norm|, exp(-m)) + eps) for the warps that multiply; norm and its part of earlier chunks.
+class NormChunks(NamedTuple):
+    """Tiles of q and k, their decays, and the barriers that say when they are there."""
 
-    ADDS: norm is a part of the whole, of which pointers has the rest.
-    """
-    q_tiles, k_tiles, gates, decays, loaded, gated = chunks
-    pairs, n_tile, w_tile, across, quotients, summed, divided = norms
-    start_ptr, end_ptr, m_ptr, norm_ptr, earlier_ptr, before_ptr = pointers
+    q: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    decay_vectors: gl.shared_memory_descriptor
+    chunk_decays: gl.shared_memory_descriptor
+    tiles_ready: gl.shared_memory_descriptor
+    decay_ready: gl.shared_memory_descriptor
+
+
+class NormBuffers(NamedTuple):
+    """n_tile [8, K] and w_tile [8, 64]: operands; inter [64]: q . n; the rest is forward.py's Division."""
+
+    score_sums: gl.shared_memory_descriptor
+    n_tile: gl.shared_memory_descriptor
+    w_tile: gl.shared_memory_descriptor
+    inter: gl.shared_memory_descriptor
+    inv_norms: gl.shared_memory_descriptor
+    score_sums_ready: gl.shared_memory_descriptor
+    inv_norms_ready: gl.shared_memory_descriptor
+
+
+class NormPointers(NamedTuple):
+    """The states, whose last column is n, and a head's m and norms."""
+
+    initial: gl.tensor
+    final: gl.tensor
+    m: gl.tensor
+    norm: gl.tensor
+    inter_norm: gl.tensor
+    slices_norm: gl.tensor
+
+
+@aggregate
+class NormSizes:
+    """Heads, tokens and chunks; columns of k and v; whether slices_norm is added to norm."""
+
+    H: gl.tensor
+    T: gl.tensor
+    count: gl.tensor
+    eps: gl.tensor
+    KEYS: gl.constexpr
+    VALUES: gl.constexpr
+    ADDS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, H, T, count, eps, KEYS, VALUES, ADDS):
+        self.H = H
+        self.T = T
+        self.count = count
+        self.eps = eps
+        self.KEYS = gl.constexpr(KEYS)
+        self.VALUES = gl.constexpr(VALUES)
+        self.ADDS = gl.constexpr(ADDS)
+
+
+@gluon.jit
+def normalizer_partition(chunks, buffers, pointers, m_t, sizes):
+    """Find each chunk's 1 / (max(|norm|, exp(-m)) + eps) for the mma partition; store norm and its inter-chunk part."""
+    q_tiles, k_tiles, decay_vectors, chunk_decays, tiles_ready, decay_ready = chunks
+    score_sums, n_tile, w_tile, inter, inv_norms, score_sums_ready, inv_norms_ready = buffers
+    initial_ptr, final_ptr, m_ptr, norm_ptr, inter_norm_ptr, slices_norm_ptr = pointers
+    H, T, count, eps = sizes.H, sizes.T, sizes.count, sizes.eps
+    KEYS: gl.constexpr = sizes.KEYS
+    VALUES: gl.constexpr = sizes.VALUES
+    ADDS: gl.constexpr = sizes.ADDS
+    STAGES: gl.constexpr = k_tiles.shape[0]
     K: gl.constexpr = k_tiles.shape[4]
     dtype: gl.constexpr = k_tiles.dtype
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
@@ -84,22 +133,24 @@ def normalize(
 
     key = gl.arange(0, K, of_row)
     at = segment_index(H, 1) * (KEYS * (VALUES + 1)) + key * (VALUES + 1) + VALUES
-    if start_ptr is None:
+    if initial_ptr is None:
         n = gl.zeros([K], gl.float32, of_row)
     else:
-        n = gl.load(start_ptr + at, mask=key < KEYS, other=0.0)
+        n = gl.load(initial_ptr + at, mask=key < KEYS, other=0.0)
     stage = 0
     phase = 0
     for i in range(count):
         token = i * CHUNK + gl.arange(0, CHUNK, each)
-        floor = floor_of(gl.load(m_ptr + token.to(gl.int64) * m_t, mask=token < T, other=0.0))
+        floor = norm_floor(gl.load(m_ptr + token.to(gl.int64) * m_t, mask=token < T, other=0.0))
         if ADDS:
-            before = gl.load(before_ptr + token, mask=token < T, other=0.0)
-        n_tile.permute((1, 0)).store(_halves(n, mma, dtype))
-        mbarrier.wait(gated.index(stage), phase)
-        w_tile.permute((1, 0)).store(_halves(gates.index(stage * VECTORS + WRITE_DECAY).load(of_row), mma, dtype))
+            slices_norm = gl.load(slices_norm_ptr + token, mask=token < T, other=0.0)
+        n_tile.permute((1, 0)).store(_hi_lo_columns(n, mma, dtype))
+        mbarrier.wait(decay_ready.index(stage), phase)
+        weights = w_tile.permute((1, 0))
+        write = decay_vectors.index(stage * VECTORS + WRITE_DECAY).load(of_row)
+        weights.store(_hi_lo_columns(write, mma, dtype))
         fence_async_shared()
-        mbarrier.wait(loaded.index(stage), phase)
+        mbarrier.wait(tiles_ready.index(stage), phase)
         barrier()
         q = q_tiles.index(stage).reshape([CHUNK, K])
         k = k_tiles.index(stage).reshape([CHUNK, K])
@@ -109,21 +160,21 @@ def normalize(
         written = warpgroup_mma(k.permute((1, 0)), w_tile.permute((1, 0)), written, use_acc=False, is_async=True)
         norm, written = warpgroup_mma_wait(0, deps=(norm, written))
         # each half stands in four columns
-        n = n * decays.index(stage).load(of_row) + gl.sum(written, 1) * 0.25
-        across.store(gl.sum(norm, 1) * 0.25)
+        n = n * chunk_decays.index(stage).load(of_row) + gl.sum(written, 1) * 0.25
+        inter.store(gl.sum(norm, 1) * 0.25)
         barrier()
-        earlier = across.load(each) * gates.index(stage * VECTORS + READ_DECAY).load(each)
-        mbarrier.wait(summed, i & 1)
-        total = gl.sum(pairs.load(sums), 0) + earlier
+        inter_norm = inter.load(each) * decay_vectors.index(stage * VECTORS + READ_DECAY).load(each)
+        mbarrier.wait(score_sums_ready, i & 1)
+        total = gl.sum(score_sums.load(sums), 0) + inter_norm
         if ADDS:
-            total += before
-        quotients.store(1.0 / (gl.maximum(gl.abs(total), floor) + eps))
+            total += slices_norm
+        inv_norms.store(1.0 / (gl.maximum(gl.abs(total), floor) + eps))
         barrier()
-        mbarrier.arrive(divided, count=1)
+        mbarrier.arrive(inv_norms_ready, count=1)
         gl.store(norm_ptr + token, total, mask=token < T)
-        gl.store(earlier_ptr + token, earlier, mask=token < T)
+        gl.store(inter_norm_ptr + token, inter_norm, mask=token < T)
         stage += 1
         if stage == STAGES:
             stage = 0
             phase ^= 1
-    gl.store(end_ptr + at, n, mask=key < KEYS)
+    gl.store(final_ptr + at, n, mask=key < KEYS)
