@@ -99,7 +99,7 @@ def test_plans_compile_and_fit(K, V, beta, monkeypatch):
     Hopper().forward(forward.plan, call, None)
     Hopper().forward(over(forward.plan, span=1), call, None)
     Hopper().backward(over(backward.plan, span=1), call, None, *cotangents)
-    names = ["sweep", "advance", "sweep", "advance", "sweep", "adjoint"]
+    names = ["sweep", "advance", "sweep", "advance", "sweep", "scalar_decay_bwd"]
     assert [launch.kernel.__name__ for launch in launches] == names
     whole = H200.shared_per_block
     summing = model._sweep(problem_of(call), H200, backward.plan, (V, K), True).shared
@@ -143,7 +143,7 @@ def test_kernels_for_packed_sequences_compile(monkeypatch):
     (forward, *_), (backward, *_) = plans_of(call, packed=True)
     Hopper().forward(forward.plan, call, offsets)
     Hopper().backward(backward.plan, call, offsets, *cotangents)
-    assert [launch.kernel.__name__ for launch in launches] == ["sweep", "sweep", "adjoint"]
+    assert [launch.kernel.__name__ for launch in launches] == ["sweep", "sweep", "scalar_decay_bwd"]
     for launch in launches:
         made = compile_launch(launch)
         assert made.shared <= H200.shared_per_block

@@ -5,13 +5,20 @@ carried in registers beside it:
     dS = exp(g_{t+1}) dS + scale y_t q_t do_t^T;  dn = exp(g_{t+1}) dn + scale z_t q_t
     dk_t = beta_t (dS v_t + dn);  dv_t = beta_t dS^T k_t,
 with y_t = 1 / (max(|norm_t|, exp(-m_t)) + eps) and z_t the gradient of norm_t. backward_kv_mma.py multiplies; dg is
-summed as scalar_decay/hopper/backward_decay.py tells.
+summed as lib/gluon/decay_grad.py tells.
 """
 
 from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
 from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS
+from holdfast.kernels.lib.gluon.decay_grad import (
+    DecayGradBuffers,
+    DecayGradSizes,
+    DecayGradTensors,
+    RowSums,
+    SmoothingWindow,
+    decay_grad_partition,
+)
 from holdfast.kernels.lib.gluon.sequence import head_offset
-from holdfast.kernels.matrix.scalar_decay.hopper.backward_decay import sum_up
 
 from .backward_kv_mma import Operands, Outputs, Sizes, StatePointers, mma_partition
 from .buffers import Heads, Stages
@@ -151,7 +158,7 @@ def mlstm_bwd_kv(
         decay_ready=decay_ready,
         stage_empty=stage_empty,
     )
-    parts = (later_parts, earlier_parts, own_parts, cross_parts, state_parts)
+    parts = RowSums(later=later_parts, earlier=earlier_parts, own=own_parts, cross=cross_parts, state=state_parts)
     gl.warp_specialize(
         [
             (
@@ -184,31 +191,29 @@ def mlstm_bwd_kv(
                 ),
             ),
             (
-                sum_up,
+                decay_grad_partition,
                 (
-                    (decay_ready, stage_empty),
-                    parts,
-                    (pending_dg, innovations),
-                    g_ptr,
-                    beta_ptr,
-                    g_t,
-                    beta_t,
-                    q_dq_ptr,
-                    state_grad_dot_ptr,
-                    dg_ptr,
-                    dbeta_ptr,
-                    T,
-                    T,
-                    H,
-                    1,
-                    1,
-                    0,
-                    count,
+                    DecayGradBuffers(
+                        decays_ready=decay_ready,
+                        empty=stage_empty,
+                        sums=parts,
+                        window=SmoothingWindow(dg=pending_dg, gains=innovations),
+                    ),
+                    DecayGradTensors(
+                        g=g_ptr,
+                        beta=beta_ptr,
+                        g_t=g_t,
+                        beta_t=beta_t,
+                        entered=q_dq_ptr,
+                        passing=state_grad_dot_ptr,
+                        dg=dg_ptr,
+                        dbeta=dbeta_ptr,
+                    ),
+                    DecayGradSizes(length=T, part_size=T, H=H, grad_t=1, parts=1, first=0, count=count),
                     True,
                     SAVE,
                     FIRST_SAVED,
                     ROUNDING,
-                    STAGES,
                 ),
             ),
         ],

@@ -7,7 +7,7 @@ from holdfast.kernels.matrix.args import ROUNDING, Ends, Gates, Kept, Sums, _blo
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
 
-from .backward import adjoint
+from .backward import scalar_decay_bwd
 from .forward import sweep
 
 
@@ -117,7 +117,7 @@ def run_adjoint(
     constants = {
         "KEYS": keys,
         "VALUES": values,
-        "TURNED": turned,
+        "TRANSPOSED": turned,
         "SAVE": 0 if kept is None else kept.save,
         "FROM": 0 if kept is None else int(kept.begins),
         "ROUNDING": ROUNDING[q.dtype],
@@ -155,4 +155,4 @@ def run_adjoint(
     types = (*gates.types(), q.dtype, wide, narrow, *map(kind, optional))
     sequences, segments = _blocks(batch, length, span, cu_seqlens)
     grid = (sequences * heads, segments, 1)
-    launch(adjoint, grid, arguments, constants, wide // 16, types, None, True)
+    launch(scalar_decay_bwd, grid, arguments, constants, wide // 16, types, None, True)
