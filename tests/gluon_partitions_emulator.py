@@ -157,9 +157,9 @@ class _Hopper:
             "barrier": lambda: None,
             "reinterpret": Shared.reinterpret,
             "square": _square,
-            "panel": _panel,
-            "wide": lambda x: x.to(DType(torch.float32)),
-            "chosen": lambda x, y, first: Value(torch.where(first.data == 0, y.data, x.data)),
+            "column_block": _panel,
+            "to_float32": lambda x: x.to(DType(torch.float32)),
+            "select_bits": lambda x, y, first: Value(torch.where(first.data == 0, y.data, x.data)),
             "fence_async_shared": lambda: None,
             "tma_load": self.tma_load,
             "tma_store": self.tma_store,
@@ -178,7 +178,7 @@ class _Hopper:
             "to_half": lambda x, dtype: Value(x.data.to(dtype.torch)),
             "round_to": lambda x, dtype: Value(x.data.to(dtype.torch).to(torch.float32)),
             "to_vectorized_rows": lambda x: x,
-            "across": lambda x: Value(x.data.view(-1, 2, x.shape[1]).flip(1).view(x.shape)),
+            "other_row": lambda x: Value(x.data.view(-1, 2, x.shape[1]).flip(1).view(x.shape)),
             "warp_column_sums": lambda x, warps: Value(x.data.view(warps, -1, x.shape[1]).sum(1)),
         }
 

@@ -31,7 +31,7 @@ def apart(on_cpu, monkeypatch):
     """States of whole chunks beside gradients, not in their memory: the emulator refuses to write it twice."""
     from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
 
-    monkeypatch.setattr(hopper_gla_launch, "ends", lambda dq, dg, states: torch.empty_like(states))
+    monkeypatch.setattr(hopper_gla_launch, "room_for_dstates", lambda dq, dg, states: torch.empty_like(states))
 
 
 def packed(offsets, device="cpu", **of):
@@ -77,7 +77,7 @@ def test_kernels_compile_and_fit(K, V, offsets, beta, monkeypatch):
         assert made.shared <= min(shared, H200.shared_per_block)
         assert "serialized" not in made.notes, "a product waits for the one before it"
         name = launch.kernel.fn.__name__
-        assert made.spilled <= {"gla_sweep": 64, "gla_gradients": 80}[name], name
+        assert made.spilled <= {"gla_fwd": 64, "gla_bwd_grads": 80}[name], name
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,22 @@ from holdfast.planner import Device, Problem
 from holdfast.planner.models.matrix.vector_decay.triton import candidates
 
 pytest.importorskip("triton")
-from holdfast.kernels.matrix.vector_decay.triton.chunk_grads import gradients
-from holdfast.kernels.matrix.vector_decay.triton.chunk_prepare import prepare
+from holdfast.kernels.matrix.vector_decay.triton.chunk_grads import gla_chunk_grads
+from holdfast.kernels.matrix.vector_decay.triton.chunk_prepare import gla_chunk_prepare
 from holdfast.kernels.matrix.vector_decay.triton.launch import Passes
-from holdfast.kernels.matrix.vector_decay.triton.states import sweep
+from holdfast.kernels.matrix.vector_decay.triton.states import gla_chunk_fwd
 from holdfast.recurrences.definition import MatrixCall
 from interpreted import interpret
 from kernels.matrix.vector_decay.triton.parity import plan
 from triton_compile import TARGETS, compile_for
 
-FLOATS = ("g_ptr", "beta_ptr", "total_ptr", "first_ptr", "last_ptr", "dg_ptr", "dbeta_ptr")
-KERNELS = {"prepare": prepare, "forward": sweep, "reverse": sweep, "gradients": gradients}
+FLOATS = ("g_ptr", "beta_ptr", "chunk_decay_ptr", "initial_ptr", "final_ptr", "dg_ptr", "dbeta_ptr")
+KERNELS = {
+    "prepare": gla_chunk_prepare,
+    "forward": gla_chunk_fwd,
+    "reverse": gla_chunk_fwd,
+    "gradients": gla_chunk_grads,
+}
 
 
 def test_interpreted():
@@ -26,13 +31,13 @@ def test_interpreted():
 
 
 def arguments(name, dtype, width, columns, block, **given):
-    """Of one launch, with strengths, and states at both ends."""
+    """Of one launch, with beta, and with states before and after."""
     kernel = KERNELS[name]
     found = {x: torch.float32 if x in FLOATS else dtype for x in kernel.arg_names if x.endswith("_ptr")}
     if name == "forward":
-        found["kept_ptr"] = None
+        found["saved_ptr"] = None
     constants = {"GROUP": 1, "WIDTH": width, "COLUMNS": columns, "BLOCK": 64, "BLOCK_K": 64, "BLOCK_V": 64, "PARTS": 4}
-    if kernel is sweep:
+    if kernel is gla_chunk_fwd:
         constants |= {"BLOCK_K": width, "BLOCK_V": block, "STAGES": 2, "REVERSE": name == "reverse"}
     constants |= {"H": 32, "FOLDED": name != "forward", "cu_seqlens": None, "scale": 0.5}
     constants |= {"WIDE": dtype == torch.float32, "PRECISION": "tf32x3"}
@@ -56,7 +61,7 @@ def test_compiles_for_gpus_that_are_not_here(name, capability):
 
 def test_compiles_packed():
     given = arguments("forward", torch.float16, 64, 64, 64, cu_seqlens=torch.int64)
-    assert compile_for(sweep, 90, given, num_warps=4).stack <= MOST["forward"]
+    assert compile_for(gla_chunk_fwd, 90, given, num_warps=4).stack <= MOST["forward"]
 
 
 @pytest.mark.slow
@@ -65,7 +70,7 @@ def test_planned_blocks_fit_shared_memory(dtype, width):
     device = Device.named("h200")
     chosen = candidates(problem(dtype=str(dtype).removeprefix("torch."), K=width, V=width), device, "backward")[0].plan
     given = arguments("reverse", dtype, width, width, chosen["columns"], STAGES=chosen["stages"])
-    made = compile_for(sweep, 90, given, num_warps=chosen["warps"])
+    made = compile_for(gla_chunk_fwd, 90, given, num_warps=chosen["warps"])
     assert made.shared <= device.shared_per_block
     assert made.stack <= (32 if dtype == torch.bfloat16 else 1600)
 

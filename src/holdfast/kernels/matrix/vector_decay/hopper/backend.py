@@ -1,6 +1,6 @@
-"""Vector decay on Hopper: forward in one launch; backward a sweep in reverse for dv, then all chunks at once.
+"""Vector decay on Hopper: forward in one launch; backward the same kernel in reverse for dv, then all chunks at once.
 
-A forward pass that a backward pass may follow leaves it the state before each chunk.
+A forward pass that a backward pass may follow saves the state before each chunk.
 """
 
 from collections.abc import Sequence
@@ -48,20 +48,20 @@ class HopperGLA:
             return None
         shape = tuple(problem[name] for name in "BTHV")
         sequences = problem["N"] if problem.varlen else None
-        return SavedShape(kept_shape(shape, problem["K"], sequences), getattr(torch, problem.dtype))
+        return SavedShape(saved_sizes(shape, problem["K"], sequences), getattr(torch, problem.dtype))
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
-        """o, the final state and, if the plan keeps them, the states before each chunk."""
-        o, (final,), *kept = self.forward_rows(plan, [call], cu_seqlens)
-        return o, final, *kept
+        """Return o, the final state and, if the plan saves them, the states before each chunk."""
+        o, (final,), *saved = self.forward_rows(plan, [call], cu_seqlens)
+        return o, final, *saved
 
     def forward_rows(self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None) -> tuple[Any, ...]:
-        """The same of a call in slices of K, a call each beside the same v: final states are a list.
+        """Do what forward does for a call in slices of K, one call each beside the same v; final states are a list.
 
-        The plan keeps states of a whole call alone.
+        The plan saves states of a whole call alone.
         """
         from holdfast.kernels import varlen
         from holdfast.kernels.matrix.args import sums_of
@@ -73,20 +73,21 @@ class HopperGLA:
         cu_seqlens = varlen.on_device(cu_seqlens, shape[1], device)
         o = torch.empty(shape, dtype=dtype, device=device)
         sums = [None] if len(calls) == 1 else sums_of(o, tile(shape[3]), len(calls), cu_seqlens)
-        finals, kept = [], None
+        finals, saved = [], None
         for call, each in zip(calls, sums, strict=True):
-            q, k, v, g, beta = launch.inputs(call)
+            inputs = launch.Inputs.of(call, cu_seqlens)
             final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=device)
             finals.append(final)
             if plan["keeps"]:
                 sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-                kept = torch.empty(kept_shape(shape, k.shape[3], sequences), dtype=dtype, device=device)
-            if v.numel() == 0:
+                sizes = saved_sizes(shape, inputs.k.shape[3], sequences)
+                saved = torch.empty(sizes, dtype=dtype, device=device)
+            if inputs.v.numel() == 0:
                 final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
                 continue
-            start = aligned(call.initial_state)
-            launch.run_sweep(q, k, g, v, o, start, final, kept, call.scale, beta, cu_seqlens, sums=each)
-        return (o, finals) if kept is None else (o, finals, kept)
+            states = launch.States(aligned(call.initial_state), final, saved)
+            launch.run_forward(inputs, inputs.v, o, states, sums=each)
+        return (o, finals) if saved is None else (o, finals, saved)
 
     def backward(
         self,
@@ -98,48 +99,53 @@ class HopperGLA:
         o: Tensor | None = None,
         states: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
-        """states: what forward kept, which runs again without them. o is not read."""
+        """Return the gradients of call[:6] and of the initial state. o is not read.
+
+        states: what forward saved; without them, it runs again.
+        """
         from holdfast.kernels import varlen
         from holdfast.kernels.lib.triton.group_sum import ungroup
         from holdfast.kernels.runtime.tma import aligned, tileable
 
         from . import launch
 
-        q, k, v, g, beta = launch.inputs(call)
-        cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
-        end = aligned(grad_final)
-        grad_start = None
+        cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
+        inputs = launch.Inputs.of(call, cu_seqlens)
+        v, keys = inputs.v, inputs.k.shape[3]
+        dfinal = aligned(grad_final)
+        dinitial = None
         if call.initial_state is not None:
-            grad_start = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
+            dinitial = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
-            if grad_start is not None:
-                grad_start = grad_start.zero_() if end is None else grad_start.copy_(end)
+            if dinitial is not None:
+                dinitial = dinitial.zero_() if dfinal is None else dinitial.copy_(dfinal)
             grads = [None if x is None else torch.zeros_like(x) for x in call[:6]]
-            grads[3] = g.new_zeros(*v.shape[:3], g.shape[3])
-            return grads, grad_start
+            grads[3] = inputs.g.new_zeros(*v.shape[:3], inputs.g.shape[3])
+            return grads, dinitial
         if states is None:
             _, _, states = self.forward(model.plan(keeps=True), call, cu_seqlens)
-        u = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
-        heads = (*v.shape[:3], k.shape[3])
+        do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
+        heads = (*v.shape[:3], keys)
         dq, dk = (torch.empty(heads, dtype=v.dtype, device=v.device) for _ in range(2))
         dg = torch.empty(heads, dtype=torch.float32, device=v.device)
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         dbeta = None
-        if beta is not None:
-            dbeta = torch.empty(-(-g.shape[3] // model.CHUNK), *beta.shape, dtype=torch.float32, device=v.device)
+        if inputs.beta is not None:
+            parts = -(-inputs.g.shape[3] // model.CHUNK)
+            dbeta = torch.empty(parts, *inputs.beta.shape, dtype=torch.float32, device=v.device)
         # a chunk of a packed sequence is not where its gradients are
-        ends = launch.ends(dq, dg, states) if cu_seqlens is None else torch.empty_like(states)
-        launch.run_sweep(q, k, g, u, dv, end, grad_start, ends, call.scale, beta, cu_seqlens, reverse=True)
-        launch.run_gradients(q, k, g, v, u, states, ends, dq, dk, dg, call.scale, beta, dbeta, cu_seqlens)
+        dstates = launch.room_for_dstates(dq, dg, states) if cu_seqlens is None else torch.empty_like(states)
+        launch.run_forward(inputs, do, dv, launch.States(dfinal, dinitial, dstates), reverse=True)
+        launch.run_grads(inputs, do, states, dstates, launch.Grads(dq, dk, dg, dbeta))
         assert call.g is not None
         if dbeta is not None:
             assert call.beta is not None
             dbeta = dbeta.sum(0).to(call.beta.dtype)
-        return [*ungroup(dq, dk, q.shape[2]), dv, dg.to(call.g.dtype), dbeta, None], grad_start
+        return [*ungroup(dq, dk, inputs.q.shape[2]), dv, dg.to(call.g.dtype), dbeta, None], dinitial
 
 
-def kept_shape(shape: Sequence[int], keys: int, sequences: int | None) -> tuple[int, int, int, int]:
-    """Of a state of so many keys for each chunk of 64 tokens, as the kernels keep and read it.
+def saved_sizes(shape: Sequence[int], keys: int, sequences: int | None) -> tuple[int, int, int, int]:
+    """Return the sizes of the states before all chunks of 64 tokens, as the kernels save and read them.
 
     shape: v's. sequences: how many are packed, if they are.
     """

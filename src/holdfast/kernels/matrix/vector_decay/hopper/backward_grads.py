@@ -1,10 +1,10 @@
-"""Vector decay on Hopper: gradients of queries, keys and log decays, of all chunks at once.
+"""Vector decay on Hopper: the gradients of q, k and the log decays, of all chunks at once.
 
-With S the state before a chunk, dS the gradient of the one after it, u that of the output, and W = scale U V^T:
-    dq_t = scale (decay to t) S u_t + sum over s <= t of W_ts beta_s k_s (decay from s to t), and dk likewise.
-A warp has 16 tokens, a thread all of them in two channels (token_layout.py). Pairs of tokens of one warp are
-summed one by one in float32: a sum over earlier tokens takes one factor of their decay after the other, as Horner's
-rule does. Pairs of different warps meet at their level, as in intra_operands.py, by tensor cores.
+With S the state before a chunk, dS the gradient of the state after it, and W = scale dO V^T:
+    dq_t = scale (decay to t) S do_t + sum over s <= t of W_ts beta_s k_s (decay from s to t), and dk likewise.
+A warp has 16 tokens, a thread all of them in two channels (token_layout.py). Pairs of tokens of one warp are summed one
+by one in float32: a sum over earlier tokens takes one factor of their decay after the other, as Horner's rule does.
+Pairs of tokens of different warps meet at their level, as in intra_operands.py, on tensor cores.
 
 A log decay's gradient sums what crosses its token: pairs of tokens, what comes from before the chunk, what goes behind
 it, and both at once. No sum takes away what another rounded has added, so that the gradient at a strong decay stands
@@ -28,18 +28,18 @@ from holdfast.kernels.lib.gluon.sequence import packed_chunk
 from holdfast.kernels.lib.gluon.tails import zero_tail_rows
 
 from .token_layout import (
+    BLOCK_TOKENS,
     BLOCKS,
-    FLAT,
+    CHUNK_LAYOUT,
     HALF,
-    MMA_BLOCKS,
-    NEAR,
-    TOKENS,
-    around,
+    MMA_BLOCK_LAYOUT,
+    TOKEN_LAYOUT,
+    decays_around_block,
     decays_of,
-    near_product,
-    of_blocks,
-    tile_of,
-    tokens_of,
+    intra_block_product,
+    join_tokens,
+    load_block_decays,
+    split_tokens,
 )
 
 _WGMMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
@@ -50,10 +50,10 @@ _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
-def _weights(tile, i: gl.constexpr):
-    """Row i of every warp's 16 x 16 weights, one by one, [4, 1] each."""
-    whole = tile.slice(BLOCKS * i, BLOCKS, 0).load(_ROW)
-    parts = (gl.permute(gl.reshape(whole, [BLOCKS, 1, 2, 2, 2, 2]), (0, 1, 5, 4, 3, 2)),)
+def _load_weights(tile, i: gl.constexpr):
+    """Load row i of each warp's 16 x 16 weights, one by one, [4, 1] each."""
+    rows = tile.slice(BLOCKS * i, BLOCKS, 0).load(_ROW)
+    parts = (gl.permute(gl.reshape(rows, [BLOCKS, 1, 2, 2, 2, 2]), (0, 1, 5, 4, 3, 2)),)
     for level in gl.static_range(4):
         finer = ()
         for j in gl.static_range(1 << level):
@@ -61,25 +61,26 @@ def _weights(tile, i: gl.constexpr):
             finer = finer + (first, second)
         parts = finer
     found = ()
-    for j in gl.static_range(NEAR):
-        found = found + (gl.convert_layout(parts[j], TOKENS),)
+    for j in gl.static_range(BLOCK_TOKENS):
+        found = found + (gl.convert_layout(parts[j], TOKEN_LAYOUT),)
     return found
 
 
 @gluon.jit
-def _token(tile):
-    return tokens_of(tile.load(FLAT))
+def _load_tokens(tile):
+    """Load a tile [64, 64] by tokens."""
+    return split_tokens(tile.load(CHUNK_LAYOUT))
 
 
 @gluon.jit(do_not_specialize=["T", "qk_group", "g_group", "v_group"])
-def gla_gradients(
+def gla_bwd_grads(
     q_desc,
     k_desc,
     g_desc,
     v_desc,
-    u_desc,
+    do_desc,
     states_desc,
-    ends_desc,
+    dstates_desc,
     dq_ptr,
     dk_ptr,
     dg_ptr,
@@ -95,51 +96,59 @@ def gla_gradients(
     H: gl.constexpr,
     KEYS: gl.constexpr,
 ):
-    """Grid (ceil(KEYS / 64) * H, chunks, B), or (ceil(KEYS / 64) * H * chunks,) of packed sequences.
+    """Grid (ceil(KEYS / 64) * H, chunks, B), or (ceil(KEYS / 64) * H * chunks,) for packed sequences. Read by TMA:
 
-    q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H / g_group, KEYS], by descriptors of blocks [1, 64, 1, 64];
-    v, u: [B, T, H / v_group, V] and [B, T, H, V] of blocks [1, 64, 1, columns]. states, ends: the state that enters
-    each chunk and the gradient of the one that leaves it, as forward.py keeps them, of blocks [1, 64, 1, 64].
-    dq, dk, dg: [B, T, H, KEYS], dg in float32. ends may be in the memory of dg, or of dq if V is 64: a program reads
-    its part where it then writes. beta: float32 [B, T, H], and dbeta: float32 [ceil(KEYS / 64), B, T, H], what each 64
-    columns have of its gradient; or both None. cu: [N + 1], where packed sequences begin and end, or None; chunks are
-    then those of lib/gluon/sequence.py.
+    q, k    [B, T, H / qk_group, KEYS], in blocks [1, 64, 1, 64]
+    g       [B, T, H / g_group, KEYS], float32, in such blocks
+    v, do   [B, T, H / v_group, V] and [B, T, H, V], in blocks [1, 64, 1, columns]
+    states  the state before each chunk, as forward.py saves it, in blocks [1, 64, 1, 64]
+    dstates the gradient of the state after each chunk, likewise; may be in the memory of dg, or of dq if V is 64: a
+            block reads its part where it then writes
+
+    beta    [B, T, H], float32, or None for 1
+    cu      [N + 1], where packed sequences begin and end, or None; chunks are then those of lib/gluon/sequence.py
+
+    Written:
+
+    dq, dk  [B, T, H, KEYS]
+    dg      [B, T, H, KEYS], float32
+    dbeta   [ceil(KEYS / 64), B, T, H], float32, a part for each 64 columns; None beside a beta of None
     """
     V: gl.constexpr = v_desc.block_type.shape[3]
-    SLABS: gl.constexpr = V // 64
+    V_SLABS: gl.constexpr = V // 64
     dtype: gl.constexpr = q_desc.dtype
     flat: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     q_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, HALF], q_desc.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, HALF], k_desc.layout)
     g_tile = gl.allocate_shared_memory(gl.float32, [1, CHUNK, 1, HALF], g_desc.layout)
-    # of values, of the output's gradient, of both states; afterwards of products
+    # of v, do, the state and its gradient; afterwards of products
     pool = gl.allocate_shared_memory(gl.float32, [4, CHUNK, HALF], _STAGED)
-    by_query = gl.allocate_shared_memory(gl.float32, [BLOCKS * NEAR, NEAR], _PLAIN)
-    by_key = gl.allocate_shared_memory(gl.float32, [BLOCKS * NEAR, NEAR], _PLAIN)
+    by_query = gl.allocate_shared_memory(gl.float32, [BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS], _PLAIN)
+    by_key = gl.allocate_shared_memory(gl.float32, [BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS], _PLAIN)
     sums = gl.allocate_shared_memory(gl.float32, [4 * BLOCKS, HALF], _PLAIN)
-    crossing = gl.allocate_shared_memory(gl.float32, [HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    state_grad_dot = gl.allocate_shared_memory(gl.float32, [HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if beta_ptr is not None:
-        strengths = gl.allocate_shared_memory(gl.float32, [CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    pairs_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    own_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    states_come = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(pairs_come, count=1)
-    mbarrier.init(own_come, count=1)
-    mbarrier.init(states_come, count=1)
+        betas = gl.allocate_shared_memory(gl.float32, [CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    qkg_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    states_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(v_ready, count=1)
+    mbarrier.init(qkg_ready, count=1)
+    mbarrier.init(states_ready, count=1)
     fence_async_shared()
     barrier()
 
-    halves: gl.constexpr = (KEYS + HALF - 1) // HALF
-    half = gl.program_id(0) % halves
+    k_halves: gl.constexpr = (KEYS + HALF - 1) // HALF
+    half = gl.program_id(0) % k_halves
     length = T
     if cu_ptr is None:
-        head = gl.program_id(0) // halves
+        head = gl.program_id(0) // k_halves
         chunk = gl.program_id(1)
         batch = gl.program_id(2)
         token = chunk * CHUNK
     else:
-        head = gl.program_id(0) // halves % H
-        chunk = gl.program_id(0) // (halves * H)
+        head = gl.program_id(0) // k_halves % H
+        chunk = gl.program_id(0) // (k_halves * H)
         batch = gl.program_id(0) * 0
         shift, end = packed_chunk(cu_ptr, chunk, sequences, T)
         if end <= chunk * CHUNK:
@@ -147,181 +156,181 @@ def gla_gradients(
         token = chunk * CHUNK + shift
         T = end + shift
     v4 = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout)
-    u4 = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], u_desc.layout)
-    s5 = reinterpret(pool.index(2), dtype, [SLABS, 1, CHUNK, 1, HALF], states_desc.layout)
-    ds5 = reinterpret(pool.index(3), dtype, [SLABS, 1, CHUNK, 1, HALF], ends_desc.layout)
-    states_width: gl.constexpr = SLABS * (states_desc.block_type.nbytes + ends_desc.block_type.nbytes)
-    own_width: gl.constexpr = 2 * q_desc.block_type.nbytes + g_desc.block_type.nbytes
+    do4 = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], do_desc.layout)
+    s5 = reinterpret(pool.index(2), dtype, [V_SLABS, 1, CHUNK, 1, HALF], states_desc.layout)
+    ds5 = reinterpret(pool.index(3), dtype, [V_SLABS, 1, CHUNK, 1, HALF], dstates_desc.layout)
+    states_bytes: gl.constexpr = V_SLABS * (states_desc.block_type.nbytes + dstates_desc.block_type.nbytes)
+    qkg_bytes: gl.constexpr = 2 * q_desc.block_type.nbytes + g_desc.block_type.nbytes
     # in the order of their use
-    mbarrier.expect(pairs_come, v_desc.block_type.nbytes + u_desc.block_type.nbytes)
-    tma_load(v_desc, [batch, token, head // v_group, 0], pairs_come, v4)
-    tma_load(u_desc, [batch, token, head, 0], pairs_come, u4)
-    mbarrier.expect(own_come, own_width)
-    tma_load(g_desc, [batch, token, head // g_group, half * HALF], own_come, g_tile)
-    tma_load(q_desc, [batch, token, head // qk_group, half * HALF], own_come, q_tile)
-    tma_load(k_desc, [batch, token, head // qk_group, half * HALF], own_come, k_tile)
-    mbarrier.expect(states_come, states_width)
-    for slab in gl.static_range(SLABS):
-        place = [batch, chunk * CHUNK, head, (half * SLABS + slab) * HALF]
-        tma_load(states_desc, place, states_come, s5.index(slab))
-        tma_load(ends_desc, place, states_come, ds5.index(slab))
+    mbarrier.expect(v_ready, v_desc.block_type.nbytes + do_desc.block_type.nbytes)
+    tma_load(v_desc, [batch, token, head // v_group, 0], v_ready, v4)
+    tma_load(do_desc, [batch, token, head, 0], v_ready, do4)
+    mbarrier.expect(qkg_ready, qkg_bytes)
+    tma_load(g_desc, [batch, token, head // g_group, half * HALF], qkg_ready, g_tile)
+    tma_load(q_desc, [batch, token, head // qk_group, half * HALF], qkg_ready, q_tile)
+    tma_load(k_desc, [batch, token, head // qk_group, half * HALF], qkg_ready, k_tile)
+    mbarrier.expect(states_ready, states_bytes)
+    for slab in gl.static_range(V_SLABS):
+        place = [batch, chunk * CHUNK, head, (half * V_SLABS + slab) * HALF]
+        tma_load(states_desc, place, states_ready, s5.index(slab))
+        tma_load(dstates_desc, place, states_ready, ds5.index(slab))
     v = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout).reshape([CHUNK, V])
-    u = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], u_desc.layout).reshape([CHUNK, V])
+    do = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], do_desc.layout).reshape([CHUNK, V])
     s = reinterpret(pool.index(2), dtype, [V, HALF], flat)
     ds = reinterpret(pool.index(3), dtype, [V, HALF], flat)
 
-    # weights of pairs of one warp's tokens
+    # weights of pairs of tokens of one warp
     if beta_ptr is not None:
         tokens = token + gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [4], [0]))
         beta_ptr += (batch * length).to(gl.int64) * H + head
         dbeta_ptr += (half * gl.num_programs(2) + batch).to(gl.int64) * length * H + head
-        strengths.store(gl.load(beta_ptr + tokens.to(gl.int64) * H, mask=tokens < T, other=0.0))
+        betas.store(gl.load(beta_ptr + tokens.to(gl.int64) * H, mask=tokens < T, other=0.0))
         barrier()
-    mbarrier.wait(pairs_come, 0)
+    mbarrier.wait(v_ready, 0)
     if cu_ptr is not None:  # noqa: SIM102 - known while compiling
         if token + CHUNK > T:
             zero_tail_rows(v4, T - token)
-            zero_tail_rows(u4, T - token)
+            zero_tail_rows(do4, T - token)
             barrier()
-    near = near_product(u, v) * scale
-    weighed = near
+    intra_block = intra_block_product(do, v) * scale
+    weighted = intra_block
     if beta_ptr is not None:
-        by_block = reinterpret(strengths, gl.float32, [BLOCKS, NEAR], _PLAIN)
-        weighed = near * by_block.load(gl.SliceLayout(1, MMA_BLOCKS))[:, None, :]
-    by_query.store(gl.reshape(gl.permute(weighed, (1, 0, 2)), [BLOCKS * NEAR, NEAR]))
-    by_key.store(gl.reshape(gl.permute(near, (2, 0, 1)), [BLOCKS * NEAR, NEAR]))
+        by_block = reinterpret(betas, gl.float32, [BLOCKS, BLOCK_TOKENS], _PLAIN)
+        weighted = intra_block * by_block.load(gl.SliceLayout(1, MMA_BLOCK_LAYOUT))[:, None, :]
+    by_query.store(gl.reshape(gl.permute(weighted, (1, 0, 2)), [BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS]))
+    by_key.store(gl.reshape(gl.permute(intra_block, (2, 0, 1)), [BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS]))
 
-    # pairs of different warps, at their level
-    mbarrier.wait(own_come, 0)
+    # pairs of tokens of different warps, at their level
+    mbarrier.wait(qkg_ready, 0)
     if cu_ptr is not None:  # noqa: SIM102 - known while compiling
         if token + CHUNK > T:
             zero_tail_rows(g_tile, T - token)
             zero_tail_rows(q_tile, T - token)
             zero_tail_rows(k_tile, T - token)
             barrier()
-    own = decays_of(tokens_of(g_tile.reshape([CHUNK, HALF]).load(FLAT)))
+    own = decays_of(split_tokens(g_tile.reshape([CHUNK, HALF]).load(CHUNK_LAYOUT)))
     to_here = (own[0],)
-    to_end = (gl.full(own[0].shape, 1.0, gl.float32, TOKENS),)
-    for i in gl.static_range(1, NEAR):
+    to_end = (gl.full(own[0].shape, 1.0, gl.float32, TOKEN_LAYOUT),)
+    for i in gl.static_range(1, BLOCK_TOKENS):
         to_here = to_here + (to_here[i - 1] * own[i],)
-        to_end = (to_end[0] * own[NEAR - i],) + to_end
-    sums.slice(0, BLOCKS, 0).store(to_here[NEAR - 1])
+        to_end = (to_end[0] * own[BLOCK_TOKENS - i],) + to_end
+    sums.slice(0, BLOCKS, 0).store(to_here[BLOCK_TOKENS - 1])
     barrier()
-    t0, t1, t2, t3 = of_blocks(sums.slice(0, BLOCKS, 0))
-    block = gl.arange(0, BLOCKS, gl.SliceLayout(1, TOKENS))[:, None]
-    before, after, inward = around(block, t0, t1, t2, t3)
+    t0, t1, t2, t3 = load_block_decays(sums.slice(0, BLOCKS, 0))
+    block = gl.arange(0, BLOCKS, gl.SliceLayout(1, TOKEN_LAYOUT))[:, None]
+    before, after, inward = decays_around_block(block, t0, t1, t2, t3)
     odd = block % 2 == 1
     high = block >= 2
-    qs = tokens_of(q_tile.reshape([CHUNK, HALF]).load(FLAT))
-    ks = tokens_of(k_tile.reshape([CHUNK, HALF]).load(FLAT))
-    met = ()
-    met_far = ()
-    for i in gl.static_range(NEAR):
+    qs = split_tokens(q_tile.reshape([CHUNK, HALF]).load(CHUNK_LAYOUT))
+    ks = split_tokens(k_tile.reshape([CHUNK, HALF]).load(CHUNK_LAYOUT))
+    level_16 = ()
+    level_32 = ()
+    for i in gl.static_range(BLOCK_TOKENS):
         query = qs[i].to(gl.float32) * to_here[i]
         key = ks[i].to(gl.float32) * to_end[i]
-        met = met + (gl.where(odd, query, key).to(dtype),)
-        met_far = met_far + ((gl.where(high, query, key) * inward).to(dtype),)
-    met_tiles = reinterpret(g_tile, dtype, [2, CHUNK, HALF], flat)
-    met_tiles.index(0).store(tile_of(met))
-    met_tiles.index(1).store(tile_of(met_far))
+        level_16 = level_16 + (gl.where(odd, query, key).to(dtype),)
+        level_32 = level_32 + ((gl.where(high, query, key) * inward).to(dtype),)
+    level_tiles = reinterpret(g_tile, dtype, [2, CHUNK, HALF], flat)
+    level_tiles.index(0).store(join_tokens(level_16))
+    level_tiles.index(1).store(join_tokens(level_32))
     fence_async_shared()
     barrier()
-    w = gl.zeros([CHUNK, CHUNK], gl.float32, _WGMMA)
-    w = warpgroup_mma(u, v.permute((1, 0)), w, use_acc=False, is_async=True)
-    wt = gl.zeros([CHUNK, CHUNK], gl.float32, _WGMMA)
-    wt = warpgroup_mma(v, u.permute((1, 0)), wt, use_acc=False, is_async=True)
-    w, wt = warpgroup_mma_wait(0, deps=(w, wt))
+    w_ts = gl.zeros([CHUNK, CHUNK], gl.float32, _WGMMA)
+    w_ts = warpgroup_mma(do, v.permute((1, 0)), w_ts, use_acc=False, is_async=True)
+    w_st = gl.zeros([CHUNK, CHUNK], gl.float32, _WGMMA)
+    w_st = warpgroup_mma(v, do.permute((1, 0)), w_st, use_acc=False, is_async=True)
+    w_ts, w_st = warpgroup_mma_wait(0, deps=(w_ts, w_st))
     row = gl.arange(0, CHUNK, gl.SliceLayout(1, _WGMMA))[:, None]
     column = gl.arange(0, CHUNK, gl.SliceLayout(0, _WGMMA))[None, :]
     if beta_ptr is not None:
-        w = w * strengths.load(gl.SliceLayout(0, _WGMMA))[None, :]
-    w = gl.where(row > column, w, wt) * scale
+        w_ts = w_ts * betas.load(gl.SliceLayout(0, _WGMMA))[None, :]
+    w_ts = gl.where(row > column, w_ts, w_st) * scale
     operand: gl.constexpr = gl.DotOperandLayout(0, _WGMMA, 2)
-    sixteen = gl.convert_layout(gl.where((row ^ column) >> 4 == 1, w, 0.0).to(dtype), operand)
-    thirty_two = gl.convert_layout(gl.where((row ^ column) >> 5 == 1, w, 0.0).to(dtype), operand)
-    at_sixteen = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
-    at_thirty_two = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
-    sixteen, thirty_two = warpgroup_mma_wait(0, deps=(sixteen, thirty_two))
-    at_sixteen = warpgroup_mma(sixteen, met_tiles.index(0), at_sixteen, use_acc=False, is_async=True)
-    at_thirty_two = warpgroup_mma(thirty_two, met_tiles.index(1), at_thirty_two, use_acc=False, is_async=True)
+    w_16 = gl.convert_layout(gl.where((row ^ column) >> 4 == 1, w_ts, 0.0).to(dtype), operand)
+    w_32 = gl.convert_layout(gl.where((row ^ column) >> 5 == 1, w_ts, 0.0).to(dtype), operand)
+    sums_16 = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
+    sums_32 = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
+    w_16, w_32 = warpgroup_mma_wait(0, deps=(w_16, w_32))
+    sums_16 = warpgroup_mma(w_16, level_tiles.index(0), sums_16, use_acc=False, is_async=True)
+    sums_32 = warpgroup_mma(w_32, level_tiles.index(1), sums_32, use_acc=False, is_async=True)
 
     # what comes from before the chunk and from behind it
-    mbarrier.wait(states_come, 0)
+    mbarrier.wait(states_ready, 0)
     from_state = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
-    from_end = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
-    both = gl.zeros([HALF, HALF], gl.float32, _WGMMA)
-    from_state = warpgroup_mma(u, s, from_state, use_acc=False, is_async=True)
-    from_end = warpgroup_mma(v, ds, from_end, use_acc=False, is_async=True)
-    both = warpgroup_mma(s.permute((1, 0)), ds, both, use_acc=False, is_async=True)
-    at_sixteen, at_thirty_two, sixteen, thirty_two, from_state, from_end, both = warpgroup_mma_wait(
-        0, deps=(at_sixteen, at_thirty_two, sixteen, thirty_two, from_state, from_end, both)
+    from_dstate = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
+    state_products = gl.zeros([HALF, HALF], gl.float32, _WGMMA)
+    from_state = warpgroup_mma(do, s, from_state, use_acc=False, is_async=True)
+    from_dstate = warpgroup_mma(v, ds, from_dstate, use_acc=False, is_async=True)
+    state_products = warpgroup_mma(s.permute((1, 0)), ds, state_products, use_acc=False, is_async=True)
+    sums_16, sums_32, w_16, w_32, from_state, from_dstate, state_products = warpgroup_mma_wait(
+        0, deps=(sums_16, sums_32, w_16, w_32, from_state, from_dstate, state_products)
     )
     barrier()
-    pool.index(0).store(at_sixteen)
-    pool.index(1).store(at_thirty_two)
+    pool.index(0).store(sums_16)
+    pool.index(1).store(sums_32)
     pool.index(2).store(from_state * scale)
-    pool.index(3).store(from_end)
-    crossing.store(gl.sum(gl.where(row == column, both, 0.0), 1))
+    pool.index(3).store(from_dstate)
+    state_grad_dot.store(gl.sum(gl.where(row == column, state_products, 0.0), 1))
     barrier()
 
-    # a token after the other, from the last on: pairs of its warp, all the others, and what crosses it
-    qs = tokens_of(q_tile.reshape([CHUNK, HALF]).load(FLAT))
-    ks = tokens_of(k_tile.reshape([CHUNK, HALF]).load(FLAT))
-    nothing = gl.zeros(own[0].shape, gl.float32, TOKENS)
-    queries, keys = gl.where(odd, 1.0, 0.0), gl.where(odd, 0.0, 1.0)
-    far_queries, far_keys = gl.where(high, inward, 0.0), gl.where(high, 0.0, inward)
-    columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKENS))[None, :]
-    first = token + block * NEAR
+    # token by token, from the last on: pairs of its warp, all other pairs, and what crosses it
+    qs = split_tokens(q_tile.reshape([CHUNK, HALF]).load(CHUNK_LAYOUT))
+    ks = split_tokens(k_tile.reshape([CHUNK, HALF]).load(CHUNK_LAYOUT))
+    nothing = gl.zeros(own[0].shape, gl.float32, TOKEN_LAYOUT)
+    q_factor_16, k_factor_16 = gl.where(odd, 1.0, 0.0), gl.where(odd, 0.0, 1.0)
+    q_factor_32, k_factor_32 = gl.where(high, inward, 0.0), gl.where(high, 0.0, inward)
+    columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKEN_LAYOUT))[None, :]
+    first = token + block * BLOCK_TOKENS
     place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
     if beta_ptr is not None:
-        of_strengths = dbeta_ptr + first.to(gl.int64) * H
-    ahead, ahead_states, ahead_far, behind_ends, behind_far = nothing, nothing, nothing, nothing, nothing
-    end = gl.full(own[0].shape, 1.0, gl.float32, TOKENS)
-    from_states, from_ends = _token(pool.index(2)), _token(pool.index(3))
-    levels, far_levels = _token(pool.index(0)), _token(pool.index(1))
+        dbeta_at = dbeta_ptr + first.to(gl.int64) * H
+    ahead, ahead_states, ahead_32, behind_ends, behind_32 = nothing, nothing, nothing, nothing, nothing
+    end = gl.full(own[0].shape, 1.0, gl.float32, TOKEN_LAYOUT)
+    from_states, from_ends = _load_tokens(pool.index(2)), _load_tokens(pool.index(3))
+    sums_16_by_token, sums_32_by_token = _load_tokens(pool.index(0)), _load_tokens(pool.index(1))
     later = ()
     earlier = ()
-    # beside strengths they would spill: in the place of tiles that are in registers by then
-    laters = reinterpret(g_tile, gl.float32, [NEAR, BLOCKS, HALF], _PLAIN)
+    # beside betas they would spill: in the place of tiles that are in registers by then
+    laters = reinterpret(g_tile, gl.float32, [BLOCK_TOKENS, BLOCKS, HALF], _PLAIN)
     earliers = (
-        reinterpret(q_tile, gl.float32, [NEAR // 2, BLOCKS, HALF], _PLAIN),
-        reinterpret(k_tile, gl.float32, [NEAR // 2, BLOCKS, HALF], _PLAIN),
+        reinterpret(q_tile, gl.float32, [BLOCK_TOKENS // 2, BLOCKS, HALF], _PLAIN),
+        reinterpret(k_tile, gl.float32, [BLOCK_TOKENS // 2, BLOCKS, HALF], _PLAIN),
     )
-    for t in gl.static_range(NEAR - 1, -1, -1):
-        to_query = _weights(by_query, t)
-        to_key = _weights(by_key, t)
+    for t in gl.static_range(BLOCK_TOKENS - 1, -1, -1):
+        to_query = _load_weights(by_query, t)
+        to_key = _load_weights(by_key, t)
         q, k = qs[t].to(gl.float32), ks[t].to(gl.float32)
-        state_part, end_part, far_part = from_states[t], from_ends[t], far_levels[t]
+        state_part, end_part, part_32 = from_states[t], from_ends[t], sums_32_by_token[t]
         # of earlier tokens, one factor of their decay after the other
-        before_it = state_part * before + levels[t] * queries + far_part * far_queries
+        before_it = state_part * before + sums_16_by_token[t] * q_factor_16 + part_32 * q_factor_32
         for i in gl.static_range(t):
             before_it = before_it * own[i] + to_query[i] * ks[i].to(gl.float32)
         before_it = before_it * own[t]
         # of later tokens of the warp, of all others
         after_it = nothing
-        for i in gl.static_range(NEAR - 1, t, -1):
+        for i in gl.static_range(BLOCK_TOKENS - 1, t, -1):
             added = to_key[i] * qs[i].to(gl.float32)
-            after_it = added if i == NEAR - 1 else after_it * own[i + 1] + added
-        if t < NEAR - 1:
+            after_it = added if i == BLOCK_TOKENS - 1 else after_it * own[i + 1] + added
+        if t < BLOCK_TOKENS - 1:
             after_it = after_it * own[t + 1]
             end = end * own[t + 1]
-        back = end_part * after + levels[t] * keys + far_part * far_keys
+        back = end_part * after + sums_16_by_token[t] * k_factor_16 + part_32 * k_factor_32
         inside = (first + t < T) & (columns < KEYS)
         at = place + t * (H * KEYS)
         gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
         to_write = after_it + to_key[t] * q + end * back
         if beta_ptr is not None:
-            beta = by_block.slice(t, 1, 1).load(TOKENS)
-            gl.store(of_strengths + t * H, gl.sum(k * to_write, 1)[:, None], mask=first + t < T)
+            beta = by_block.slice(t, 1, 1).load(TOKEN_LAYOUT)
+            gl.store(dbeta_at + t * H, gl.sum(k * to_write, 1)[:, None], mask=first + t < T)
             to_write = to_write * beta
             k = k * beta
         gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
         ahead += before_it * q - after_it * k
         ahead_states = (ahead_states + q * state_part) * own[t]
-        ahead_far = (ahead_far + q * far_part) * own[t]
+        ahead_32 = (ahead_32 + q * part_32) * own[t]
         key = k * end
         behind_ends += key * end_part
-        behind_far += key * far_part
+        behind_32 += key * part_32
         if beta_ptr is None:
             later = (ahead,) + later
             earlier = (key * back,) + earlier
@@ -330,17 +339,17 @@ def gla_gradients(
             earliers[t % 2].index(t // 2).store(key * back)
     sums.slice(BLOCKS, BLOCKS, 0).store(ahead_states * before)
     sums.slice(2 * BLOCKS, BLOCKS, 0).store(behind_ends * after)
-    sums.slice(3 * BLOCKS, BLOCKS, 0).store(ahead_far * far_queries + behind_far * far_keys)
+    sums.slice(3 * BLOCKS, BLOCKS, 0).store(ahead_32 * q_factor_32 + behind_32 * k_factor_32)
     barrier()
-    rest = crossing.load(gl.SliceLayout(0, TOKENS))[None, :] * (t0 * t1 * t2 * t3)
+    rest = state_grad_dot.load(gl.SliceLayout(0, TOKEN_LAYOUT))[None, :] * (t0 * t1 * t2 * t3)
     for i in gl.static_range(BLOCKS):
-        rest += gl.where(block < i, sums.slice(BLOCKS + i, 1, 0).load(TOKENS), 0.0)
-        rest += gl.where(block > i, sums.slice(2 * BLOCKS + i, 1, 0).load(TOKENS), 0.0)
-    rest += gl.where(block == 1, sums.slice(3 * BLOCKS, 1, 0).load(TOKENS), 0.0)
-    rest += gl.where(block == 2, sums.slice(3 * BLOCKS + 3, 1, 0).load(TOKENS), 0.0)
-    for i in gl.static_range(NEAR):
+        rest += gl.where(block < i, sums.slice(BLOCKS + i, 1, 0).load(TOKEN_LAYOUT), 0.0)
+        rest += gl.where(block > i, sums.slice(2 * BLOCKS + i, 1, 0).load(TOKEN_LAYOUT), 0.0)
+    rest += gl.where(block == 1, sums.slice(3 * BLOCKS, 1, 0).load(TOKEN_LAYOUT), 0.0)
+    rest += gl.where(block == 2, sums.slice(3 * BLOCKS + 3, 1, 0).load(TOKEN_LAYOUT), 0.0)
+    for i in gl.static_range(BLOCK_TOKENS):
         inside = (first + i < T) & (columns < KEYS)
-        crossing_it = later[i] if beta_ptr is None else laters.index(i).load(TOKENS)
-        behind_it = earlier[i] if beta_ptr is None else earliers[i % 2].index(i // 2).load(TOKENS)
+        crossing_it = later[i] if beta_ptr is None else laters.index(i).load(TOKEN_LAYOUT)
+        behind_it = earlier[i] if beta_ptr is None else earliers[i % 2].index(i // 2).load(TOKEN_LAYOUT)
         gl.store(dg_ptr + place + i * (H * KEYS), crossing_it + rest, mask=inside)
         rest += behind_it

@@ -1,39 +1,70 @@
-"""One sweep over a sequence on Hopper: the additive recurrence with one decay a key channel, its state in registers.
+"""Vector decay's forward kernel on Hopper: the additive recurrence with one decay a key channel, state in registers.
 
     S = diag(exp(g_t)) S + beta_t k_t v_t^T;  o_t = scale S^T q_t.
 
-A block owns a (batch, head) and walks over chunks of 64 tokens. Eight warps turn each chunk's queries, keys and log
-decays into operands (intra_operands.py), a chunk ahead of the eight that multiply (forward_mma.py). Who has
-read a tile has the chunk that takes its place copied in by TMA (forward_loads.py). Products are transposed:
+A block owns a (batch, head) and goes through its chunks of 64 tokens. Eight warps (`decay_partition`) turn each chunk's
+q, k and log decays into operands (intra_operands.py), a chunk ahead of the warps that multiply (forward_mma.py).
+Whoever has read a tile issues the TMA load of the chunk that takes its place (forward_loads.py). Products are
+transposed:
     O^T = S^T Q^T + V^T P^T;  S^T = S^T decays + V^T K.
-Backward in time, with do for v and queries and keys exchanged, the same is the gradient of the state, and that of v.
+Backward in time, with do for v, and with q and k exchanged, the same kernel computes the gradient of the state, and dv.
 
-A packed sequence is walked over by itself, its chunks as lib/gluon/sequence.py counts them. Where its last one ends in
-another sequence those that weigh make 0 of the rows that would reach it: of what is written, of values and log decays.
+A packed sequence has chunks of its own, counted as in lib/gluon/sequence.py. Where the last one ends in another
+sequence, `decay_partition` zeroes the rows of that one that would have an effect: of what is written to the state, of v
+and of the log decays.
 """
+
+from typing import NamedTuple
 
 from holdfast.kernels.lib.gluon.compat import barrier, fence_async_shared, gl, gluon, mbarrier
 from holdfast.kernels.lib.gluon.decay import CHUNK
 from holdfast.kernels.lib.gluon.sequence import packed_sequence
 from holdfast.kernels.lib.gluon.tails import zero_tail_rows
 
-from .forward_loads import PAIR, STAGES, fetch_keys, fetch_values, token_of
-from .forward_mma import multiply
-from .intra_operands import PARTS, fetch_decays, weigh
+from .forward_loads import QK_STAGES, V_STAGES, ChunkOrder, QKLoads, VLoads, chunk_token, load_qk, load_v
+from .forward_mma import Constants, Memory, mma_partition
+from .intra_operands import (
+    INTRA_BLOCK_SHARED,
+    ChunkCoords,
+    ChunkTiles,
+    DecayLoads,
+    OperandBarriers,
+    Operands,
+    load_log_decays,
+    make_intra_operands,
+)
 from .token_layout import HALF
 
 
+class Tiles(NamedTuple):
+    """Tiles that TMA fills, or the barriers that say that it has: q and k, g [K / 64, ..], v."""
+
+    qk: gl.shared_memory_descriptor
+    g: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+
+
+class DecaySources(NamedTuple):
+    """Where the log decays and betas of a head come from: g's descriptor, beta [B, T, H] or None, sizes."""
+
+    g_desc: gl.tensor
+    beta_ptr: gl.tensor | None
+    T: gl.tensor
+    H: gl.tensor
+    g_group: gl.tensor  # heads of v that share a head of g
+
+
 @gluon.jit(do_not_specialize=["T", "H", "qk_group", "g_group", "v_group"])
-def gla_sweep(
+def gla_fwd(
     k_desc,
     q_desc,
     g_desc,
     v_desc,
     o_desc,
-    kept_desc,
+    saved_desc,
     beta_ptr,
-    start_ptr,
-    end_ptr,
+    initial_ptr,
+    final_ptr,
     cu_ptr,
     o_ptr,
     sums_ptr,
@@ -49,137 +80,117 @@ def gla_sweep(
     ADDS: gl.constexpr,
     LEAVES: gl.constexpr,
 ):
-    """Grid (B * H,), or (N * H,) of packed sequences.
+    """Grid (B * H,), or (N * H,) for packed sequences. Read by TMA in blocks [1, 64, 1, columns]:
 
-    q, k: [B, T, H / qk_group, KEYS], g: float32 [B, T, H / g_group, KEYS], v: [B, T, H / v_group, VALUES], o: [B, T, H,
-    VALUES], by descriptors of blocks [1, 64, 1, columns], of g 64 columns.
-    kept: S as each chunk reads it, rounded, [B, 64 chunks, H, K V / 64] of blocks [1, 64, 1, 64], or None, K and V the
-    widths of tiles. Its columns are [K / 64, V / 64, 64], and a row is that of one of each 64 values.
-    beta: float32 [B, T, H], or None for 1. start, end: S before and after the sweep, float32 [B, H, KEYS, VALUES], or
-    None. cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that
-    end in another sequence, N for B in states, and kept's chunks T // 64 + N, sequence n's from begin // 64 + n on.
+    q, k   [B, T, H / qk_group, KEYS]
+    g      [B, T, H / g_group, KEYS], float32, 64 columns a block
+    v      [B, T, H / v_group, VALUES]
+
+    beta   [B, T, H], float32, or None for 1
+    initial, final  [B, H, KEYS, VALUES], float32, or None: S before and after all chunks
+    cu     [N + 1], where packed sequences begin and end, or None
+
+    Written, by TMA in such blocks:
+
+    o      [B, T, H, VALUES]; beside cu also its pointer, for chunks that end in another sequence
+    saved  [B, 64 chunks, H, K V / 64] in blocks of 64 columns, or None: S as each chunk reads it, rounded. K and V are
+           the widths of tiles; columns are [K / 64, V / 64, 64], and a row holds one of each 64 values.
+
+    Beside cu, N takes the place of B in states, and saved has T // 64 + N chunks, sequence n's from begin // 64 + n on.
     sums, ADDS, LEAVES: of a state in slices of K, as in scalar_decay/hopper/forward.py.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
     flat: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    # keys and queries of a chunk, side by side: when they have been read, a state that is kept takes their place
-    qk_tiles = gl.allocate_shared_memory(dtype, [2 * STAGES, 1, CHUNK, 1, K], k_desc.layout)
+    # k and q of a chunk, side by side: when they have been read, a state that is saved takes their place
+    qk_tiles = gl.allocate_shared_memory(dtype, [2 * QK_STAGES, 1, CHUNK, 1, K], k_desc.layout)
     g_tiles = gl.allocate_shared_memory(gl.float32, [K // HALF, 1, CHUNK, 1, HALF], g_desc.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [PAIR, 1, CHUNK, 1, V], v_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, CHUNK, 1, V], v_desc.layout)
     p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], flat)
-    near_tile = gl.allocate_shared_memory(gl.float32, [8, 16, 16], PARTS)
+    intra_block = gl.allocate_shared_memory(gl.float32, [8, 16, 16], INTRA_BLOCK_SHARED)
     # each by itself: between stores into parts of one the compiler has all warps wait for each other
-    met_tiles = (
+    level_tiles = (
         gl.allocate_shared_memory(dtype, [K // HALF, CHUNK, HALF], flat),
         gl.allocate_shared_memory(dtype, [K // HALF, CHUNK, HALF], flat),
     )
-    totals = gl.allocate_shared_memory(gl.float32, [4, HALF], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    # a chunk is weighed when the one before the last has been multiplied
-    decays = gl.allocate_shared_memory(gl.float32, [PAIR * K // HALF, HALF], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    block_decays = gl.allocate_shared_memory(gl.float32, [4, HALF], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    # a chunk's operands are made when the chunk before the last has been multiplied
+    chunk_decays = gl.allocate_shared_memory(
+        gl.float32, [V_STAGES * K // HALF, HALF], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     if beta_ptr is None:
-        strengths: gl.constexpr = None
+        betas: gl.constexpr = None
     else:
-        strengths = gl.allocate_shared_memory(gl.float32, [PAIR, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    qk_come = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_come = gl.allocate_shared_memory(gl.int64, [PAIR, 1], mbarrier.MBarrierLayout())
-    g_come = gl.allocate_shared_memory(gl.int64, [K // HALF, 1], mbarrier.MBarrierLayout())
-    weighed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    met_read = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(met_read, count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(qk_come.index(i), count=1)
-        mbarrier.init(weighed.index(i), count=1)
-    for i in gl.static_range(PAIR):
-        mbarrier.init(v_come.index(i), count=1)
+        betas = gl.allocate_shared_memory(gl.float32, [V_STAGES, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    qk_ready = gl.allocate_shared_memory(gl.int64, [QK_STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+    g_ready = gl.allocate_shared_memory(gl.int64, [K // HALF, 1], mbarrier.MBarrierLayout())
+    operands_ready = gl.allocate_shared_memory(gl.int64, [QK_STAGES, 1], mbarrier.MBarrierLayout())
+    scores_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(scores_empty, count=1)
+    for i in gl.static_range(QK_STAGES):
+        mbarrier.init(qk_ready.index(i), count=1)
+        mbarrier.init(operands_ready.index(i), count=1)
+    for i in gl.static_range(V_STAGES):
+        mbarrier.init(v_ready.index(i), count=1)
     for i in gl.static_range(K // HALF):
-        mbarrier.init(g_come.index(i), count=1)
+        mbarrier.init(g_ready.index(i), count=1)
     fence_async_shared()
     barrier()
 
-    # what those that multiply leave to those that weigh
+    # what mma_partition leaves to decay_partition
     registers: gl.constexpr = 160 if V == HALF else 136 if K == HALF else 112
     if cu_ptr is None:
-        count = gl.cdiv(T, CHUNK)
+        chunks = gl.cdiv(T, CHUNK)
         batch = gl.program_id(0) // H
-        aside: gl.constexpr = None
+        order = ChunkOrder(batch=batch, chunks=chunks, first=None, shift=None, end=None)
     else:
         chunk0, shift, end = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
-        count = gl.cdiv(end, CHUNK) - chunk0
+        chunks = gl.cdiv(end, CHUNK) - chunk0
         batch = gl.program_id(0) * 0
-        # where its tokens begin, how far that is from its chunks, where they end
-        aside = (chunk0 * CHUNK + shift, shift, end + shift)
+        order = ChunkOrder(batch=batch, chunks=chunks, first=chunk0 * CHUNK + shift, shift=shift, end=end + shift)
     head = gl.program_id(0) % H
-    walk = (batch, count, aside)
-    keys = (q_desc, k_desc, qk_tiles, qk_come, head // qk_group)
-    values = (v_desc, v_tiles, v_come, head // v_group)
+    qk = QKLoads(q_desc=q_desc, k_desc=k_desc, tiles=qk_tiles, ready=qk_ready, head=head // qk_group)
+    v = VLoads(desc=v_desc, tiles=v_tiles, ready=v_ready, head=head // v_group)
+    decays = DecayLoads(desc=g_desc, tiles=g_tiles, ready=g_ready)
     for half in gl.static_range(K // HALF):
-        mbarrier.expect(g_come.index(half), g_desc.block_type.nbytes, pred=count > 0)
-        fetch_decays(g_desc, g_tiles, g_come, half, (batch, token_of(0, walk, REVERSE), head // g_group, count > 0))
-    for i in gl.static_range(STAGES - 1):
-        mbarrier.expect(qk_come.index(i), 2 * k_desc.block_type.nbytes, pred=i < count)
-        fetch_keys(keys, walk, i, i, REVERSE)
-    mbarrier.expect(v_come.index(0), v_desc.block_type.nbytes, pred=count > 0)
-    fetch_values(values, walk, 0, 0, REVERSE)
+        mbarrier.expect(g_ready.index(half), g_desc.block_type.nbytes, pred=chunks > 0)
+        start = ChunkCoords(batch=batch, token=chunk_token(0, order, REVERSE), head=head // g_group, exists=chunks > 0)
+        load_log_decays(decays, half, start)
+    for i in gl.static_range(QK_STAGES - 1):
+        mbarrier.expect(qk_ready.index(i), 2 * k_desc.block_type.nbytes, pred=i < chunks)
+        load_qk(qk, order, i, i, REVERSE)
+    mbarrier.expect(v_ready.index(0), v_desc.block_type.nbytes, pred=chunks > 0)
+    load_v(v, order, 0, 0, REVERSE)
+    tiles = Tiles(qk=qk_tiles, g=g_tiles, v=v_tiles)
+    tiles_ready = Tiles(qk=qk_ready, g=g_ready, v=v_ready)
+    operands = Operands(
+        level_tiles=level_tiles,
+        intra_block=intra_block,
+        block_decays=block_decays,
+        chunk_decays=chunk_decays,
+        betas=betas,
+    )
+    barriers = OperandBarriers(ready=operands_ready, scores_empty=scores_empty)
+    sources = DecaySources(g_desc=g_desc, beta_ptr=beta_ptr, T=T, H=H, g_group=g_group)
+    memory = Memory(
+        o_desc=o_desc,
+        o_ptr=o_ptr,
+        cu_ptr=cu_ptr,
+        sums_ptr=sums_ptr,
+        initial_ptr=initial_ptr,
+        final_ptr=final_ptr,
+        saved_desc=saved_desc,
+        T=T,
+        H=H,
+        scale=scale,
+    )
+    constants = Constants(KEYS, VALUES, REVERSE, ADDS, LEAVES)
     gl.warp_specialize(
         [
-            (
-                multiply,
-                (
-                    keys,
-                    values,
-                    met_tiles,
-                    p_tile,
-                    near_tile,
-                    decays,
-                    strengths,
-                    weighed,
-                    met_read,
-                    o_desc,
-                    kept_desc,
-                    start_ptr,
-                    end_ptr,
-                    o_ptr,
-                    cu_ptr,
-                    sums_ptr,
-                    T,
-                    H,
-                    walk,
-                    scale,
-                    KEYS,
-                    VALUES,
-                    REVERSE,
-                    ADDS,
-                    LEAVES,
-                ),
-            ),
-            (
-                _weigh,
-                (
-                    qk_tiles,
-                    g_tiles,
-                    v_tiles,
-                    met_tiles,
-                    near_tile,
-                    totals,
-                    decays,
-                    strengths,
-                    qk_come,
-                    g_come,
-                    v_come,
-                    weighed,
-                    met_read,
-                    g_desc,
-                    beta_ptr,
-                    T,
-                    H,
-                    g_group,
-                    walk,
-                    scale,
-                    REVERSE,
-                ),
-            ),
+            (mma_partition, (qk, v, operands, barriers, p_tile, memory, order, constants)),
+            (decay_partition, (tiles, operands, tiles_ready, barriers, sources, order, scale, REVERSE)),
         ],
         [8],
         [registers],
@@ -187,74 +198,56 @@ def gla_sweep(
 
 
 @gluon.jit
-def _weigh(
-    qk_tiles,
-    g_tiles,
-    v_tiles,
-    met_tiles,
-    near_tile,
-    totals,
-    decays,
-    strengths,
-    qk_come,
-    g_come,
-    v_come,
-    weighed,
-    met_read,
-    g_desc,
-    beta_ptr,
-    T,
-    H,
-    g_group,
-    walk,
-    scale,
-    REVERSE: gl.constexpr,
-):
-    """Turns each chunk that has come into operands."""
-    K: gl.constexpr = qk_tiles.shape[4]
-    _, count, aside = walk
-    batch = gl.program_id(0) // H if aside is None else gl.program_id(0) * 0
-    head = gl.program_id(0) % H
+def decay_partition(tiles, operands, tiles_ready, barriers, sources, order, scale, REVERSE: gl.constexpr):
+    """Turn each chunk's tiles into operands once they are there."""
+    K: gl.constexpr = tiles.qk.shape[4]
+    batch = gl.program_id(0) // sources.H if order.first is None else gl.program_id(0) * 0
+    head = gl.program_id(0) % sources.H
     stage = 0
     phase = 0
-    for i in range(count):
-        following = (batch, token_of(i + 1, walk, REVERSE), head // g_group, i + 1 < count)
-        if beta_ptr is None:
+    for i in range(order.chunks):
+        next_chunk = ChunkCoords(
+            batch=batch,
+            token=chunk_token(i + 1, order, REVERSE),
+            head=head // sources.g_group,
+            exists=i + 1 < order.chunks,
+        )
+        if sources.beta_ptr is None:
             beta: gl.constexpr = None
-            strength: gl.constexpr = None
+            beta_tile: gl.constexpr = None
         else:
-            token = token_of(i, walk, REVERSE)
-            beta = _strengths_of(beta_ptr, (batch * T).to(gl.int64), token, T if aside is None else aside[2], H, head)
-            strength = strengths.index(i % PAIR)
-        mbarrier.wait(qk_come.index(stage), phase)
-        if aside is not None:
-            rows = aside[2] - token_of(i, walk, REVERSE)
+            token = chunk_token(i, order, REVERSE)
+            offset = (batch * sources.T).to(gl.int64)
+            beta = _load_betas(sources, offset, head, token, sources.T if order.first is None else order.end)
+            beta_tile = operands.betas.index(i % V_STAGES)
+        mbarrier.wait(tiles_ready.qk.index(stage), phase)
+        if order.first is not None:
+            rows = order.end - chunk_token(i, order, REVERSE)
             if rows < CHUNK:
-                zero_tail_rows(qk_tiles.index(2 * stage + (1 if REVERSE else 0)), rows)
+                zero_tail_rows(tiles.qk.index(2 * stage + (1 if REVERSE else 0)), rows)
                 for half in gl.static_range(K // HALF):
-                    mbarrier.wait(g_come.index(half), i % 2)
-                    zero_tail_rows(g_tiles.index(half), rows)
-                # until then who multiplies may still wait for the values that were there two chunks ago
-                mbarrier.wait(met_read, (i + 1) % 2)
-                mbarrier.wait(v_come.index(i % PAIR), (i // PAIR) % 2)
-                zero_tail_rows(v_tiles.index(i % PAIR), rows)
+                    mbarrier.wait(tiles_ready.g.index(half), i % 2)
+                    zero_tail_rows(tiles.g.index(half), rows)
+                # until then mma_partition may still wait for the values that were there two chunks ago
+                mbarrier.wait(barriers.scores_empty, (i + 1) % 2)
+                mbarrier.wait(tiles_ready.v.index(i % V_STAGES), (i // V_STAGES) % 2)
+                zero_tail_rows(tiles.v.index(i % V_STAGES), rows)
                 fence_async_shared()
                 barrier()
-        k = qk_tiles.index(2 * stage).reshape([CHUNK, K])
-        q = qk_tiles.index(2 * stage + 1).reshape([CHUNK, K])
-        weigh(
-            q, k, g_tiles, g_come, i % 2, met_tiles, near_tile, totals, decays, beta, strength, met_read, scale,
-            g_desc, following,
-        )  # fmt: skip
-        mbarrier.arrive(weighed.index(stage), count=1)
+        k = tiles.qk.index(2 * stage).reshape([CHUNK, K])
+        q = tiles.qk.index(2 * stage + 1).reshape([CHUNK, K])
+        chunk = ChunkTiles(q=q, k=k, beta=beta, beta_tile=beta_tile, phase=i % 2)
+        loads = DecayLoads(desc=sources.g_desc, tiles=tiles.g, ready=tiles_ready.g)
+        make_intra_operands(chunk, loads, operands, barriers.scores_empty, scale, next_chunk)
+        mbarrier.arrive(barriers.ready.index(stage), count=1)
         stage += 1
-        if stage == STAGES:
+        if stage == QK_STAGES:
             stage = 0
             phase ^= 1
 
 
 @gluon.jit
-def _strengths_of(ptr, corner, token, end, H, head):
-    """Those of a chunk's tokens, [64], 0 from `end` on."""
+def _load_betas(sources, offset, head, token, end):
+    """Load the betas of a chunk's tokens, [64], 0 from `end` on. offset: of the batch's first token."""
     tokens = token + gl.arange(0, CHUNK, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    return gl.load(ptr + ((corner + tokens) * H + head), mask=tokens < end, other=0.0)
+    return gl.load(sources.beta_ptr + ((offset + tokens) * sources.H + head), mask=tokens < end, other=0.0)

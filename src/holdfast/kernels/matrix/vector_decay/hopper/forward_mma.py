@@ -1,10 +1,13 @@
-"""The warps of vector decay's sweep that multiply: outputs of each chunk, and the state in their registers.
+"""The mma partition of vector decay's forward kernel: the output of each chunk, and the state in registers.
 
-Products are transposed, so that the state S^T is a wgmma accumulator that is rounded in registers to be the next one's
-operand.
+Products are transposed, so that the state S^T is a wgmma accumulator that is rounded in registers to be the operand of
+the next product.
 """
 
+from typing import NamedTuple
+
 from holdfast.kernels.lib.gluon.compat import (
+    aggregate,
     barrier,
     fence_async_shared,
     gl,
@@ -22,25 +25,59 @@ from holdfast.kernels.lib.gluon.slice_sums import slice_sums_index, slice_sums_o
 from holdfast.kernels.lib.gluon.split import opaque
 from holdfast.kernels.lib.gluon.tails import store_tail
 
-from .forward_loads import PAIR, STAGES, fetch_keys, fetch_values, token_of
-from .forward_scores import scores_of
+from .forward_loads import QK_STAGES, V_STAGES, chunk_token, load_qk, load_v
+from .forward_scores import store_scores
 from .token_layout import HALF
 
 
+class Memory(NamedTuple):
+    """Where the mma partition reads and writes beside its tiles, and the sizes of that; see `gla_fwd`."""
+
+    o_desc: gl.tensor
+    o_ptr: gl.tensor | None
+    cu_ptr: gl.tensor | None
+    sums_ptr: gl.tensor | None
+    initial_ptr: gl.tensor | None
+    final_ptr: gl.tensor | None
+    saved_desc: gl.tensor | None
+    T: gl.tensor
+    H: gl.tensor
+    scale: gl.tensor
+
+
+@aggregate
+class Constants:
+    """What `gla_fwd` is compiled for."""
+
+    KEYS: gl.constexpr
+    VALUES: gl.constexpr
+    REVERSE: gl.constexpr
+    ADDS: gl.constexpr
+    LEAVES: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, KEYS, VALUES, REVERSE, ADDS, LEAVES):
+        self.KEYS = gl.constexpr(KEYS)
+        self.VALUES = gl.constexpr(VALUES)
+        self.REVERSE = gl.constexpr(REVERSE)
+        self.ADDS = gl.constexpr(ADDS)
+        self.LEAVES = gl.constexpr(LEAVES)
+
+
 @gluon.jit
-def _store_last(tile, o_ptr, cu_ptr, T, H, VALUES: gl.constexpr):
-    """Writes what of a sequence's last chunk is its own."""
+def _store_tail(tile, memory, VALUES: gl.constexpr):
+    """Store the rows of a sequence's last chunk that are its own."""
     # found again: what is kept for this takes registers from the loop
-    heads = opaque(H)
-    _, shift, end = packed_sequence(cu_ptr, gl.program_id(0) // heads, T)
+    heads = opaque(memory.H)
+    _, shift, end = packed_sequence(memory.cu_ptr, gl.program_id(0) // heads, memory.T)
     token = (end - 1) // CHUNK * CHUNK
-    corner = o_ptr + ((token + shift).to(gl.int64) * heads + gl.program_id(0) % heads) * VALUES
+    corner = memory.o_ptr + ((token + shift).to(gl.int64) * heads + gl.program_id(0) % heads) * VALUES
     store_tail(tile, corner, heads * VALUES, end - token, VALUES)
 
 
 @gluon.jit
-def _half_of(state, half: gl.constexpr):
-    """64 of its columns."""
+def _k_half(state, half: gl.constexpr):
+    """Return 64 columns of the transposed state."""
     if state.shape[1] == HALF:
         return state
     else:
@@ -49,45 +86,16 @@ def _half_of(state, half: gl.constexpr):
 
 
 @gluon.jit
-def multiply(
-    keys,
-    values,
-    met_tiles,
-    p_tile,
-    near_tile,
-    decays,
-    strengths,
-    weighed,
-    met_read,
-    o_desc,
-    kept_desc,
-    start_ptr,
-    end_ptr,
-    o_ptr,
-    cu_ptr,
-    sums_ptr,
-    T,
-    H,
-    walk,
-    scale,
-    KEYS: gl.constexpr,
-    VALUES: gl.constexpr,
-    REVERSE: gl.constexpr,
-    ADDS: gl.constexpr,
-    LEAVES: gl.constexpr,
-):
-    """The products of every chunk, and the state from the first to the last."""
-    _, k_desc, qk_tiles, qk_come, _ = keys
-    v_desc, v_tiles, v_come, _ = values
-    batch, count, aside = walk
-    head = gl.program_id(0) % H
-    K: gl.constexpr = qk_tiles.shape[4]
-    V: gl.constexpr = v_tiles.shape[4]
-    dtype: gl.constexpr = qk_tiles.dtype
-    HALVES: gl.constexpr = K // HALF
-    SLABS: gl.constexpr = V // HALF
-    # of 64 x 64 values in those of a chunk's queries and keys
-    PLACES: gl.constexpr = 2 * HALVES
+def mma_partition(qk, v, operands, barriers, p_tile, memory, order, constants):
+    """Multiply every chunk's operands, and carry the state from the first chunk to the last."""
+    head = gl.program_id(0) % memory.H
+    K: gl.constexpr = qk.tiles.shape[4]
+    V: gl.constexpr = v.tiles.shape[4]
+    dtype: gl.constexpr = qk.tiles.dtype
+    K_HALVES: gl.constexpr = K // HALF
+    V_SLABS: gl.constexpr = V // HALF
+    # slabs of 64 x 64 values that a chunk's q and k have room for
+    QK_SLABS: gl.constexpr = 2 * K_HALVES
     flat: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     warps: gl.constexpr = gl.num_warps()
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, CHUNK, 16])
@@ -97,104 +105,107 @@ def multiply(
 
     rows = gl.arange(0, V, gl.SliceLayout(1, s_layout))
     columns = gl.arange(0, K, gl.SliceLayout(0, s_layout))
-    inside = (rows < VALUES)[:, None] & (columns < KEYS)[None, :]
-    corner = gl.program_id(0).to(gl.int64) * (KEYS * VALUES)
-    if start_ptr is None:
+    inside = (rows < constants.VALUES)[:, None] & (columns < constants.KEYS)[None, :]
+    corner = gl.program_id(0).to(gl.int64) * (constants.KEYS * constants.VALUES)
+    if memory.initial_ptr is None:
         state = gl.zeros([V, K], gl.float32, s_layout)
     else:
-        state = gl.load(start_ptr + corner + columns[None, :] * VALUES + rows[:, None], mask=inside, other=0.0)
-    if ADDS or LEAVES:
-        place = (batch, 0, T) if aside is None else (batch, aside[0], T)
-        sums_ptr += slice_sums_offset(place, H, V, aside is not None)
-        chunk_of_sums = slice_sums_stride(H, V)
+        source = memory.initial_ptr + corner + columns[None, :] * constants.VALUES + rows[:, None]
+        state = gl.load(source, mask=inside, other=0.0)
+    if constants.ADDS or constants.LEAVES:
+        place = (order.batch, 0, memory.T) if order.first is None else (order.batch, order.first, memory.T)
+        sums_ptr = memory.sums_ptr + slice_sums_offset(place, memory.H, V, order.first is not None)
+        chunk_of_sums = slice_sums_stride(memory.H, V)
 
     stage = 0
     phase = 0
-    for i in range(count):
-        turn = i % PAIR
-        token = token_of(i, walk, REVERSE)
-        # where queries and keys have been read
-        free = gl.where(stage == 0, STAGES - 1, stage - 1)
-        if kept_desc is not None:
-            states = reinterpret(qk_tiles, dtype, [STAGES * PLACES // SLABS, V, HALF], flat)
-            for half in gl.static_range(HALVES):
-                states.index(free * (PLACES // SLABS) + half).store(_half_of(state, half).to(dtype))
+    for i in range(order.chunks):
+        v_stage = i % V_STAGES
+        token = chunk_token(i, order, constants.REVERSE)
+        # the stage whose q and k have been read
+        free = gl.where(stage == 0, QK_STAGES - 1, stage - 1)
+        if memory.saved_desc is not None:
+            rounded = reinterpret(qk.tiles, dtype, [QK_STAGES * QK_SLABS // V_SLABS, V, HALF], flat)
+            for half in gl.static_range(K_HALVES):
+                rounded.index(free * (QK_SLABS // V_SLABS) + half).store(_k_half(state, half).to(dtype))
             fence_async_shared()
             barrier()
-            slabs = reinterpret(qk_tiles, dtype, [STAGES * PLACES, 1, CHUNK, 1, HALF], kept_desc.layout)
-            for slab in gl.static_range(HALVES * SLABS):
-                row = token if aside is None else token - aside[1]
-                tma_store(kept_desc, [batch, row, head, slab * HALF], slabs.index(free * PLACES + slab))
+            slabs = reinterpret(qk.tiles, dtype, [QK_STAGES * QK_SLABS, 1, CHUNK, 1, HALF], memory.saved_desc.layout)
+            for slab in gl.static_range(K_HALVES * V_SLABS):
+                row = token if order.first is None else token - order.shift
+                coords = [order.batch, row, head, slab * HALF]
+                tma_store(memory.saved_desc, coords, slabs.index(free * QK_SLABS + slab))
             # the compiler would keep what is rounded for the product below
             state = warpgroup_mma_wait(0, deps=(state,))
         # half of the state at a time, for want of registers, and rounded while no product runs: the compiler would move
         # that past the next one and then wait for each
-        held = gl.convert_layout(_half_of(state, 0).to(dtype), read_layout)
+        held = gl.convert_layout(_k_half(state, 0).to(dtype), read_layout)
         held = warpgroup_mma_wait(0, deps=(held,))
-        mbarrier.wait(weighed.index(stage), phase)
-        k = qk_tiles.index(2 * stage).reshape([CHUNK, K])
-        q = qk_tiles.index(2 * stage + 1).reshape([CHUNK, K])
-        scores_of(met_tiles, opaque(0), near_tile, strengths, turn, scale, p_tile)
+        mbarrier.wait(barriers.ready.index(stage), phase)
+        k = qk.tiles.index(2 * stage).reshape([CHUNK, K])
+        q = qk.tiles.index(2 * stage + 1).reshape([CHUNK, K])
+        store_scores(operands, opaque(0), v_stage, memory.scale, p_tile)
         fence_async_shared()
-        mbarrier.expect(qk_come.index(free), 2 * k_desc.block_type.nbytes, pred=i + STAGES - 1 < count)
-        mbarrier.expect(v_come.index(turn ^ 1), v_desc.block_type.nbytes, pred=i + 1 < count)
-        # what was sent to memory has left its place
+        mbarrier.expect(qk.ready.index(free), 2 * qk.k_desc.block_type.nbytes, pred=i + QK_STAGES - 1 < order.chunks)
+        mbarrier.expect(v.ready.index(v_stage ^ 1), v.desc.block_type.nbytes, pred=i + 1 < order.chunks)
+        # what is on its way to memory has left shared memory
         tma_store_wait(0)
         barrier()
-        mbarrier.arrive(met_read, count=1)
-        fetch_keys(keys, walk, i + STAGES - 1, free, REVERSE)
-        fetch_values(values, walk, i + 1, turn ^ 1, REVERSE)
+        mbarrier.arrive(barriers.scores_empty, count=1)
+        load_qk(qk, order, i + QK_STAGES - 1, free, constants.REVERSE)
+        load_v(v, order, i + 1, v_stage ^ 1, constants.REVERSE)
         o = gl.zeros([V, CHUNK], gl.float32, o_layout)
-        for half in gl.static_range(HALVES):
+        for half in gl.static_range(K_HALVES):
             if half > 0:
-                held = gl.convert_layout(_half_of(state, half).to(dtype), read_layout)
+                held = gl.convert_layout(_k_half(state, half).to(dtype), read_layout)
             o, held = warpgroup_mma_wait(0, deps=(o, held))
-            read = (k if REVERSE else q).slice(half * HALF, HALF, 1)
+            read = (k if constants.REVERSE else q).slice(half * HALF, HALF, 1)
             o = warpgroup_mma(held, read.permute((1, 0)), o, use_acc=half > 0, is_async=True)
-        mbarrier.wait(v_come.index(turn), (i // PAIR) % 2)
+        mbarrier.wait(v.ready.index(v_stage), (i // V_STAGES) % 2)
         o, held = warpgroup_mma_wait(0, deps=(o, held))
-        v = v_tiles.index(turn)
-        vt = v.reshape([CHUNK, V]).permute((1, 0)).load(v_layout)
+        v_tile = v.tiles.index(v_stage)
+        vt = v_tile.reshape([CHUNK, V]).permute((1, 0)).load(v_layout)
         written = gl.convert_layout(vt, read_layout)
-        by_key = reinterpret(decays, gl.float32, [PAIR, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        decay = by_key.index(i % PAIR).load(gl.SliceLayout(0, s_layout))[None, :]
+        decays = reinterpret(operands.chunk_decays, gl.float32, [V_STAGES, K], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        decay = decays.index(i % V_STAGES).load(gl.SliceLayout(0, s_layout))[None, :]
         o, written = warpgroup_mma_wait(0, deps=(o, written))
-        if ADDS:
+        if constants.ADDS:
             o = o + gl.load(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout))
         vt = gl.convert_layout(written, v_layout)
-        o = warpgroup_mma(vt, p_tile if REVERSE else p_tile.permute((1, 0)), o, is_async=True)
-        state = warpgroup_mma(written, q if REVERSE else k, state * decay, is_async=True)
+        o = warpgroup_mma(vt, p_tile if constants.REVERSE else p_tile.permute((1, 0)), o, is_async=True)
+        state = warpgroup_mma(written, q if constants.REVERSE else k, state * decay, is_async=True)
         o = warpgroup_mma_wait(1, deps=(o,))
-        # in the place of values that all have read
+        # in the place of values that all warps have read
         barrier()
-        if LEAVES:
+        if constants.LEAVES:
             gl.store(sums_ptr + i * chunk_of_sums + slice_sums_index(V, o_layout), o)
         else:
-            v.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
+            v_tile.reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))
         fence_async_shared()
         barrier()
-        if aside is None and not LEAVES:
-            tma_store(o_desc, [batch, token, head, 0], v)
+        if order.first is None and not constants.LEAVES:
+            tma_store(memory.o_desc, [order.batch, token, head, 0], v_tile)
         state, written = warpgroup_mma_wait(0, deps=(state, written))
-        if aside is not None and not LEAVES:
+        if order.first is not None and not constants.LEAVES:
             # no branch while a product runs
-            if i > 0 if REVERSE else i + 1 < count:
-                tma_store(o_desc, [batch, token, head, 0], v)
-            elif REVERSE:
-                _store_last(v, o_ptr, cu_ptr, T, H, VALUES)
-        if kept_desc is not None:
-            # the next state takes the place of what all have read
+            if i > 0 if constants.REVERSE else i + 1 < order.chunks:
+                tma_store(memory.o_desc, [order.batch, token, head, 0], v_tile)
+            elif constants.REVERSE:
+                _store_tail(v_tile, memory, constants.VALUES)
+        if memory.saved_desc is not None:
+            # the next state takes the place of what all warps have read
             barrier()
         stage += 1
-        if stage == STAGES:
+        if stage == QK_STAGES:
             stage = 0
             phase ^= 1
 
-    if aside is not None and not REVERSE and not LEAVES:  # noqa: SIM102 - known while compiling
-        if count > 0:
-            _store_last(v_tiles.index((count - 1) % PAIR), o_ptr, cu_ptr, T, H, VALUES)
-    if end_ptr is not None:
+    if order.first is not None and not constants.REVERSE and not constants.LEAVES:  # noqa: SIM102 - known while compiling
+        if order.chunks > 0:
+            _store_tail(v.tiles.index((order.chunks - 1) % V_STAGES), memory, constants.VALUES)
+    if memory.final_ptr is not None:
         # addresses computed again: kept from the start, they would take as many registers as the state
         rows = opaque(rows)
-        gl.store(end_ptr + corner + columns[None, :] * VALUES + rows[:, None], state, mask=inside)
+        target = memory.final_ptr + corner + columns[None, :] * constants.VALUES + rows[:, None]
+        gl.store(target, state, mask=inside)
     tma_store_wait(0)

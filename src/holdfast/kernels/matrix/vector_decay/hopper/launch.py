@@ -1,4 +1,6 @@
-"""Launches of the vector decay's kernels on Hopper: descriptors of tensors and grids."""
+"""Launches of vector decay's kernels on Hopper: descriptors of tensors and grids."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,44 +12,72 @@ from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import aligned, tileable, tiles, width_of
 from holdfast.recurrences.definition import MatrixCall
 
-from .backward_grads import gla_gradients
-from .forward import gla_sweep
+from .backward_grads import gla_bwd_grads
+from .forward import gla_fwd
 
 DECAYS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 # of rows that one instruction reads: a thread finds all of its numbers beside one address
 PLAIN_DECAYS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=4)
 
 
-def run_sweep(
-    q: Tensor,
-    k: Tensor,
-    g: Tensor,
-    v: Tensor,
-    out: Tensor,
-    start: Tensor | None,
-    end: Tensor | None,
-    kept: Tensor | None,
-    scale: float,
-    beta: Tensor | None,
-    cu_seqlens: Tensor | None,
-    reverse: bool = False,
-    sums: Sums | None = None,
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A call's tensors as the kernels read them, g and beta in float32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor | None
+    scale: float
+    cu_seqlens: Tensor | None
+
+    @staticmethod
+    def of(call: MatrixCall, cu_seqlens: Tensor | None) -> "Inputs":
+        assert call.g is not None
+        q, k, v = (tileable(x) for x in call[:3])
+        beta = None if call.beta is None else aligned(call.beta.float())
+        return Inputs(q, k, v, tileable(call.g.float()), beta, call.scale, cu_seqlens)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """States before and after all chunks, [N, H, K, V] in float32, and before each chunk, of `saved_shape`; or None."""
+
+    initial: Tensor | None
+    final: Tensor | None
+    saved: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Grads:
+    """Gradients that `run_grads` fills: dq, dk and dg have the heads of v; dbeta is None where beta is."""
+
+    dq: Tensor
+    dk: Tensor
+    dg: Tensor
+    dbeta: Tensor | None
+
+
+def run_forward(
+    inputs: Inputs, v: Tensor, out: Tensor, states: States, reverse: bool = False, sums: Sums | None = None
 ) -> None:
-    """One launch of `gla_sweep`, whose arguments these are; out's heads are a multiple of those of q, k, g and v."""
+    """Launch `gla_fwd`; out's heads are a multiple of those of q, k, g and v, which may be other than inputs.v."""
+    q, k, g, beta, cu_seqlens = inputs.q, inputs.k, inputs.g, inputs.beta, inputs.cu_seqlens
     batch, length, heads, values = out.shape
     keys = g.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    wide, tall = width_of(keys), width_of(values)
+    tile_k, tile_v = width_of(keys), width_of(values)
     arguments = (
-        tiles(k, [1, TOKENS, 1, wide], TILE_LAYOUT),
-        tiles(q, [1, TOKENS, 1, wide], TILE_LAYOUT),
+        tiles(k, [1, TOKENS, 1, tile_k], TILE_LAYOUT),
+        tiles(q, [1, TOKENS, 1, tile_k], TILE_LAYOUT),
         tiles(g, [1, TOKENS, 1, 64], PLAIN_DECAYS),
-        tiles(v, [1, TOKENS, 1, tall], TILE_LAYOUT),
-        tiles(out, [1, TOKENS, 1, tall], TILE_LAYOUT),
-        None if kept is None else tiles(kept, [1, TOKENS, 1, 64], TILE_LAYOUT),
+        tiles(v, [1, TOKENS, 1, tile_v], TILE_LAYOUT),
+        tiles(out, [1, TOKENS, 1, tile_v], TILE_LAYOUT),
+        None if states.saved is None else tiles(states.saved, [1, TOKENS, 1, 64], TILE_LAYOUT),
         beta,
-        start,
-        end,
+        states.initial,
+        states.final,
         cu_seqlens,
         None if cu_seqlens is None else out,
         None if sums is None else sums.sums,
@@ -56,7 +86,7 @@ def run_sweep(
         heads // k.shape[2],
         heads // g.shape[2],
         heads // v.shape[2],
-        scale,
+        inputs.scale,
     )
     constants = {
         "KEYS": keys,
@@ -65,68 +95,46 @@ def run_sweep(
         "ADDS": sums is not None and sums.adds,
         "LEAVES": sums is not None and sums.leaves,
     }
-    optional = (start, end, kept, beta, None if sums is None else sums.sums)
-    types = (k.dtype, wide, tall, *(x is None for x in optional), kind(cu_seqlens))
-    launch(gla_sweep, (sequences * heads, 1, 1), arguments, constants, tall // 16, types)
+    optional = (states.initial, states.final, states.saved, beta, None if sums is None else sums.sums)
+    types = (k.dtype, tile_k, tile_v, *(x is None for x in optional), kind(cu_seqlens))
+    launch(gla_fwd, (sequences * heads, 1, 1), arguments, constants, tile_v // 16, types)
 
 
-def run_gradients(
-    q: Tensor,
-    k: Tensor,
-    g: Tensor,
-    v: Tensor,
-    u: Tensor,
-    states: Tensor,
-    ends: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dg: Tensor,
-    scale: float,
-    beta: Tensor | None,
-    dbeta: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> None:
-    """One launch of `gla_gradients`, whose arguments these are; dq, dk and dg have the heads of u."""
-    batch, length, heads, keys = dq.shape
-    tall, chunks = width_of(v.shape[3]), states.shape[1] // TOKENS
+def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor, grads: Grads) -> None:
+    """Launch `gla_bwd_grads`. states, dstates: before and after each chunk, of `saved_shape`."""
+    q, k, v, g, beta, cu_seqlens = inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.cu_seqlens
+    batch, length, heads, keys = grads.dq.shape
+    tile_v, chunks = width_of(v.shape[3]), states.shape[1] // TOKENS
     across = -(-keys // 64) * heads
     grid = (across, chunks, batch) if cu_seqlens is None else (across * chunks, 1, 1)
     arguments = (
         tiles(q, [1, TOKENS, 1, 64], TILE_LAYOUT),
         tiles(k, [1, TOKENS, 1, 64], TILE_LAYOUT),
         tiles(g, [1, TOKENS, 1, 64], DECAYS),
-        tiles(v, [1, TOKENS, 1, tall], TILE_LAYOUT),
-        tiles(u, [1, TOKENS, 1, tall], TILE_LAYOUT),
+        tiles(v, [1, TOKENS, 1, tile_v], TILE_LAYOUT),
+        tiles(do, [1, TOKENS, 1, tile_v], TILE_LAYOUT),
         tiles(states, [1, TOKENS, 1, 64], TILE_LAYOUT),
-        tiles(ends, [1, TOKENS, 1, 64], TILE_LAYOUT),
-        dq,
-        dk,
-        dg,
+        tiles(dstates, [1, TOKENS, 1, 64], TILE_LAYOUT),
+        grads.dq,
+        grads.dk,
+        grads.dg,
         beta,
-        dbeta,
+        grads.dbeta,
         cu_seqlens,
         None if cu_seqlens is None else cu_seqlens.shape[0] - 1,
         length,
         heads // q.shape[2],
         heads // g.shape[2],
         heads // v.shape[2],
-        scale,
+        inputs.scale,
     )
-    types = (q.dtype, tall, beta is None, kind(cu_seqlens))
-    launch(gla_gradients, grid, arguments, {"H": heads, "KEYS": keys}, 4, types)
+    types = (q.dtype, tile_v, beta is None, kind(cu_seqlens))
+    launch(gla_bwd_grads, grid, arguments, {"H": heads, "KEYS": keys}, 4, types)
 
 
-def ends(dq: Tensor, dg: Tensor, states: Tensor) -> Tensor:
-    """Room for the gradient of the state after each chunk: that of another gradient if it fits."""
+def room_for_dstates(dq: Tensor, dg: Tensor, states: Tensor) -> Tensor:
+    """Return memory for the gradient of the state after each chunk: that of another gradient if it fits."""
     for gradient in (dg.view(dq.dtype), dq):
         if gradient.shape == states.shape:
             return gradient
     return torch.empty_like(states)
-
-
-def inputs(call: MatrixCall) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """q, k, v, g and beta as the kernels read them, the last two in float32."""
-    assert call.g is not None
-    q, k, v = (tileable(x) for x in call[:3])
-    beta = None if call.beta is None else aligned(call.beta.float())
-    return q, k, v, tileable(call.g.float()), beta

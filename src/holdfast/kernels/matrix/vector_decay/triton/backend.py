@@ -1,4 +1,4 @@
-"""The portable GPU backend of a vector decay: chunks prepared side by side, and sweeps with the state in registers."""
+"""The portable GPU backend of a vector decay: all chunks prepared at once, then chunk by chunk with S in registers."""
 
 from types import ModuleType
 
@@ -9,9 +9,9 @@ from holdfast.planner.models.matrix.vector_decay import triton as matrix_triton_
 class TritonGLA(TritonMatrix):
     """Vector decay, additive write.
 
-    Forward two launches: every chunk's scores and decayed queries and keys, all at once, and one sweep over the
-    sequence. Backward the first again, a sweep for the states, one back for their gradients and dv, and a launch for
-    the rest of all chunks at once. Tensor cores take operands in the inputs' dtype (float32 as three TF32 products,
+    Forward two launches: the scores and the decayed q and k of all chunks at once, and one pass over the sequence.
+    Backward the first again, a pass for the states, one back for their gradients and dv, and a launch for the rest of
+    all chunks at once. Tensor cores take operands in the inputs' dtype (float32 as three TF32 products,
     "3xTF32") and add in float32; decays are products of float32 numbers of at most 1.
     """
 

@@ -1,4 +1,4 @@
-"""The launches of vector decay: chunks prepared side by side, sweeps over them, gradients side by side again."""
+"""The launches of vector decay: all chunks prepared at once, states from chunk to chunk, all gradients at once."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from holdfast.planner import Plan
 from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, PIECE, padded
 from holdfast.recurrences.definition import MatrixCall
 
-from .chunk_grads import gradients
-from .chunk_prepare import prepare
-from .states import sweep
+from .chunk_grads import gla_chunk_grads
+from .chunk_prepare import gla_chunk_prepare
+from .states import gla_chunk_fwd
 
 # of a chunk's tokens, in the launches of all chunks: each of four warps holds one
 PARTS = 4
@@ -26,17 +26,17 @@ def _ceil(size: int, part: int) -> int:
 
 
 def _tokenwise(x: Tensor) -> Tensor:
-    """x itself if the kernels can read it, else a copy: the last axis dense, a chunk within 32 bits."""
+    """Return x itself if the kernels can read it, else a copy: the last axis dense, a chunk within 32 bits."""
     return x if x.stride(-1) == 1 and CHUNK * x.stride(1) < 2**31 else x.contiguous()
 
 
 class Prepared(NamedTuple):
-    """Of triton_gla_prepare: scaled queries and strong keys [B, T, H, K], decays [slots, H, K], scores [B, T, H, C]."""
+    """What `gla_chunk_prepare` writes."""
 
-    read: Tensor
-    write: Tensor
-    total: Tensor
-    scores: Tensor | None
+    q_decayed: Tensor  # [B, T, H, K]
+    k_decayed: Tensor  # [B, T, H, K]
+    chunk_decay: Tensor  # [slots, H, K]
+    scores: Tensor | None  # [B, T, H, CHUNK]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Passes:
 
     @property
     def slots(self) -> int:
-        """One for each chunk; of packed sequences, whose lengths stay on the device, as many as there may be."""
+        """One for each chunk; for packed sequences, whose lengths stay on the device, as many as there may be."""
         batch, length = self.v.shape[:2]
         return batch * _ceil(length, CHUNK) if self.cu_seqlens is None else length // CHUNK + self.sequences
 
@@ -88,7 +88,7 @@ class Passes:
         return self.v.new_empty(self.slots, self.heads, self.v.shape[3], self.k.shape[3])
 
     def folds(self, dg: Tensor) -> bool:
-        """Whether the memory of the log decays' gradient holds a rounded state for each chunk."""
+        """Return whether the memory of dg holds a rounded state for each chunk."""
         fits = dg.element_size() == 2 * self.v.element_size() and self.v.shape[3] <= 2 * CHUNK
         return fits and self.cu_seqlens is None and self.v.shape[1] % CHUNK == 0 and self.k.shape[3] % PIECE == 0
 
@@ -96,15 +96,15 @@ class Passes:
         return self.sequences, self.heads, self.k.shape[3], self.v.shape[3]
 
     def numbers(self) -> dict[str, object]:
-        """What decides precision: beside float32 inputs decays are exact to float32, and products 3xTF32."""
+        """Return what decides precision: beside float32 inputs decays are exact to float32, and products 3xTF32."""
         return {"WIDE": self.v.dtype == torch.float32, "PRECISION": "tf32x3"}
 
-    def prepare(self, read: Tensor, write: Tensor) -> Prepared:
-        """Fills read and write [B, T, H, K]."""
+    def prepare(self, q_decayed: Tensor, k_decayed: Tensor) -> Prepared:
+        """Launch `gla_chunk_prepare`, which fills q_decayed and k_decayed [B, T, H, K]."""
         width = self.k.shape[3]
-        total = self.v.new_empty(self.slots, self.heads, width, dtype=torch.float32)
+        chunk_decay = self.v.new_empty(self.slots, self.heads, width, dtype=torch.float32)
         scores = self.per_head(CHUNK)
-        tensors = (self.q, self.k, self.g, self.beta, read, write, total, scores, self.cu_seqlens)
+        tensors = (self.q, self.k, self.g, self.beta, q_decayed, k_decayed, chunk_decay, scores, self.cu_seqlens)
         numbers = (
             self.v.shape[1], self.sequences, _ceil(width, PIECE), self.scale,
             self.q.stride(0), self.q.stride(2), self.k.stride(0), self.k.stride(2),
@@ -118,26 +118,26 @@ class Passes:
             "BLOCK": PIECE,
             "PARTS": PARTS,
         }
-        launch(prepare, (self.slots * self.heads,), tensors, numbers, constants | self.numbers(), PARTS)
-        return Prepared(read, write, total, scores)
+        launch(gla_chunk_prepare, (self.slots * self.heads,), tensors, numbers, constants | self.numbers(), PARTS)
+        return Prepared(q_decayed, k_decayed, chunk_decay, scores)
 
-    def sweep(
+    def run_chunks(
         self,
         prepared: Prepared,
         v: Tensor,
         out: Tensor | None,
-        first: Tensor | None,
-        last: Tensor | None,
-        kept: Tensor | None = None,
+        initial: Tensor | None,
+        final: Tensor | None,
+        saved: Tensor | None = None,
         reverse: bool = False,
         folded: bool = False,
     ) -> None:
-        """One launch; the arguments are those of triton_gla_sweep.sweep."""
+        """Launch `gla_chunk_fwd`, which says what the arguments are."""
         width, columns, block = self.k.shape[3], v.shape[3], self.plan["columns"]
-        read, write = prepared.read, prepared.write
+        q, k = prepared.q_decayed, prepared.k_decayed
         if reverse:
-            read, write = write, read
-        tensors = (read, write, v, prepared.scores, prepared.total, out, first, last, kept, self.cu_seqlens)
+            q, k = k, q
+        tensors = (q, k, v, prepared.scores, prepared.chunk_decay, out, initial, final, saved, self.cu_seqlens)
         numbers = (v.shape[1], v.stride(0), v.stride(2))
         constants = {
             "H": self.heads,
@@ -152,11 +152,11 @@ class Passes:
             "PRECISION": "tf32x3",
         }
         blocks = (_ceil(columns, block) * self.heads * self.sequences,)
-        launch(sweep, blocks, tensors, numbers, constants, self.plan["warps"])
+        launch(gla_chunk_fwd, blocks, tensors, numbers, constants, self.plan["warps"])
 
 
 def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32."""
+    """Return o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32."""
     run = Passes.of(plan, call, cu_seqlens)
     out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(run.state_shape(), dtype=torch.float32)
@@ -164,14 +164,15 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
         return out, final
     width = call.k.shape[3]
     prepared = run.prepare(run.per_head(width), run.per_head(width))
-    run.sweep(prepared, run.v, out, run.state, final)
+    run.run_chunks(prepared, run.v, out, run.state, final)
     return out, final
 
 
 def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
+    """Return the gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it
+    is given."""
     run = Passes.of(plan, call, cu_seqlens)
     grad_state = None if run.state is None else torch.empty_like(run.state)
     dq, dk, dv, dg, dbeta = (
@@ -182,21 +183,21 @@ def backward(
     do = _tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
     width, columns = call.k.shape[3], call.v.shape[3]
     grouped = run.heads != call.q.shape[2]
-    # the gradients' memory holds the decayed queries and keys until they are written
+    # the gradients' memory holds the decayed q and k until they are written
     head_dq, head_dk = (run.per_head(width) if grouped else x for x in (dq, dk))
     prepared = run.prepare(head_dq, head_dk)
     folded = run.folds(dg)
-    ends = dg.view(call.v.dtype) if folded else run.per_chunk()
-    end = None if grad_final is None else grad_final.contiguous()
-    run.sweep(prepared, do, dv, end, grad_state, ends, reverse=True, folded=folded)
+    dstates = dg.view(call.v.dtype) if folded else run.per_chunk()
+    dfinal = None if grad_final is None else grad_final.contiguous()
+    run.run_chunks(prepared, do, dv, dfinal, grad_state, dstates, reverse=True, folded=folded)
     prepared = prepared._replace(scores=None)
     states = run.per_chunk()
-    run.sweep(prepared, run.v, None, run.state, None, states)
+    run.run_chunks(prepared, run.v, None, run.state, None, states)
 
     blocks = _ceil(width, PIECE)
-    strengths = None if dbeta is None else call.v.new_empty(blocks, *call.v.shape[:3], dtype=torch.float32)
+    dbeta_parts = None if dbeta is None else call.v.new_empty(blocks, *call.v.shape[:3], dtype=torch.float32)
     tensors = (
-        run.q, run.k, run.v, run.g, run.beta, do, states, ends, head_dq, head_dk, dg, strengths, run.cu_seqlens
+        run.q, run.k, run.v, run.g, run.beta, do, states, dstates, head_dq, head_dk, dg, dbeta_parts, run.cu_seqlens
     )  # fmt: skip
     strides = (x.stride(axis) for x in (run.q, run.k, run.v, do) for axis in (0, 2))
     numbers = (run.v.shape[1], run.sequences, run.scale, run.v.shape[0] * run.v.shape[1], *strides)
@@ -214,9 +215,9 @@ def backward(
         "PARTS": PARTS,
         "FOLDED": folded,
     }
-    launch(gradients, (run.slots * run.heads * blocks,), tensors, numbers, constants | run.numbers(), PARTS)
+    launch(gla_chunk_grads, (run.slots * run.heads * blocks,), tensors, numbers, constants | run.numbers(), PARTS)
     if dbeta is not None:
-        dbeta.copy_(strengths[0] if blocks == 1 else strengths.sum(0))
+        dbeta.copy_(dbeta_parts[0] if blocks == 1 else dbeta_parts.sum(0))
     if grouped:
         sum_over_groups(head_dq, head_dk, dq, dk)
     return [dq, dk, dv, dg, dbeta, None], grad_state

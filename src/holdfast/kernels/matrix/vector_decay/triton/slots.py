@@ -1,4 +1,4 @@
-"""Where chunks of sequences and their states are: programs that take one chunk each find it by its slot."""
+"""Where chunks and their states are: a program that takes one chunk finds it by its slot."""
 
 import triton
 import triton.language as tl
@@ -10,13 +10,16 @@ PIECE = tl.constexpr(64)
 
 @triton.jit
 def first_slot(n, first):
-    """Slot of the first chunk of the n-th packed sequence, which starts at token `first`; each has slots of its own."""
+    """Return the slot of the first chunk of the n-th packed sequence, which starts at token `first`.
+
+    Each sequence has slots of its own.
+    """
     return first // CHUNK + n
 
 
 @triton.jit
-def chunk_of(slot, cu_seqlens, sequences, T):
-    """(batch row, first token, tokens) of the chunk in a slot; none in a slot between packed sequences."""
+def chunk_bounds(slot, cu_seqlens, sequences, T):
+    """Return batch row, first token and number of tokens of the chunk in a slot; 0 in one between packed sequences."""
     if cu_seqlens is None:
         chunks = tl.cdiv(T, CHUNK)
         batch = slot // chunks
@@ -41,25 +44,17 @@ def chunk_of(slot, cu_seqlens, sequences, T):
 
 
 @triton.jit
-def state_places(
-    values,
-    columns,
-    slot,
-    token,
-    head,
-    H: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FOLDED: tl.constexpr,
-):
-    """Offsets [values, columns] of a chunk's state in [slots, H, COLUMNS, WIDTH].
+def state_offsets(values, columns, slot, head, H: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the offsets [values, columns] of a chunk's state in [slots, H, COLUMNS, WIDTH]."""
+    return (slot * H + head) * WIDTH * COLUMNS + (values * WIDTH)[:, None] + columns[None, :]
 
-    FOLDED: in the memory of numbers twice as large [B, T, H, WIDTH], for COLUMNS up to 2 CHUNK: PIECE columns of two
-    values lie where PIECE columns of one token do, so that the program of a piece finds them where it later writes.
-    token: the chunk's first one of the head.
+
+@triton.jit
+def folded_state_offsets(values, columns, token, H: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the offsets [values, columns] of a chunk's state in memory of numbers twice as large, [B, T, H, WIDTH].
+
+    There may be up to 2 CHUNK values. PIECE columns of two values lie where PIECE columns of one token do, so that the
+    program of a piece finds them where it later writes. token: the chunk's first one of the head.
     """
-    if FOLDED:
-        value = (token + values // 2 * H) * (2 * WIDTH) + values % 2 * PIECE
-        return value[:, None] + (columns // PIECE * (2 * PIECE) + columns % PIECE)[None, :]
-    else:
-        return (slot * H + head) * WIDTH * COLUMNS + (values * WIDTH)[:, None] + columns[None, :]
+    value = (token + values // 2 * H) * (2 * WIDTH) + values % 2 * PIECE
+    return value[:, None] + (columns // PIECE * (2 * PIECE) + columns % PIECE)[None, :]

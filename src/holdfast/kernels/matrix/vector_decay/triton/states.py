@@ -1,26 +1,33 @@
-"""The sweep over a sequence's chunks with the state in registers, of what triton_gla_prepare found in them."""
+"""The states of a sequence from chunk to chunk, in registers, and outputs, from what chunk_prepare.py has left."""
 
 import triton
 import triton.language as tl
 
 from .decay import CHUNK
-from .slots import first_slot, state_places
+from .slots import first_slot, folded_state_offsets, state_offsets
 
 
 @triton.jit
-def sweep(
-    read_ptr, write_ptr, v_ptr, scores_ptr, total_ptr, out_ptr, first_ptr, last_ptr, kept_ptr, cu_seqlens,
+def gla_chunk_fwd(
+    q_decayed_ptr, k_decayed_ptr, v_ptr, scores_ptr, chunk_decay_ptr, out_ptr, initial_ptr, final_ptr,
+    saved_ptr, cu_seqlens,
     T, v_batch, v_head,
     H: tl.constexpr, V_STEP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     REVERSE: tl.constexpr, FOLDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, head and block of v's columns.
+    """Take one sequence, head and block of v's columns. Grid (ceil(COLUMNS / BLOCK_V) * H * N,).
 
-    Forward, out = scores v + read S, then S = total S + write^T v. In reverse, from the last chunk, with read and write
-    exchanged and v the output's gradient: scores^T, S the gradient of the state, out the gradient of the values.
-    out [B, T, H, COLUMNS] may be None. first, last [N, H, WIDTH, COLUMNS]: S before and after. kept: S as it enters
-    each chunk, where state_places says.
+    Forward, out = scores v + q_decayed S, then S = chunk_decay S + k_decayed^T v. In reverse, from the last chunk, the
+    caller exchanges q_decayed and k_decayed and gives do for v: with scores^T, S is the gradient of the state, and out
+    that of v.
+
+    q_decayed, k_decayed, chunk_decay, scores  as `gla_chunk_prepare` writes them
+    v               [B, T, H, COLUMNS]
+    out             [B, T, H, COLUMNS], written, or None
+    initial, final  [N, H, WIDTH, COLUMNS]: S before and after, or None
+    saved           written: S as it enters each chunk, at state_offsets, or at folded_state_offsets if FOLDED; or None
+    cu_seqlens      [N + 1], or None
     """
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
@@ -45,10 +52,10 @@ def sweep(
     # transposed, so that its registers, rounded, are the left operand of the product that reads it
     state_at = (n * H + head) * WIDTH * COLUMNS + columns[:, None] + (rows * COLUMNS)[None, :]
     mask = tall[:, None] & wide[None, :]
-    if first_ptr is None:
+    if initial_ptr is None:
         state = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
     else:
-        state = tl.load(first_ptr + state_at, mask=mask, other=0.0)
+        state = tl.load(initial_ptr + state_at, mask=mask, other=0.0)
     count = tl.cdiv(end - first, CHUNK).to(tl.int32)
     for i in tl.range(0, count, num_stages=STAGES):
         if REVERSE:
@@ -58,26 +65,29 @@ def sweep(
         start = first + chunk * CHUNK
         live = steps < (end - start).to(tl.int32)
         token = (batch * T + start) * H + head
-        whole = tl.load(total_ptr + ((slot + chunk) * H + head) * WIDTH + rows, mask=wide, other=0.0)
+        chunk_decay = tl.load(chunk_decay_ptr + ((slot + chunk) * H + head) * WIDTH + rows, mask=wide, other=0.0)
         at = token * WIDTH + (steps * H * WIDTH)[:, None] + rows[None, :]
-        write = tl.load(write_ptr + at, mask=live[:, None] & wide[None, :], other=0.0)
+        k_decayed = tl.load(k_decayed_ptr + at, mask=live[:, None] & wide[None, :], other=0.0)
         v = tl.load(v_ptr + start * V_STEP + (steps * V_STEP)[:, None] + columns[None, :],
                     mask=live[:, None] & tall[None, :], other=0.0)  # fmt: skip
         rounded = state.to(v.dtype)
-        if kept_ptr is not None:
-            place = state_places(columns, rows, slot + chunk, token, head, H, WIDTH, COLUMNS, FOLDED)
-            tl.store(kept_ptr + place, rounded, mask=mask)
+        if saved_ptr is not None:
+            if FOLDED:
+                at_saved = folded_state_offsets(columns, rows, token, H, WIDTH)
+            else:
+                at_saved = state_offsets(columns, rows, slot + chunk, head, H, WIDTH, COLUMNS)
+            tl.store(saved_ptr + at_saved, rounded, mask=mask)
         if out_ptr is not None:
-            read = tl.load(read_ptr + at, mask=live[:, None] & wide[None, :], other=0.0)
-            place = token * CHUNK + (steps * H * CHUNK)[:, None] + steps[None, :]
-            scores = tl.load(scores_ptr + place, mask=live[:, None], other=0.0)
+            q_decayed = tl.load(q_decayed_ptr + at, mask=live[:, None] & wide[None, :], other=0.0)
+            at_scores = token * CHUNK + (steps * H * CHUNK)[:, None] + steps[None, :]
+            scores = tl.load(scores_ptr + at_scores, mask=live[:, None], other=0.0)
             if not REVERSE:
                 scores = tl.trans(scores)
-            out = tl.dot(rounded, tl.trans(read), input_precision=PRECISION)
+            out = tl.dot(rounded, tl.trans(q_decayed), input_precision=PRECISION)
             out = tl.dot(tl.trans(v), scores, out, input_precision=PRECISION)
-            place = token * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
-            tl.store(out_ptr + place, tl.trans(out.to(out_ptr.dtype.element_ty)), mask=live[:, None] & tall[None, :])
-        state *= whole[None, :]
-        state = tl.dot(tl.trans(v), write, state, input_precision=PRECISION)
-    if last_ptr is not None:
-        tl.store(last_ptr + state_at, state, mask=mask)
+            at_out = token * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
+            tl.store(out_ptr + at_out, tl.trans(out.to(out_ptr.dtype.element_ty)), mask=live[:, None] & tall[None, :])
+        state *= chunk_decay[None, :]
+        state = tl.dot(tl.trans(v), k_decayed, state, input_precision=PRECISION)
+    if final_ptr is not None:
+        tl.store(final_ptr + state_at, state, mask=mask)
