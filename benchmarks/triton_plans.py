@@ -27,7 +27,7 @@ from holdfast.kernels.backend import Backend, describe
 from holdfast.kernels.chunk.inter.call import InterChunkCall
 from holdfast.kernels.chunk.intra.call import IntraChunkCall
 from holdfast.kernels.select import resolve
-from holdfast.ops import halves
+from holdfast.ops import chunk_primitives
 from holdfast.ops.diagonal import BACKENDS as SCANS
 from holdfast.ops.diagonal import ENTRY_STEPS
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
@@ -44,7 +44,7 @@ from holdfast.recurrences.definition import DiagonalCall
 # A graph's calls read and write this much together: several times a GPU's cache.
 BYTES = 2**28
 REPLAYS = 7
-STATES, INSIDE = halves.INTER_CHUNK_BACKENDS, halves.INTRA_CHUNK_BACKENDS
+STATES, INSIDE = chunk_primitives.INTER_CHUNK_BACKENDS, chunk_primitives.INTRA_CHUNK_BACKENDS
 
 
 def named(backends: tuple[Backend, ...], name: str) -> Any:

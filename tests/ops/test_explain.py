@@ -9,19 +9,19 @@ import holdfast
 from holdfast.kernels import select as planning
 from holdfast.kernels.backend import describe
 from holdfast.ops import matrix
+from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES
-from holdfast.ops.halves import HALVES
 from holdfast.planner import Candidate, Device, Grid, Plan, tables
 from holdfast.recurrences import RECURRENCES
 
 pytestmark = pytest.mark.usefixtures("no_table")
 
 SIZES = {"B": 4, "T": 4096, "H": 32, "K": 128, "V": 64}
-OPS = [*RECURRENCES, *HALVES]
+OPS = [*RECURRENCES, *CHUNK_PRIMITIVES]
 
 
 def sizes_of(op):
-    known = AXES[RECURRENCES[op].family] if op in RECURRENCES else HALVES[op].sizes
+    known = AXES[RECURRENCES[op].family] if op in RECURRENCES else CHUNK_PRIMITIVES[op].sizes
     return {name: SIZES.get(name, 64) for name in known if name in "BTGHKVCD"}
 
 
@@ -54,7 +54,7 @@ def test_traits_are_those_of_the_call():
     assert [each.direction for each in told.passes] == ["forward"]
 
 
-def test_traits_of_the_halves():
+def test_traits_of_the_chunk_primitives():
     told = holdfast.explain("inter_chunk_scan", {"K": 32, "Kg": 32, "r": 16}, varlen=True)
     assert told.problem.traits == {"decay=vector", "low_rank", "varlen", "needs_grad"}
     assert told.problem["r"] == 16

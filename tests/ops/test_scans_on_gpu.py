@@ -408,7 +408,7 @@ def test_intra_chunk_of_more_than_two_to_the_31_elements(backend):
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-5), (torch.bfloat16, 1.5e-2)])
-def test_the_two_halves_are_the_single_pass(dtype, limit):
+def test_the_two_primitives_are_the_single_pass(dtype, limit):
     chunk, draw = 64, Draw(0, dtype, "cuda")
     q, k, v = draw.normal(2, 256, 3, 32), draw.unit(2, 256, 3, 32), draw.normal(2, 256, 3, 48)
     g, state = draw.log_decay(2, 256, 3), draw.state(2, 3, 32, 48)
@@ -432,7 +432,7 @@ def test_the_two_halves_are_the_single_pass(dtype, limit):
     assert_close(values_and_grads(composed, inputs), [x.double() for x in single], 2 * limit)
 
 
-def halves():
+def primitives():
     scan = states_parity.call(torch.float32, rank=4, keys=16, values=16, device="cuda")
     inside = intra_chunk_parity.call(torch.float32, "g states gate", 40, 16, device="cuda")
     return {
@@ -445,8 +445,8 @@ def halves():
 
 
 @pytest.mark.parametrize("name", ["inter_chunk_scan", "intra_chunk"])
-def test_a_replayed_graph_computes_what_the_halves_do(name):
-    op, given = halves()[name]
+def test_a_replayed_graph_computes_what_the_primitives_do(name):
+    op, given = primitives()[name]
     static = [x.requires_grad_() for x in leaves(list(given))]
 
     def step():
@@ -472,8 +472,8 @@ def test_a_replayed_graph_computes_what_the_halves_do(name):
 
 
 @pytest.mark.parametrize("name", ["inter_chunk_scan", "intra_chunk"])
-def test_the_halves_repeat_bit_for_bit(name):
-    op, given = halves()[name]
+def test_the_primitives_repeat_bit_for_bit(name):
+    op, given = primitives()[name]
     names = [key for key, x in given._asdict().items() if isinstance(x, torch.Tensor)]
     arguments = {key: getattr(given, key) for key in names}
     first, second = (values_and_grads(lambda a: op(given._replace(**a)), arguments) for _ in range(2))
@@ -498,7 +498,7 @@ def test_opcheck_of_the_scan(name, dtype, backend, monkeypatch):
     torch.library.opcheck(backward, (*grads, *call, None, name, backend))
 
 
-def test_opcheck_of_the_halves():
+def test_opcheck_of_the_primitives():
     given = states_parity.call(torch.float32, rank=2, keys=16, values=16, device="cuda")
     leaf = [x.clone().requires_grad_() for x in given]
     torch.library.opcheck(torch.ops.holdfast.inter_chunk_forward.default, (*leaf, None, True, "triton", True))

@@ -16,9 +16,9 @@ import torch
 from holdfast.kernels.backend import Backend
 from holdfast.kernels.select import Offer, decide
 from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
+from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES, named_problem
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
-from holdfast.ops.halves import HALVES
 from holdfast.planner import Device, Direction, Problem, floor, tables
 from holdfast.recurrences import RECURRENCES
 
@@ -85,7 +85,7 @@ def calls() -> Iterable[Call]:
     for op, recurrence in RECURRENCES.items():
         for sizes, *rest in CALLS:
             yield _call(op, {axis: size for axis, size in sizes.items() if axis in AXES[recurrence.family]}, *rest)
-    for op in HALVES:
+    for op in CHUNK_PRIMITIVES:
         for sizes in HALF_CALLS[op]:
             yield _call(op, sizes, "bfloat16", True, False)
             yield _call(op, sizes, "float32", False, False)

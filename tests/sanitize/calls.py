@@ -255,8 +255,8 @@ def _token(device: torch.device, name: str) -> None:
         step(name, arguments, state)
 
 
-def _halves() -> Iterator[Call]:
-    """The two halves of a chunkwise kernel, and the gated norm."""
+def _chunk_primitives() -> Iterator[Call]:
+    """The chunk primitives, and the gated norm."""
     for chunk, backend, dtype, K, V, plan in (
         (64, "hopper", BF16, 64, 64, {"warps": 4}),
         (64, "hopper", FP16, 128, 128, {"warps": 8}),
@@ -477,6 +477,6 @@ def _dense() -> Iterator[Call]:
 
 
 CALLS = (
-    *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_halves(), *_layers(), *_diagonal(),
-    *_around(), *_dense(),
+    *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_chunk_primitives(), *_layers(),
+    *_diagonal(), *_around(), *_dense(),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Random arguments of the dense and diagonal recurrences, of the chunk halves, the norm and the convolution."""
+"""Random arguments of the dense and diagonal recurrences, of the chunk primitives, the norm and the convolution."""
 
 import torch
 

@@ -55,7 +55,7 @@ SIZES = Sizes(B=2, T=70, H=4, Hq=2, K=16, V=8, D=16)
 _WIDE = replace(SIZES, D=32)
 # what decoding takes
 _TOKEN = replace(SIZES, T=1)
-_HALVES, _CHUNK = Sizes(B=2, T=64, H=4, K=16, V=8), 16
+_COMPOSED, _CHUNK = Sizes(B=2, T=64, H=4, K=16, V=8), 16
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
         ]
         for backend in backends_of(recurrence):
             yield Check(recurrence.name, backend, tuple((x, named(recurrence, backend.name)) for x in attempts))
-    # the two chunk halves compose to simple_gla
-    composed = of_example(SIMPLE_GLA, seed, device, _HALVES)
+    # the chunk primitives compose to simple_gla
+    composed = of_example(SIMPLE_GLA, seed, device, _COMPOSED)
     low_rank = of_draw(draw_low_rank, partial(scan, backend="chunked"), seed, device)
     for backend in INTER_CHUNK_BACKENDS:
         tries = ((composed, partial(_compose, inter=backend.name)), (low_rank, partial(scan, backend=backend.name)))
@@ -182,8 +182,8 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
 
 
 def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
-    """Calls that reach the GPU kernels that `every` leaves out: wide heads, few of them, an op's options, halves, and
-    what mixers have done around an op.
+    """Calls that reach the GPU kernels that `every` leaves out: wide heads, few of them, an op's options, the chunk
+    primitives, and what mixers have done around an op.
 
     A device that has not the backend, or whose planner has another plan, runs what it has.
     """

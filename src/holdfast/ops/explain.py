@@ -10,8 +10,8 @@ from holdfast.kernels.select import Offer, decide
 from holdfast.planner import Candidate, Device, Direction, Floor, Plan, Problem, floor
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
+from .chunk_primitives import CHUNK_PRIMITIVES
 from .families import backends_of, problem_of
-from .halves import HALVES
 
 # candidates that the text shows of each pass; the data has all
 SHOWN = 6
@@ -110,8 +110,8 @@ def explain(
         ValueError: for an unknown op, axis, dtype, device or backend; with every reason if no backend can run the call;
             for a measured table that cannot be read.
     """
-    if op not in RECURRENCES and op not in HALVES:
-        raise ValueError(f"op: expected one of {', '.join([*RECURRENCES, *HALVES])}; got {op!r}")
+    if op not in RECURRENCES and op not in CHUNK_PRIMITIVES:
+        raise ValueError(f"op: expected one of {', '.join([*RECURRENCES, *CHUNK_PRIMITIVES])}; got {op!r}")
     scalar = getattr(torch, dtype, None)
     if not isinstance(scalar, torch.dtype) or not scalar.is_floating_point:
         raise ValueError(f"dtype: expected a floating-point dtype such as 'bfloat16'; got {dtype!r}")
@@ -138,18 +138,18 @@ def named_problem(
     op, sizes: as of `explain`. dtype: of the inputs. grad: whether a backward pass may follow. varlen: whether
     sequences are packed. Raises ValueError for an axis that the op does not have or a size below its least.
     """
-    known = AXES[RECURRENCES[op].family] if op in RECURRENCES else tuple(HALVES[op].sizes)
+    known = AXES[RECURRENCES[op].family] if op in RECURRENCES else tuple(CHUNK_PRIMITIVES[op].sizes)
     for name, size in sizes.items():
         if name not in known:
             raise ValueError(f"sizes: expected axes among {', '.join(known)}; got {name!r}")
-        least = 0 if name in MAY_BE_EMPTY or (op in HALVES and HALVES[op].sizes[name] == 0) else 1
+        least = 0 if name in MAY_BE_EMPTY or (op in CHUNK_PRIMITIVES and CHUNK_PRIMITIVES[op].sizes[name] == 0) else 1
         if size < least:
             raise ValueError(f"sizes: expected {name} >= {least}; got {size}")
     packed = torch.empty(2, dtype=torch.int32, device="meta") if varlen else None
     draw = Draw(0, dtype, "meta")
-    if op in HALVES:
-        half = HALVES[op]
-        return half.backends(), half.problem(draw, {**half.sizes, **sizes}, packed, grad)
+    if op in CHUNK_PRIMITIVES:
+        primitive = CHUNK_PRIMITIVES[op]
+        return primitive.backends(), primitive.problem(draw, {**primitive.sizes, **sizes}, packed, grad)
     recurrence = RECURRENCES[op]
     arguments = recurrence.example(draw, Sizes(**sizes))
     return backends_of(recurrence), problem_of(recurrence, arguments, packed, grad)

@@ -92,7 +92,7 @@ def test_a_state_goes_through_memory_twice():
     assert floor_bytes(state) - floor_bytes(without) == 2 * 4 * 2 * 2 * 8 * 8
 
 
-def test_the_halves_take_no_state():
+def test_the_chunk_primitives_take_no_state():
     with pytest.raises(ValueError, match="takes no initial state here"):
         Case("inter_chunk_scan", (("B", 1), ("G", 2), ("H", 1), ("K", 4), ("V", 4)), state=True)
 

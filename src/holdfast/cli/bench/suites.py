@@ -97,7 +97,7 @@ def _proposal_032() -> Iterator[Case]:
     at = _cases("intra_chunk", "float16", "intra-chunk, one chunk a head, B16 H12")
     for C, width in ((64, 64), (128, 64), (256, 128)):
         yield from at({"B": 16, "T": C, "H": 12, "K": width, "V": width, "C": C})
-    # training with the ops that the halves make up, at the document's sizes
+    # training with the ops that the chunk primitives make up, at the document's sizes
     for op in ("simple_gla", "gla", "gated_delta_rule"):
         yield from _cases(op, "float16", f"{op}, B16 H12 T2048")({"B": 16, "T": 2048, "H": 12, "K": 64, "V": 64})
     yield from _host("intra_chunk", "float16", {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64, "C": 64})

@@ -14,7 +14,7 @@ from holdfast.ops.parity import leaves
 from holdfast.planner import Problem
 from holdfast.recurrences import RECURRENCES, Recurrence, Sizes, oracle
 
-from . import halves
+from . import chunk_primitives
 from .draw import DeviceDraw
 
 # Left out of every call, so that all runners do the same work: most peers lack some of them.
@@ -138,18 +138,18 @@ def _of_recurrence(recurrence: Recurrence) -> Workload:
     )
 
 
-def _halves() -> dict[str, Workload]:
+def _chunk_primitives() -> dict[str, Workload]:
     return {
         "inter_chunk_scan": Workload(
             name="inter_chunk_scan",
             family="diagonal",
             axes=("B", "G", "H", "K", "V", "Kg", "r"),
             required=("B", "G", "H", "K", "V"),
-            example=halves.inter_chunk_example,
-            exact=halves.inter_chunk_exact,
-            call=halves.inter_chunk_call,
-            backends=halves.inter_chunk_backends,
-            problem=halves.inter_chunk_problem,
+            example=chunk_primitives.inter_chunk_example,
+            exact=chunk_primitives.inter_chunk_exact,
+            call=chunk_primitives.inter_chunk_call,
+            backends=chunk_primitives.inter_chunk_backends,
+            problem=chunk_primitives.inter_chunk_problem,
             output=lambda arguments: torch.empty_like(arguments["states"]),
             state_steps=lambda s: s["B"] * s["G"] * s["H"] * s["K"] * s["V"],
             state_size=lambda s: s["B"] * s["H"] * s["K"] * s["V"],
@@ -159,11 +159,11 @@ def _halves() -> dict[str, Workload]:
             family="matrix",
             axes=("B", "T", "H", "K", "V", "C"),
             required=("B", "T", "H", "K", "V", "C"),
-            example=halves.intra_chunk_example,
-            exact=halves.intra_chunk_exact,
-            call=halves.intra_chunk_call,
-            backends=halves.intra_chunk_backends,
-            problem=halves.intra_chunk_problem,
+            example=chunk_primitives.intra_chunk_example,
+            exact=chunk_primitives.intra_chunk_exact,
+            call=chunk_primitives.intra_chunk_call,
+            backends=chunk_primitives.intra_chunk_backends,
+            problem=chunk_primitives.intra_chunk_problem,
             output=lambda arguments: torch.empty_like(arguments["v"]),
             state_steps=lambda s: s["B"] * s["T"] * s["H"] * max(s["C"], s["K"]),
             state_size=lambda s: s["B"] * s["H"] * s["K"] * s["V"],
@@ -174,7 +174,7 @@ def _halves() -> dict[str, Workload]:
 @lru_cache(maxsize=1)
 def workloads() -> dict[str, Workload]:
     """Every op that can be measured, by name."""
-    return {name: _of_recurrence(recurrence) for name, recurrence in RECURRENCES.items()} | _halves()
+    return {name: _of_recurrence(recurrence) for name, recurrence in RECURRENCES.items()} | _chunk_primitives()
 
 
 def workload(name: str) -> Workload:

@@ -254,7 +254,7 @@ def test_intra_chunk_does_not_look_ahead():
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(1, 64), (200, 64), (128, 32)])
-def test_the_two_halves_are_simple_gla(length, chunk):
+def test_the_two_are_simple_gla(length, chunk):
     draw = Draw(0, torch.float64)
     q, k, v = draw.normal(B, length, H, K), draw.normal(B, length, H, K), draw.normal(B, length, H, V)
     inputs = {"q": q, "k": k, "v": v, "g": draw.log_decay(B, length, H), "initial_state": draw.state(B, H, K, V)}
@@ -304,7 +304,7 @@ def test_opcheck_of_intra_chunk(given):
     torch.library.opcheck(torch.ops.holdfast.intra_chunk_backward.default, (torch.ones_like(o), *tensors, *rest, ""))
 
 
-def test_the_halves_compile_as_one_graph():
+def test_they_compile_as_one_graph():
     torch._dynamo.reset()
     arguments = scan_arguments("vector low rank", torch.float32)
     compiled = torch.compile(holdfast.inter_chunk_scan, fullgraph=True, backend="aot_eager")

@@ -1,4 +1,4 @@
-"""The two halves of a chunkwise kernel as workloads: examples, exact results, calls."""
+"""The chunk primitives as workloads: examples, exact results, calls."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The two halves of a chunkwise kernel by name, for whoever plans calls without making them."""
+"""The chunk primitives by name, for whoever plans calls without making them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from .intra_chunk import problem as intra_chunk_problem
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class ChunkPrimitive:
     """sizes: axis -> default. problem: (draw, sizes, cu_seqlens, grad) -> what planning knows of such a call."""
 
     sizes: Mapping[str, int]
@@ -48,11 +48,11 @@ def _intra_chunk(draw: Draw, sizes: Mapping[str, int], cu_seqlens: Tensor | None
     return intra_chunk_problem(IntraChunkCall(q, q, v, draw.log_decay(B, T, H), states, v, 1.0, C), grad)
 
 
-HALVES = {
-    "inter_chunk_scan": Half(
+CHUNK_PRIMITIVES = {
+    "inter_chunk_scan": ChunkPrimitive(
         {"B": 2, "G": 8, "H": 2, "K": 16, "V": 24, "Kg": 1, "r": 0}, lambda: INTER_CHUNK_BACKENDS, _inter_chunk
     ),
-    "intra_chunk": Half(
+    "intra_chunk": ChunkPrimitive(
         {"B": 2, "T": 100, "H": 2, "Hq": 0, "K": 16, "V": 24, "C": 64}, lambda: INTRA_CHUNK_BACKENDS, _intra_chunk
     ),
 }
