@@ -53,7 +53,7 @@ def test_bytes_of_a_forward_and_a_backward_pass():
     assert forward.moved == pytest.approx(8 * unit, rel=0.05)
     (alone,) = model.candidates(problem(traits={"needs_grad": False}), H200, "forward")
     assert alone.moved == pytest.approx(6 * unit, rel=0.05)
-    # the sweep's 8, the states' gradients among them, and the gradients' 14
+    # gla_fwd's 8, the states' gradients among them, and gla_bwd_grads' 14
     assert backward.moved == pytest.approx(22 * unit, rel=0.05)
 
 
@@ -76,15 +76,15 @@ def test_kernels_compile_and_fit(K, V, monkeypatch):
     names = [launch.kernel.__name__ for launch in launches]
     assert names == ["gla_fwd", "gla_fwd", "gla_fwd", "gla_bwd_grads"]
     sizes = problem({"K": K, "V": V})
-    sweeps = [model.sweep(sizes, H200, keeps) for keeps in (False, True, True)]
-    for launch, planned in zip(launches, [*sweeps, *model.candidates(sizes, H200, "backward")], strict=True):
+    forwards = [model.forward(sizes, H200, keeps) for keeps in (False, True, True)]
+    for launch, planned in zip(launches, [*forwards, *model.candidates(sizes, H200, "backward")], strict=True):
         made = compile_launch(launch)
         assert made.shared <= H200.shared_per_block
         assert made.shared <= planned.shared
         assert "wgmma.mma_async" in made.ptx
         assert "cp.async.bulk.tensor" in made.ptx
         assert "serialized" not in made.notes, "a product waits for the one before it"
-        # a reload or two a chunk in the sweeps: ten take 5% of them
+        # a reload or two a chunk in gla_fwd: ten take 5% of it
         assert made.spilled <= (24 if launch.kernel.__name__ == "gla_fwd" else 160)
     # two of its blocks share an SM
     assert made.shared <= 113 * 1024

@@ -224,7 +224,7 @@ def _double_blocks(to_here, to_end, totals, bit: gl.constexpr):
 
 @gluon.jit
 def _double_blocks_across_rows(to_here, to_end, totals, late):
-    """Do what _double_blocks does where the k_halves of 8 tokens are in the two rows of a warp. late: whether a row has
+    """Do what _double_blocks does where the halves of 8 tokens are in the two rows of a warp. late: whether a row has
     the second."""
     here = ()
     end = ()
@@ -257,7 +257,7 @@ def _level_tokens(q, k, to_here, to_end, bit: gl.constexpr):
 
 @gluon.jit
 def _level_tokens_across_rows(q, k, to_here, to_end, late):
-    """Do what _level_tokens does at the level whose k_halves are in the two rows of a warp."""
+    """Do what _level_tokens does at the level whose halves are in the two rows of a warp."""
     found = ()
     for i in gl.static_range(THREAD_TOKENS):
         x = to_float32(select_bits(q[i], k[i], gl.where(late, -1, 0))) * gl.where(late, to_here[i], to_end[i])

@@ -5,64 +5,64 @@ from holdfast.planner.models.matrix.scalar_decay.hopper import tile
 from holdfast.planner.models.varlen import as_batch
 
 CHUNK = 64
-# chunks in flight of queries and keys, and of the rest
-STAGES, PAIR = 3, 2
-# eight warps multiply values of 128 columns, eight weigh
-OTHER_WARPS = 8
-# barriers, decays, strengths, and what the compiler aligns
+# stages of q and k, and of the rest
+QK_STAGES, V_STAGES = 3, 2
+# of the decay partition; the mma partition has eight for values of 128 columns
+DECAY_WARPS = 8
+# barriers, decays, betas, and what the compiler aligns
 SCRATCH = 3584
 # of launches of 0.29 to 0.32 and 0.62 ms on an H200 (docs/notes/vector-decay.md#times-of-the-launches), that of 64
-# columns estimated: seconds of a chunk of the sweep, by columns of k's tiles, and before and after a block's; of a
-# block of 64 columns of the gradients, two blocks an SM
-SWEEP_SECONDS = {64: 2.5e-6, 128: 4.5e-6}
+# columns estimated: seconds of a chunk of `gla_fwd`, by columns of k's tiles, and before and after a block's; of a
+# block of 64 columns of `gla_bwd_grads`, two blocks an SM
+CHUNK_SECONDS = {64: 2.5e-6, 128: 4.5e-6}
 FILL_SECONDS = 7e-6
-GRADIENTS_SECONDS = 10e-6
+GRADS_SECONDS = 10e-6
 BACKWARD = Plan("hopper")
 
 
 def plan(keeps: bool) -> Plan:
-    """Of the forward pass. keeps: whether it leaves the state before each chunk to the backward pass."""
+    """Return the plan of the forward pass. keeps: whether it saves the state before each chunk for the backward one."""
     return Plan("hopper", (("keeps", int(keeps)),))
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """The one plan of each pass; packed sequences are taken to be equally long."""
+    """Return the one plan of each pass; packed sequences are taken to be equally long."""
     if problem.varlen:
         problem = as_batch(problem)
-    found = sweep(problem, device, direction == "backward" or problem.needs_grad)
+    found = forward(problem, device, direction == "backward" or problem.needs_grad)
     if found is None or direction == "forward":
         return () if found is None else (found,)
     if "slices" in problem.traits:
-        # whose states no forward pass has kept
+        # whose states no forward pass has saved
         found = found.after(found)
-    return (_gradients(problem, device).after(found),)
+    return (_grads(problem, device).after(found),)
 
 
-def sweep(problem: Problem, device: Device, keeps: bool) -> Candidate | None:
-    """A launch of matrix/vector_decay/hopper/forward.py. keeps: whether states go to memory."""
+def forward(problem: Problem, device: Device, keeps: bool) -> Candidate | None:
+    """Model a launch of `gla_fwd`. keeps: whether states go to memory."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
-    wide, tall, chunks = tile(K), tile(V), -(-T // CHUNK)
-    warps = tall // 16 + OTHER_WARPS
-    # queries and keys, values, log decays of twice the width; tiles of two levels, scores, what the compiler exchanges
-    columns = 2 * STAGES * wide + PAIR * tall + 2 * wide + 2 * wide + 3 * CHUNK
+    tile_k, tile_v, chunks = tile(K), tile(V), -(-T // CHUNK)
+    warps = tile_v // 16 + DECAY_WARPS
+    # q and k, v, log decays of twice the width; tiles of two levels, scores, what the compiler exchanges
+    columns = 2 * QK_STAGES * tile_k + V_STAGES * tile_v + 2 * tile_k + 2 * tile_k + 3 * CHUNK
     grid = Grid(pairs, 32 * warps, 65536 // (32 * warps) // 8 * 8, 2 * CHUNK * columns + SCRATCH)
     if not grid.fits(device):
         return None
     moved = pairs * (T * (4 * K * problem["Hq"] / problem["H"] + 4 * K + 4 * V) + 8 * K * V)
     if keeps:
-        moved += pairs * chunks * 2 * wide * tall
-    operations = pairs * chunks * 2 * CHUNK * (2 * wide * tall + CHUNK * tall + 6 * CHUNK * wide)
-    serial = FILL_SECONDS + chunks * SWEEP_SECONDS[wide]
+        moved += pairs * chunks * 2 * tile_k * tile_v
+    operations = pairs * chunks * 2 * CHUNK * (2 * tile_k * tile_v + CHUNK * tile_v + 6 * CHUNK * tile_k)
+    serial = FILL_SECONDS + chunks * CHUNK_SECONDS[tile_k]
     return Candidate.of(plan(keeps), device, grid, int(moved), operations, serial=serial)
 
 
-def _gradients(problem: Problem, device: Device) -> Candidate:
-    """The launch of matrix/vector_decay/hopper/backward_grads.py."""
+def _grads(problem: Problem, device: Device) -> Candidate:
+    """Model the launch of `gla_bwd_grads`."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
-    chunks, blocks, tall = -(-T // CHUNK), -(-K // CHUNK), tile(V)
+    chunks, blocks, tile_v = -(-T // CHUNK), -(-K // CHUNK), tile(V)
     grid = Grid(pairs * chunks * blocks, 128, 255, 110 * 1024)
     reads = 4 * K * problem["Hq"] / problem["H"] + 4 * K + 4 * V
-    moved = pairs * (T * (reads + 8 * K) + chunks * 4 * tile(K) * tall)
-    products = 2 * CHUNK * tall + 2 * CHUNK * CHUNK + tall * CHUNK
+    moved = pairs * (T * (reads + 8 * K) + chunks * 4 * tile(K) * tile_v)
+    products = 2 * CHUNK * tile_v + 2 * CHUNK * CHUNK + tile_v * CHUNK
     operations = grid.blocks * 2 * CHUNK * products
-    return Candidate.of(BACKWARD, device, grid, int(moved), operations, serial=GRADIENTS_SECONDS)
+    return Candidate.of(BACKWARD, device, grid, int(moved), operations, serial=GRADS_SECONDS)

@@ -1,7 +1,8 @@
-"""Vector decay in Triton: chunks prepared side by side, sweeps over them, gradients side by side.
+"""Vector decay in Triton: all chunks prepared at once, states from chunk to chunk, all gradients at once.
 
-The sweep's seconds are those of the sweep of a scalar decay, the preparation's come from its instructions, and the
-gradients' are fitted to the whole backward pass on an H200 (B4 T4096 H32 K128 V128, bfloat16).
+The seconds of `gla_chunk_fwd` are those of the scalar decay's kernel, those of `gla_chunk_prepare` come from its
+instructions, and those of `gla_chunk_grads` are fitted to the whole backward pass on an H200 (B4 T4096 H32 K128
+V128, bfloat16).
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,9 @@ from holdfast.planner.models import ranked
 CHUNK = 64
 # wider states leave no registers for anything else
 WIDEST = 256
-# of K's columns, that a block of the launches side by side holds at a time
+# of K's columns, that a block of the launches of all chunks holds at a time
 PIECE = 64
-# of the sweep, and of its state in float32 a thread: beside operands of 2 bytes, and of 4
+# of `gla_chunk_fwd`, and of its state in float32 a thread: beside operands of 2 bytes, and of 4
 WARPS = {2: (4, 8), 4: (4,)}
 STATE_REGISTERS = {2: 64, 4: 32}
 # A chunk's products wait for one another: so long whatever their size, and a rate for each warp.
@@ -28,14 +29,14 @@ GRADIENT_SECONDS = 4.2e-5
 
 
 def padded(width: int) -> int:
-    """The power of two, at least 16, that a tile of so many columns takes."""
+    """Return the power of two, at least 16, that a tile of `width` columns takes."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """Plans, the fastest first.
+    """Return plans, the fastest first.
 
-    values, of the sweep: columns, the block of V's columns; warps; stages of loads in flight.
+    values, of `gla_chunk_fwd`: columns, the block of V's columns; warps; stages of loads in flight.
     """
     return ranked(_candidates(problem, device, direction))
 
@@ -50,17 +51,17 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 if shared > (device.shared_per_block or 0):
                     continue
                 plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
-                found = _side_by_side(problem, device, plan, "prepare")
+                found = _all_chunks(problem, device, plan, "gla_chunk_prepare")
                 if direction == "forward":
-                    yield _sweep(problem, device, plan, shared, reads=True, keeps=False).after(found)
+                    yield _chunk_fwd(problem, device, plan, shared, reads=True, keeps=False).after(found)
                     continue
-                found = _sweep(problem, device, plan, shared, reads=True, keeps=True).after(found)
-                found = _sweep(problem, device, plan, shared, reads=False, keeps=True).after(found)
-                yield _side_by_side(problem, device, plan, "gradients").after(found)
+                found = _chunk_fwd(problem, device, plan, shared, reads=True, keeps=True).after(found)
+                found = _chunk_fwd(problem, device, plan, shared, reads=False, keeps=True).after(found)
+                yield _all_chunks(problem, device, plan, "gla_chunk_grads").after(found)
 
 
 def _shared(width: int, block: int, warps: int, stages: int, size: int) -> int:
-    """Bytes of a block of the sweep, an upper bound of what Triton 3.6 allots.
+    """Return the bytes of a block of `gla_chunk_fwd`, an upper bound of what Triton 3.6 allots.
 
     Tiles in flight, and a state that changes hands between warps: on its way to memory, and where a warp does not keep
     its 16 rows of it. Without a pipeline float32 goes through shared memory a tile at a time.
@@ -71,8 +72,8 @@ def _shared(width: int, block: int, warps: int, stages: int, size: int) -> int:
     return stages * (CHUNK * (2 * width + block + CHUNK) * size + 4 * width) + exchanged
 
 
-def _sweep(problem: Problem, device: Device, plan: Plan, shared: int, reads: bool, keeps: bool) -> Candidate:
-    """One launch of `sweep`. reads: whether it has an output. keeps: whether states go to memory."""
+def _chunk_fwd(problem: Problem, device: Device, plan: Plan, shared: int, reads: bool, keeps: bool) -> Candidate:
+    """Model a launch of `gla_chunk_fwd`. reads: whether it has an output. keeps: whether states go to memory."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
     block, warps, stages = plan["columns"], plan["warps"], plan["stages"]
     size, wide = 4 if problem.dtype == "float32" else 2, padded(K)
@@ -92,8 +93,8 @@ def _sweep(problem: Problem, device: Device, plan: Plan, shared: int, reads: boo
     return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)
 
 
-def _side_by_side(problem: Problem, device: Device, plan: Plan, name: str) -> Candidate:
-    """One launch of `prepare` or `gradients`, of all chunks."""
+def _all_chunks(problem: Problem, device: Device, plan: Plan, name: str) -> Candidate:
+    """Model a launch of `gla_chunk_prepare` or `gla_chunk_grads`."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
     size = 4 if problem.dtype == "float32" else 2
     pieces, chunks = -(-K // PIECE), -(-T // CHUNK)
@@ -101,7 +102,7 @@ def _side_by_side(problem: Problem, device: Device, plan: Plan, name: str) -> Ca
     # decays are taken to be float32
     reads = 2 * K * size * problem["Hq"] / problem["H"] + 4 * K
     products = 2 * CHUNK * PIECE * (7 * CHUNK)
-    if name == "prepare":
+    if name == "gla_chunk_prepare":
         grid = Grid(pairs * chunks, 128, 255, shared)
         moved = pairs * T * (reads + size * (2 * K + CHUNK))
         return Candidate.of(
