@@ -1,4 +1,4 @@
-"""What the scan of states between chunks is asked to do, whatever runs it."""
+"""The arguments of `inter_chunk_scan`, for all of its backends."""
 
 from typing import NamedTuple
 

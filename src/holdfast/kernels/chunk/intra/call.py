@@ -1,4 +1,4 @@
-"""What the half of a chunkwise kernel inside chunks is asked to do, whatever runs it."""
+"""The arguments of `intra_chunk`, for all of its backends."""
 
 from typing import Literal, NamedTuple
 

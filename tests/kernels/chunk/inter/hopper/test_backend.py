@@ -39,7 +39,10 @@ def test_the_kernels_are_right_on_the_emulator(
     from holdfast.kernels.chunk.inter.hopper import backward as hopper_states_backward
     from holdfast.kernels.chunk.inter.hopper import forward as hopper_states
 
-    for kernels, name in ((hopper_states, "low_rank_forward"), (hopper_states_backward, "low_rank_backward")):
+    for kernels, name in (
+        (hopper_states, "inter_chunk_low_rank_fwd_async"),
+        (hopper_states_backward, "inter_chunk_low_rank_bwd_async"),
+    ):
         monkeypatch.setattr(kernels, name, Emulated(getattr(kernels, name), early))
     shape = {"batch": 1, "sequences": len(packed) - 1} if packed else {}
     given = states_parity.call(dtype, vector, rank, chunks=7, heads=2, keys=keys, values=values, **shape)
@@ -59,7 +62,10 @@ def test_missing_gradients_and_states_on_the_emulator(grad, monkeypatch):
     from holdfast.kernels.chunk.inter.hopper import backward as hopper_states_backward
     from holdfast.kernels.chunk.inter.hopper import forward as hopper_states
 
-    for kernels, name in ((hopper_states, "low_rank_forward"), (hopper_states_backward, "low_rank_backward")):
+    for kernels, name in (
+        (hopper_states, "inter_chunk_low_rank_fwd_async"),
+        (hopper_states_backward, "inter_chunk_low_rank_bwd_async"),
+    ):
         monkeypatch.setattr(kernels, name, Emulated(getattr(kernels, name)))
     given = states_parity.call(torch.bfloat16, rank=4, chunks=3, heads=2, keys=16, values=16)
     given = given._replace(initial_state=None)
@@ -81,15 +87,17 @@ def test_the_kernels_compile_without_spilling(rank, scalar, dtype, direction, co
     from holdfast.kernels.chunk.inter.hopper import backward as hopper_states_backward
     from holdfast.kernels.chunk.inter.hopper import forward as hopper_states
 
-    wide = ("decay", "final", "history", "grad_decay", "grad_W", "grad_Y", "grad_initial")
-    given = dict.fromkeys(("states", "W", "Y", "o", "grad_o", "grad_states"), dtype) | dict.fromkeys(
-        wide, torch.float32
-    )
-    given |= {"initial": None, "grad_final": None, "bounds": None, "chunks": 64, "heads": 16, "keys": 64, "values": 64}
+    wide = ("decay", "final", "history", "ddecay", "dW", "dY", "dinitial")
+    given = dict.fromkeys(("states", "W", "Y", "o", "do", "dstates"), dtype) | dict.fromkeys(wide, torch.float32)
+    given |= {"initial": None, "dfinal": None, "bounds": None, "chunks": 64, "heads": 16, "keys": 64, "values": 64}
     given |= {"places": 4096, "SCALAR": scalar, "RANK": rank, "BLOCK_V": columns}
     forward = direction == "forward"
     given["STAGES"] = inter_chunk_hopper.STAGES if forward else 3
-    kernel = hopper_states.low_rank_forward if forward else hopper_states_backward.low_rank_backward
+    kernel = (
+        hopper_states.inter_chunk_low_rank_fwd_async
+        if forward
+        else hopper_states_backward.inter_chunk_low_rank_bwd_async
+    )
     bound = {"maxnreg": inter_chunk_hopper.REGISTERS} if forward else {}
     made = compile_for(kernel, 90, given, num_warps=warps, **bound)
     # with rank 16 the sums of a chunk do not all fit

@@ -25,16 +25,18 @@ def test_every_kernel_is_right_in_the_interpreter():
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize(("kernel", "rank"), [("forward", 0), ("low_rank_forward", 4), ("backward", 0)])
+@pytest.mark.parametrize(
+    ("kernel", "rank"), [("inter_chunk_fwd", 0), ("inter_chunk_low_rank_fwd", 4), ("inter_chunk_bwd", 0)]
+)
 def test_the_kernels_compile_without_spilling(capability, kernel, rank):
     from holdfast.kernels.chunk.inter.triton import states as triton_states
 
-    direction = "backward" if kernel == "backward" else "forward"
+    direction = "backward" if kernel == "inter_chunk_bwd" else "forward"
     plan = inter_chunk_scan.candidates(problem(r=rank), Device.named("h200"), direction)[0].plan
     state, wide = torch.bfloat16, torch.float32
-    given = dict.fromkeys(("states", "o", "W", "Y", "grad_o", "grad_states"), state)
-    given |= dict.fromkeys(("decay", "final", "history", "grad_final", "grad_decay", "grad_initial"), wide)
-    given |= dict.fromkeys(("initial", "bounds", "grad_W", "grad_Y"))
+    given = dict.fromkeys(("states", "o", "W", "Y", "do", "dstates"), state)
+    given |= dict.fromkeys(("decay", "final", "history", "dfinal", "ddecay", "dinitial"), wide)
+    given |= dict.fromkeys(("initial", "bounds", "dW", "dY"))
     given |= {"chunks": 64, "heads": 16, "keys": 64, "values": 64, "places": 4096, "SCALAR": True, "RANK": rank}
     given |= {"BLOCK_K": plan["block_k"], "BLOCK_V": plan["block_v"], "BLOCK_R": 16 if rank else 1}
     given |= {"GROUP": plan["group"], "STAGES": dict(plan.values).get("stages", plan["group"])}
@@ -42,7 +44,7 @@ def test_the_kernels_compile_without_spilling(capability, kernel, rank):
         given |= {"W": None, "Y": None}
     made = compile_for(getattr(triton_states, kernel), capability, given, num_warps=plan["warps"])
     assert made.stack == 0
-    if kernel == "low_rank_forward":
+    if kernel == "inter_chunk_low_rank_fwd":
         # the sums of tensor cores are operands as they are
         assert "mma.sync" in made.ptx
         assert "shfl" not in made.ptx

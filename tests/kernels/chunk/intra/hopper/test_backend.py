@@ -22,9 +22,9 @@ PLAIN = Plan("chunked", (("chunks", 4),))
 ALL = "g states gate"
 
 
-def sum_decays(rows, columns, grad_g, chunk):
-    """What `sum_decays` of chunk/intra/triton/backend.py does."""
-    for part, into in zip((rows - columns).double().split(chunk, 1), grad_g.split(chunk, 1), strict=True):
+def sum_decay_grad(row_sums, column_sums, dg, chunk):
+    """What `sum_decay_grad` of chunk/intra/triton/backend.py does."""
+    for part, into in zip((row_sums - column_sums).double().split(chunk, 1), dg.split(chunk, 1), strict=True):
         into.copy_(part.flip(1).cumsum(1).flip(1))
 
 
@@ -34,7 +34,7 @@ def emulated(request, monkeypatch):
         Emulated(kernel, request.param)[grid](*arguments, num_warps=warps, **constants)
 
     monkeypatch.setattr(descriptor_launch, "launch", launch)
-    monkeypatch.setattr(hopper_intra_chunk, "sum_decays", sum_decays)
+    monkeypatch.setattr(hopper_intra_chunk, "sum_decay_grad", sum_decay_grad)
     return request.param
 
 
@@ -97,7 +97,7 @@ def test_gradients_are_right_on_the_emulator(dtype, plan, shape, emulated):
 
 def compiled(run, monkeypatch):
     launches = recorded(monkeypatch, descriptor_launch)
-    monkeypatch.setattr(hopper_intra_chunk, "sum_decays", sum_decays)
+    monkeypatch.setattr(hopper_intra_chunk, "sum_decay_grad", sum_decay_grad)
     run()
     (launch,) = launches
     made = compile_launch(launch)
@@ -137,7 +137,7 @@ def test_the_best_plan_compiles_as_planned(chunk, keys, values, direction, monke
 @pytest.mark.parametrize(("keys", "values"), [(64, 64), (64, 128), (128, 64)])
 def test_gradients_on_their_way_out_keep_their_places(given, keys, values, monkeypatch):
     """The compiler gives a tile's memory away after its last use, and does not see that a copy still reads it."""
-    backward = intra_chunk_parity.hopper_backward(intra_chunk_hopper.WHOLE[keys + values][1])
+    backward = intra_chunk_parity.hopper_backward(intra_chunk_hopper.SINGLE_TILE[keys + values][1])
     call = drawn(torch.float16, given=given, length=64, chunk=64, keys=keys, values=values, heads=1)
     made, _ = compiled(lambda: HopperIntraChunk().backward(backward, call, call.v), monkeypatch)
     places = places_of_stores(made.ptx)

@@ -28,8 +28,8 @@ def arguments(chunk, width, direction, device="h200", dtype="float16"):
     plan = planned(chunk, width, direction, device, dtype).plan
     half, wide = getattr(torch, dtype), torch.float32
     given = dict.fromkeys(("q", "k", "v", "states", "gate", "o", "grad_o"), half)
-    given |= dict.fromkeys(("grad_q", "grad_k", "grad_v", "grad_gate"), half)
-    given |= dict.fromkeys(("g", "rows", "columns", "grad_g"), wide) | {"grad_states": half}
+    given |= dict.fromkeys(("dq", "dk", "dv", "dgate"), half)
+    given |= dict.fromkeys(("g", "row_sums", "column_sums", "dg"), wide) | {"dstates": half}
     given |= {"scale": 0.125, "length": chunk, "chunk": chunk, "chunks": 16, "heads": H, "groups": H, "ratio": 1}
     given |= {"keys": width, "values": width, "SIGMOID": False}
     given |= {"PRECISION": "tf32x3" if half == wide else "tf32", "STAGES": plan["stages"]}
@@ -43,21 +43,21 @@ def planned(chunk, width, direction, device="h200", dtype="float16"):
 
 def backward_kernel(chunk, width, device="h200"):
     """The launch that counts."""
-    from holdfast.kernels.chunk.intra.triton import backward_single_tile as triton_intra_chunk_whole
-    from holdfast.kernels.chunk.intra.triton import backward_tiled as triton_intra_chunk_backward
+    from holdfast.kernels.chunk.intra.triton import backward_single_tile as single_tile
+    from holdfast.kernels.chunk.intra.triton import backward_tiled as tiled
 
     plan = planned(chunk, width, "backward", device).plan
-    if intra_chunk_gradients.is_whole(plan["block"], plan["columns"], chunk, width, width):
-        return triton_intra_chunk_whole.whole
-    return triton_intra_chunk_backward.gradients
+    if intra_chunk_gradients.is_single_tile(plan["block"], plan["columns"], chunk, width, width):
+        return single_tile.intra_chunk_bwd_single_tile
+    return tiled.intra_chunk_bwd
 
 
 @pytest.mark.parametrize("capability", TARGETS)
 def test_the_forward_kernel_compiles_without_spilling_and_keeps_scores_on_chip(capability):
-    from holdfast.kernels.chunk.intra.triton import forward as triton_intra_chunk_forward
+    from holdfast.kernels.chunk.intra.triton import forward as kernels
 
     given, warps = arguments(128, 64, "forward", "a100" if capability == 80 else "h200")
-    made = compile_for(triton_intra_chunk_forward.forward, capability, given, num_warps=warps)
+    made = compile_for(kernels.intra_chunk_fwd, capability, given, num_warps=warps)
     assert made.stack == 0
     # one store, of the output: scores go nowhere
     stores = [line for line in made.ttgir.splitlines() if "tt.store" in line]
@@ -79,13 +79,13 @@ def test_the_forward_kernel_compiles_without_spilling_and_keeps_scores_on_chip(c
     ],
 )
 def test_the_forward_kernel_takes_no_more_shared_memory_than_there_is(device, dtype, chunk, width):
-    from holdfast.kernels.chunk.intra.triton import forward as triton_intra_chunk_forward
+    from holdfast.kernels.chunk.intra.triton import forward as kernels
 
     which = Device.named(device)
     given, warps = arguments(chunk, width, "forward", device, dtype)
-    given |= {"states": torch.float32, "grad_states": torch.float32}
+    given |= {"states": torch.float32, "dstates": torch.float32}
     capability = which.capability[0] * 10 + which.capability[1]
-    made = compile_for(triton_intra_chunk_forward.forward, capability, given, num_warps=warps)
+    made = compile_for(kernels.intra_chunk_fwd, capability, given, num_warps=warps)
     assert made.shared <= which.shared_per_block
 
 
@@ -93,18 +93,18 @@ def test_the_forward_kernel_takes_no_more_shared_memory_than_there_is(device, dt
 def test_gradients_of_a_chunk_of_one_tile_are_one_launch_that_stores_nothing_else():
     """Seven tensors: no score, no sum and no copy in another dtype goes to memory."""
     given, warps = arguments(64, 64, "backward")
-    assert backward_kernel(64, 64).fn.__name__ == "whole"
+    assert backward_kernel(64, 64).fn.__name__ == "intra_chunk_bwd_single_tile"
     made = compile_for(backward_kernel(64, 64), 90, given, num_warps=warps)
     stores = [line for line in made.ttgir.splitlines() if "tt.store" in line]
     assert len(stores) == 6
-    assert sum("f32" in line for line in stores) == 1  # grad_g, in g's dtype
+    assert sum("f32" in line for line in stores) == 1  # dg, in g's dtype
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "width"), [(32, 64), (64, 64), (64, 128), (128, 64), (256, 128), (512, 256)])
 def test_the_backward_kernels_take_no_more_shared_memory_than_planned(chunk, width):
     given, warps = arguments(chunk, width, "backward")
-    given |= {"states": torch.float32, "grad_states": torch.float32}
+    given |= {"states": torch.float32, "dstates": torch.float32}
     made = compile_for(backward_kernel(chunk, width), 90, given, num_warps=warps)
     assert made.shared <= planned(chunk, width, "backward").shared <= Device.named("h200").shared_per_block
 
@@ -123,8 +123,8 @@ def test_the_backward_kernels_take_no_more_shared_memory_than_planned(chunk, wid
 )
 def test_no_plan_of_the_backward_kernels_takes_more_shared_memory_than_it_says(dtype, chunk, keys, values, gate):
     """Of all plans for an H200, the one that says most."""
-    from holdfast.kernels.chunk.intra.triton import backward_single_tile as triton_intra_chunk_whole
-    from holdfast.kernels.chunk.intra.triton import backward_tiled as triton_intra_chunk_backward
+    from holdfast.kernels.chunk.intra.triton import backward_single_tile as single_tile
+    from holdfast.kernels.chunk.intra.triton import backward_tiled as tiled
 
     sizes = {"B": B, "T": 513, "H": 8, "Hq": 4, "K": keys, "V": values, "C": chunk}
     traits = {"decay=scalar": True, "states": True, "gate=silu": gate}
@@ -135,11 +135,11 @@ def test_no_plan_of_the_backward_kernels_takes_more_shared_memory_than_it_says(d
     given |= {"BLOCK_K": keys, "BLOCK_V": values, "keys": keys, "values": values, "chunk": chunk, "length": 513}
     given |= {"groups": 4, "heads": 8, "ratio": 2, "STAGES": most.plan["stages"]}
     given |= {"BLOCK": most.plan["block"], "BLOCK_N": most.plan["columns"]}
-    given |= {"states": torch.float32, "grad_states": torch.float32}
+    given |= {"states": torch.float32, "dstates": torch.float32}
     if not gate:
-        given |= {"gate": None, "grad_gate": None}
-    whole = intra_chunk_gradients.is_whole(given["BLOCK"], given["BLOCK_N"], chunk, keys, values)
-    kernel = triton_intra_chunk_whole.whole if whole else triton_intra_chunk_backward.gradients
+        given |= {"gate": None, "dgate": None}
+    one_tile = intra_chunk_gradients.is_single_tile(given["BLOCK"], given["BLOCK_N"], chunk, keys, values)
+    kernel = single_tile.intra_chunk_bwd_single_tile if one_tile else tiled.intra_chunk_bwd
     made = compile_for(kernel, 90, given, num_warps=most.plan["warps"])
     assert made.shared <= most.shared <= device.shared_per_block
 
@@ -147,7 +147,7 @@ def test_no_plan_of_the_backward_kernels_takes_more_shared_memory_than_it_says(d
 @pytest.mark.slow
 def test_gradients_of_float32_in_several_tiles_spill_little():
     """Tiles of 64 steps spilled 1,760 bytes a thread, and on an H200 the gate's gradient was off by 2e-4."""
-    from holdfast.kernels.chunk.intra.triton import backward_tiled as triton_intra_chunk_backward
+    from holdfast.kernels.chunk.intra.triton import backward_tiled as tiled
 
     sizes = {"B": 5, "T": 64, "H": 4, "Hq": 2, "K": 64, "V": 64, "C": 128}
     traits = {"decay=scalar": True, "states": True, "gate=sigmoid": True}
@@ -156,7 +156,7 @@ def test_gradients_of_float32_in_several_tiles_spill_little():
     given, _ = arguments(128, 64, "backward", dtype="float32")
     given |= {"length": 64, "chunks": 1, "heads": 4, "groups": 2, "ratio": 2, "SIGMOID": True}
     given |= {"BLOCK": plan["block"], "BLOCK_N": plan["columns"], "STAGES": plan["stages"]}
-    assert compile_for(triton_intra_chunk_backward.gradients, 90, given, num_warps=plan["warps"]).stack <= 512
+    assert compile_for(tiled.intra_chunk_bwd, 90, given, num_warps=plan["warps"]).stack <= 512
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -169,10 +169,10 @@ def test_the_backward_kernels_compile_and_spill_little(chunk, capability):
 
 
 def test_the_sums_of_decays_compile():
-    from holdfast.kernels.chunk.intra.triton import backward_tiled as triton_intra_chunk_backward
+    from holdfast.kernels.chunk.intra.triton import backward_tiled as tiled
 
     given = arguments(128, 64, "backward")[0] | {"BLOCK_C": 128, "BLOCK_H": 16}
-    assert compile_for(triton_intra_chunk_backward.decays, 90, given, num_warps=4).stack == 0
+    assert compile_for(tiled.intra_chunk_decay_grad, 90, given, num_warps=4).stack == 0
 
 
 @pytest.mark.parametrize(

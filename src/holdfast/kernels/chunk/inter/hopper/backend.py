@@ -46,12 +46,12 @@ class _Run(Run):
         final = self._empty(self.sequences, self.heads, self.keys, self.values) if keep_final else None
         if all(self.grid):
             plan = self.plan
-            ends = (out, call.initial_state, final)
+            outputs = (out, call.initial_state, final)
             how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": plan["block_v"], "STAGES": plan["group"]}
-            tensors = (call.states, call.decay, call.W, call.Y, *ends)
+            tensors = (call.states, call.decay, call.W, call.Y, *outputs)
             # given no bound, ptxas aims at so few registers that loads are waited for where they are used
             how |= {"num_warps": plan["warps"], "maxnreg": model.REGISTERS}
-            launch_by_triton(kernels.low_rank_forward, self.grid, *tensors, *self.sizes, **how)
+            launch_by_triton(kernels.inter_chunk_low_rank_fwd_async, self.grid, *tensors, *self.sizes, **how)
         return final
 
     def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
@@ -65,4 +65,4 @@ class _Run(Run):
         plan = self.plan
         how = {"SCALAR": self.scalar, "RANK": self.rank, "BLOCK_V": plan["block_v"], "STAGES": plan["stages"]}
         how["num_warps"] = plan["warps"]
-        launch_by_triton(kernels.low_rank_backward, self.grid, *ready, *self.sizes, places, **how)
+        launch_by_triton(kernels.inter_chunk_low_rank_bwd_async, self.grid, *ready, *self.sizes, places, **how)

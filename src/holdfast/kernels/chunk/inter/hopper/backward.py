@@ -4,49 +4,67 @@ Threads hold states as in the forward pass. Sums over rows are within threads bu
 columns are within a thread, then over the threads of a row, which leave theirs in shared memory.
 """
 
-from holdfast.kernels.chunk.inter.triton.states import span
+from typing import NamedTuple
+
+from holdfast.kernels.chunk.inter.triton.states import sequence_bounds
 from holdfast.kernels.lib.gluon.compat import async_copy, gl, gluon
 
-from .forward import columns, copy_columns, copy_line, load_gains, store_columns, swizzled
+from .forward import Shape, columns, copy_columns, copy_line, load_decays, store_columns, swizzled
 
 _LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
+class Tiles(NamedTuple):
+    """Stages in shared memory: the state before each chunk, do, which may be None, W and Y."""
+
+    history: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor | None
+    W: gl.shared_memory_descriptor
+    Y: gl.shared_memory_descriptor
+
+
+class Sources(NamedTuple):
+    """Pointers of the same."""
+
+    history: gl.tensor
+    do: gl.tensor | None
+    W: gl.tensor
+    Y: gl.tensor
+
+
+class Live(NamedTuple):
+    """Whether a chunk exists, and one before it in its sequence."""
+
+    chunk: gl.tensor
+    before: gl.tensor
+
+
 @gluon.jit
-def copy_back(
-    tiles,
-    sources,
-    place,
-    slot,
-    heads,
-    keys: gl.constexpr,
-    values: gl.constexpr,
-    RANK: gl.constexpr,
-    first,
-    live,
-    earlier,
-):
-    """Starts the copies of what the chunk and head `place` needs, as one group: the state before it only if earlier."""
-    history, grad_o, W, Y = sources
-    size: gl.constexpr = keys * values
-    copy_columns(tiles[0].index(slot), history + (place - heads) * size, values, first, live & earlier)
-    if grad_o is not None:
-        copy_columns(tiles[1].index(slot), grad_o + place * size, values, first, live)
-    copy_line(tiles[2].index(slot), W + place * (keys * RANK), live)
-    copy_line(tiles[3].index(slot), Y + place * (keys * RANK), live)
+def copy_chunk_backward(tiles, sources, place, slot, heads, shape, first, live):
+    """Start the copies of what the chunk and head `place` needs, as one group; the state before it only if live.before.
+
+    first: the first column.
+    """
+    size: gl.constexpr = shape.keys * shape.values
+    before = tiles.history.index(slot)
+    copy_columns(before, sources.history + (place - heads) * size, shape.values, first, live.chunk & live.before)
+    if sources.do is not None:
+        copy_columns(tiles.do.index(slot), sources.do + place * size, shape.values, first, live.chunk)
+    copy_line(tiles.W.index(slot), sources.W + place * (shape.keys * shape.RANK), live.chunk)
+    copy_line(tiles.Y.index(slot), sources.Y + place * (shape.keys * shape.RANK), live.chunk)
     async_copy.commit_group()
 
 
 @gluon.jit
-def partial(x, LANES: gl.constexpr):
-    """Sums over a thread's own columns: [rows, columns] -> [rows, LANES]."""
+def sum_own_columns(x, LANES: gl.constexpr):
+    """Sum over each thread's own columns: [rows, columns] to [rows, LANES]."""
     return gl.sum(gl.reshape(x, [x.shape[0], LANES, x.shape[1] // LANES]), 2)
 
 
 @gluon.jit
-def side_by_side(parts, rows: gl.constexpr, LANES: gl.constexpr):
-    """1, 2 or 4 tensors [rows, LANES] -> [rows, LANES * number], the number fastest."""
+def interleave(parts, rows: gl.constexpr, LANES: gl.constexpr):
+    """Interleave 1, 2 or 4 tensors [rows, LANES] to [rows, LANES * number], the number fastest."""
     NUMBER: gl.constexpr = len(parts)
     if NUMBER == 1:
         return parts[0]
@@ -58,10 +76,13 @@ def side_by_side(parts, rows: gl.constexpr, LANES: gl.constexpr):
 
 
 @gluon.jit
-def finish(
+def store_row_sums(
     sums, target, keys: gl.constexpr, RANK: gl.constexpr, first: gl.constexpr, WIDTH: gl.constexpr, flat: gl.constexpr
 ):
-    """Adds what the threads of a row left in sums [keys, lanes * WIDTH], and writes it to WIDTH columns of target."""
+    """Add what the threads of a row have stored in sums [keys, lanes * WIDTH], and store it, negated, in target.
+
+    target: [keys, RANK], of which WIDTH columns from `first` on are written.
+    """
     whole = gl.reshape(sums.load(flat), [keys, sums.shape[1] // WIDTH, WIDTH])
     total = gl.sum(whole, 1)
     narrow: gl.constexpr = gl.BlockedLayout([1, WIDTH], [32, 1], [gl.num_warps(), 1], [1, 0])
@@ -72,19 +93,19 @@ def finish(
 
 
 @gluon.jit(do_not_specialize=["chunks", "heads", "places"])
-def low_rank_backward(
+def inter_chunk_low_rank_bwd_async(
     decay,
     W,
     Y,
     history,
-    grad_o,
+    do,
     initial,
-    grad_final,
-    grad_states,
-    grad_decay,
-    grad_W,
-    grad_Y,
-    grad_initial,
+    dfinal,
+    dstates,
+    ddecay,
+    dW,
+    dY,
+    dinitial,
     bounds,
     chunks,
     heads,
@@ -96,14 +117,14 @@ def low_rank_backward(
     BLOCK_V: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """As `backward` of chunk/inter/triton/states.py."""
+    """Do what `inter_chunk_bwd` of chunk/inter/triton/states.py does. Grid (ceil(V / BLOCK_V) * H * N,)."""
     LANES: gl.constexpr = 4 * gl.num_warps()
     WIDTH: gl.constexpr = min(RANK, 4)
     layout: gl.constexpr = gl.BlockedLayout([1, BLOCK_V // LANES], [8, 4], [1, gl.num_warps()], [1, 0])
     flat: gl.constexpr = gl.BlockedLayout([1, LANES * WIDTH], [32, 1], [gl.num_warps(), 1], [1, 0])
     PARTS: gl.constexpr = swizzled(gl.float32, LANES * WIDTH) if WIDTH == 4 else _PLAIN
     size: gl.constexpr = keys * values
-    tile, head, sequence, start, stop = span(bounds, chunks, heads, gl.cdiv(values, BLOCK_V))
+    tile, head, sequence, start, stop = sequence_bounds(bounds, chunks, heads, gl.cdiv(values, BLOCK_V))
     first = tile * BLOCK_V
     k = gl.arange(0, keys, gl.SliceLayout(1, layout))
     v = first + gl.arange(0, BLOCK_V, gl.SliceLayout(0, layout))
@@ -112,71 +133,73 @@ def low_rank_backward(
     own = (sequence * heads + head) * size + element
     part = tile.to(gl.int64)
     carried = gl.zeros([keys, BLOCK_V], gl.float32, layout)
-    if grad_final is not None:
-        carried = gl.load(grad_final + own, mask=here, other=0.0)
+    if dfinal is not None:
+        carried = gl.load(dfinal + own, mask=here, other=0.0)
     entry = gl.zeros([keys, BLOCK_V], gl.float32, layout)
     if initial is not None:
         entry = gl.load(initial + own, mask=here, other=0.0)
-    kind: gl.constexpr = grad_states.dtype.element_ty
+    kind: gl.constexpr = dstates.dtype.element_ty
     result = gl.allocate_shared_memory(kind, [keys, BLOCK_V], swizzled(kind, BLOCK_V))
     befores = gl.allocate_shared_memory(gl.float32, [STAGES, keys, BLOCK_V], swizzled(gl.float32, BLOCK_V))
-    if grad_o is not None:
+    if do is not None:
         grads = gl.allocate_shared_memory(
-            grad_o.dtype.element_ty, [STAGES, keys, BLOCK_V], swizzled(grad_o.dtype.element_ty, BLOCK_V)
+            do.dtype.element_ty, [STAGES, keys, BLOCK_V], swizzled(do.dtype.element_ty, BLOCK_V)
         )
     else:
         grads: gl.constexpr = None
-    lefts = gl.allocate_shared_memory(W.dtype.element_ty, [STAGES, keys * RANK], _LINE)
-    rights = gl.allocate_shared_memory(Y.dtype.element_ty, [STAGES, keys * RANK], _LINE)
+    W_tiles = gl.allocate_shared_memory(W.dtype.element_ty, [STAGES, keys * RANK], _LINE)
+    Y_tiles = gl.allocate_shared_memory(Y.dtype.element_ty, [STAGES, keys * RANK], _LINE)
     sums_W = gl.allocate_shared_memory(gl.float32, [keys, LANES * WIDTH], PARTS)
     sums_Y = gl.allocate_shared_memory(gl.float32, [keys, LANES * WIDTH], PARTS)
-    tiles, sources = (befores, grads, lefts, rights), (history, grad_o, W, Y)
+    tiles = Tiles(history=befores, do=grads, W=W_tiles, Y=Y_tiles)
+    sources = Sources(history=history, do=do, W=W, Y=Y)
+    shape = Shape(keys, values, RANK)
     count = (stop - start).to(gl.int32)
     place = (stop - 1) * heads + head
     for stage in gl.static_range(STAGES):
-        live, earlier = stage < count, stage + 1 < count
-        copy_back(tiles, sources, place - stage * heads, stage, heads, keys, values, RANK, first, live, earlier)
+        live = Live(chunk=stage < count, before=stage + 1 < count)
+        copy_chunk_backward(tiles, sources, place - stage * heads, stage, heads, shape, first, live)
     WINDOW: gl.constexpr = 64 if SCALAR else 16
-    gains = gl.allocate_shared_memory(gl.float32, [WINDOW, 1 if SCALAR else keys], _LINE)
+    decays = gl.allocate_shared_memory(gl.float32, [WINDOW, 1 if SCALAR else keys], _LINE)
     slot = 0
-    for turn in range(count):
+    for iteration in range(count):
         async_copy.wait_group(STAGES - 1)
-        if turn % WINDOW == 0:
-            load_gains(gains, decay, place, -heads, count - turn)
+        if iteration % WINDOW == 0:
+            load_decays(decays, decay, place, -heads, count - iteration)
         before = befores.index(slot).load(layout)
-        before = gl.where(turn + 1 < count, before, entry)
+        before = gl.where(iteration + 1 < count, before, entry)
         dh = carried
-        if grad_o is not None:
+        if do is not None:
             dh += grads.index(slot).load(layout).to(gl.float32)
-        result.store(dh.to(grad_states.dtype.element_ty))
-        carried = gains.index(turn % WINDOW).load(gl.SliceLayout(1, layout))[:, None] * dh
-        kept = before
+        result.store(dh.to(dstates.dtype.element_ty))
+        carried = decays.index(iteration % WINDOW).load(gl.SliceLayout(1, layout))[:, None] * dh
+        projected = before
         returned = gl.zeros([keys, BLOCK_V], gl.float32, layout)
         for j in gl.static_range(0, RANK, WIDTH):
             of_W, of_Y = (), ()
-            right = columns(rights.index(slot), j, WIDTH, keys, RANK, layout)
-            left = columns(lefts.index(slot), j, WIDTH, keys, RANK, layout)
+            y = columns(Y_tiles.index(slot), j, WIDTH, keys, RANK, layout)
+            w = columns(W_tiles.index(slot), j, WIDTH, keys, RANK, layout)
             for i in gl.static_range(WIDTH):
-                read = gl.sum(right[i] * before, 0)[None, :]
-                written = gl.sum(left[i] * carried, 0)[None, :]
-                kept -= left[i] * read
-                returned += right[i] * written
-                of_W += (partial(carried * read, LANES),)
-                of_Y += (partial(before * written, LANES),)
-            sums_W.store(side_by_side(of_W, keys, LANES))
-            sums_Y.store(side_by_side(of_Y, keys, LANES))
+                read = gl.sum(y[i] * before, 0)[None, :]
+                written = gl.sum(w[i] * carried, 0)[None, :]
+                projected -= w[i] * read
+                returned += y[i] * written
+                of_W += (sum_own_columns(carried * read, LANES),)
+                of_Y += (sum_own_columns(before * written, LANES),)
+            sums_W.store(interleave(of_W, keys, LANES))
+            sums_Y.store(interleave(of_Y, keys, LANES))
             at = (part * places + place) * (keys * RANK)
             if j == 0:
-                store_columns(result, grad_states + place * size, values, first)
-            finish(sums_W, grad_W + at, keys, RANK, j, WIDTH, flat)
-            finish(sums_Y, grad_Y + at, keys, RANK, j, WIDTH, flat)
+                store_columns(result, dstates + place * size, values, first)
+            store_row_sums(sums_W, dW + at, keys, RANK, j, WIDTH, flat)
+            store_row_sums(sums_Y, dY + at, keys, RANK, j, WIDTH, flat)
         if SCALAR:
-            gl.store(grad_decay + part * places + place, gl.sum(gl.sum(carried * kept, 0), 0))
+            gl.store(ddecay + part * places + place, gl.sum(gl.sum(carried * projected, 0), 0))
         else:
-            gl.store(grad_decay + (part * places + place) * keys + k, gl.sum(carried * kept, 1))
+            gl.store(ddecay + (part * places + place) * keys + k, gl.sum(carried * projected, 1))
         carried -= returned
-        live, earlier = turn + STAGES < count, turn + STAGES + 1 < count
-        copy_back(tiles, sources, place - STAGES * heads, slot, heads, keys, values, RANK, first, live, earlier)
+        live = Live(chunk=iteration + STAGES < count, before=iteration + STAGES + 1 < count)
+        copy_chunk_backward(tiles, sources, place - STAGES * heads, slot, heads, shape, first, live)
         place -= heads
         slot = slot + 1 if slot + 1 < STAGES else 0
-    gl.store(grad_initial + own, carried, mask=here)
+    gl.store(dinitial + own, carried, mask=here)

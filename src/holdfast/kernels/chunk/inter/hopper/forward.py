@@ -8,16 +8,57 @@ whole rows of a block's columns at a time.
 Sizes are compiled in.
 """
 
-from holdfast.kernels.chunk.inter.triton.states import span
-from holdfast.kernels.lib.gluon.compat import async_copy, barrier, copy_to_shared, gl, gluon, reinterpret
+from typing import NamedTuple
+
+from holdfast.kernels.chunk.inter.triton.states import sequence_bounds
+from holdfast.kernels.lib.gluon.compat import (
+    aggregate,
+    async_copy,
+    barrier,
+    copy_to_shared,
+    gl,
+    gluon,
+    reinterpret,
+)
 
 _LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
+class Tiles(NamedTuple):
+    """Stages in shared memory of what a chunk adds and erases: [stages, K, columns], and twice [stages, K RANK]."""
+
+    states: gl.shared_memory_descriptor
+    W: gl.shared_memory_descriptor
+    Y: gl.shared_memory_descriptor
+
+
+class Sources(NamedTuple):
+    """Pointers of the same."""
+
+    states: gl.tensor
+    W: gl.tensor
+    Y: gl.tensor
+
+
+@aggregate
+class Shape:
+    """Sizes of a state and of its factors."""
+
+    keys: gl.constexpr
+    values: gl.constexpr
+    RANK: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, keys, values, RANK):
+        self.keys = gl.constexpr(keys)
+        self.values = gl.constexpr(values)
+        self.RANK = gl.constexpr(RANK)
+
+
 @gluon.constexpr_function
 def swizzled(dtype, columns):
-    """Rows of a tile such that 8 of them, read 16 bytes each, lie in banks of their own."""
+    """Return a layout in which 8 rows of a tile, read 16 bytes each, lie in banks of their own."""
     each = 128 // dtype.primitive_bitwidth
     across = columns // each
     return gl.SwizzledSharedLayout(each, max(1, 8 // across), min(8, across), [1, 0])
@@ -25,7 +66,7 @@ def swizzled(dtype, columns):
 
 @gluon.jit
 def copy_line(line, source, live):
-    """Starts the copy of consecutive elements."""
+    """Start the copy of consecutive elements."""
     EACH: gl.constexpr = 128 // line.dtype.primitive_bitwidth
     i = gl.arange(0, line.shape[0], gl.BlockedLayout([EACH], [32], [gl.num_warps()], [0]))
     copy_to_shared(line, source + i, mask=(i >= 0) & live)
@@ -33,7 +74,7 @@ def copy_line(line, source, live):
 
 @gluon.jit
 def copy_columns(tile, source, values: gl.constexpr, first, live):
-    """Starts the copy of some columns of a matrix."""
+    """Start the copy of some columns of a matrix."""
     EACH: gl.constexpr = 128 // tile.dtype.primitive_bitwidth
     ACROSS: gl.constexpr = tile.shape[1] // EACH
     layout: gl.constexpr = gl.BlockedLayout([1, EACH], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
@@ -44,23 +85,25 @@ def copy_columns(tile, source, values: gl.constexpr, first, live):
 
 
 @gluon.jit
-def copy_chunk(tiles, sources, place, slot, keys: gl.constexpr, values: gl.constexpr, RANK: gl.constexpr, first, live):
-    """Starts the copies of what the chunk and head `place` adds and erases, as one group."""
-    states, W, Y = sources
-    copy_columns(tiles[0].index(slot), states + place * (keys * values), values, first, live)
-    copy_line(tiles[1].index(slot), W + place * (keys * RANK), live)
-    copy_line(tiles[2].index(slot), Y + place * (keys * RANK), live)
+def copy_chunk(tiles, sources, place, slot, shape, first, live):
+    """Start the copies of what the chunk and head `place` adds and erases, as one group. first: the first column."""
+    copy_columns(
+        tiles.states.index(slot), sources.states + place * (shape.keys * shape.values), shape.values, first, live
+    )
+    copy_line(tiles.W.index(slot), sources.W + place * (shape.keys * shape.RANK), live)
+    copy_line(tiles.Y.index(slot), sources.Y + place * (shape.keys * shape.RANK), live)
     async_copy.commit_group()
 
 
 @gluon.jit
 def column(x, layout: gl.constexpr):
+    """Return [keys] as [keys, 1] in float32, as `layout` has rows."""
     return gl.convert_layout(x, gl.SliceLayout(1, layout), assert_trivial=True).to(gl.float32)[:, None]
 
 
 @gluon.jit
 def two_columns(x, layout: gl.constexpr):
-    """Of [keys, 2], or of words [keys] of two bfloat16 each."""
+    """Return both columns of [keys, 2], or of words [keys] of two bfloat16 each."""
     if x.dtype == gl.int32:
         low, high = (x << 16).to(gl.float32, bitcast=True), (x & -65536).to(gl.float32, bitcast=True)
     else:
@@ -72,8 +115,11 @@ def two_columns(x, layout: gl.constexpr):
 def columns(
     line, first: gl.constexpr, WIDTH: gl.constexpr, keys: gl.constexpr, RANK: gl.constexpr, layout: gl.constexpr
 ):
-    """1, 2 or 4 columns of a factor [keys, RANK] in shared memory, [keys, 1] each in float32, as `layout` has rows."""
-    # those of bfloat16 two in a word, which takes two instructions to part instead of three
+    """Load 1, 2 or 4 columns of a factor [keys, RANK] in shared memory.
+
+    Each is [keys, 1] in float32, as `layout` has rows.
+    """
+    # of bfloat16 two in a word, which takes two instructions to part instead of three
     PAIRED: gl.constexpr = line.dtype == gl.bfloat16 and WIDTH > 1
     EACH: gl.constexpr = 2 if PAIRED else 1
     rows: gl.constexpr = gl.BlockedLayout([1, WIDTH // EACH], [8, 4], [1, gl.num_warps()], [1, 0])
@@ -84,8 +130,8 @@ def columns(
     elif WIDTH == 2:
         return two_columns(gl.reshape(some, [keys]) if PAIRED else some, layout)
     elif PAIRED:
-        left, right = gl.split(some)
-        return two_columns(left, layout) + two_columns(right, layout)
+        first_two, last_two = gl.split(some)
+        return two_columns(first_two, layout) + two_columns(last_two, layout)
     else:
         even, odd = gl.split(gl.reshape(some, [keys, 2, 2]))
         one, three = two_columns(even, layout)
@@ -95,7 +141,7 @@ def columns(
 
 @gluon.jit
 def store_columns(tile, target, values: gl.constexpr, first):
-    """A tile in shared memory to some columns of a matrix, 16 bytes a thread."""
+    """Store a tile in shared memory to some columns of a matrix, 16 bytes a thread."""
     EACH: gl.constexpr = 128 // tile.dtype.primitive_bitwidth
     ACROSS: gl.constexpr = tile.shape[1] // EACH
     rows: gl.constexpr = gl.BlockedLayout([1, EACH], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
@@ -106,22 +152,22 @@ def store_columns(tile, target, values: gl.constexpr, first):
 
 
 @gluon.jit
-def load_gains(gains, decay, place, step, live):
-    """exp of the log decays, one or one a row, of as many chunks as gains [chunks, rows] holds; `live` are there."""
-    WINDOW: gl.constexpr = gains.shape[0]
-    ROWS: gl.constexpr = gains.shape[1]
+def load_decays(decays, decay, place, step, live):
+    """Store exp of the log decays, one or one a row, of as many chunks as decays [chunks, rows] holds; `live` exist."""
+    WINDOW: gl.constexpr = decays.shape[0]
+    ROWS: gl.constexpr = decays.shape[1]
     ACROSS: gl.constexpr = min(ROWS, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // ACROSS, ACROSS], [gl.num_warps(), 1], [1, 0])
     chunk = gl.arange(0, WINDOW, gl.SliceLayout(1, layout))
     k = gl.arange(0, ROWS, gl.SliceLayout(0, layout))
     at = ((place + chunk * step) * ROWS)[:, None] + k[None, :]
     log = gl.load(decay + at, mask=(chunk < live)[:, None] & (k >= 0)[None, :], other=0.0)
-    reinterpret(gains, gl.float32, [WINDOW, ROWS], _PLAIN).store(gl.exp(log.to(gl.float32)))
+    reinterpret(decays, gl.float32, [WINDOW, ROWS], _PLAIN).store(gl.exp(log.to(gl.float32)))
     barrier()
 
 
 @gluon.jit(do_not_specialize=["chunks", "heads"])
-def low_rank_forward(
+def inter_chunk_low_rank_fwd_async(
     states,
     decay,
     W,
@@ -139,11 +185,11 @@ def low_rank_forward(
     BLOCK_V: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """States o [B, G, H, K, V] after each chunk and the last of each sequence in final [N, H, K, V]."""
+    """Do what `inter_chunk_low_rank_fwd` of chunk/inter/triton/states.py does. Grid (ceil(V / BLOCK_V) * H * N,)."""
     layout: gl.constexpr = gl.BlockedLayout([1, BLOCK_V // (4 * gl.num_warps())], [8, 4], [1, gl.num_warps()], [1, 0])
     WIDTH: gl.constexpr = min(RANK, 4)
     size: gl.constexpr = keys * values
-    tile, head, sequence, start, stop = span(bounds, chunks, heads, gl.cdiv(values, BLOCK_V))
+    tile, head, sequence, start, stop = sequence_bounds(bounds, chunks, heads, gl.cdiv(values, BLOCK_V))
     first = tile * BLOCK_V
     k = gl.arange(0, keys, gl.SliceLayout(1, layout))
     v = first + gl.arange(0, BLOCK_V, gl.SliceLayout(0, layout))
@@ -157,36 +203,38 @@ def low_rank_forward(
         states.dtype.element_ty, [STAGES, keys, BLOCK_V], swizzled(states.dtype.element_ty, BLOCK_V)
     )
     result = gl.allocate_shared_memory(o.dtype.element_ty, [keys, BLOCK_V], swizzled(o.dtype.element_ty, BLOCK_V))
-    lefts = gl.allocate_shared_memory(W.dtype.element_ty, [STAGES, keys * RANK], _LINE)
-    rights = gl.allocate_shared_memory(Y.dtype.element_ty, [STAGES, keys * RANK], _LINE)
-    tiles, sources = (additions, lefts, rights), (states, W, Y)
+    W_tiles = gl.allocate_shared_memory(W.dtype.element_ty, [STAGES, keys * RANK], _LINE)
+    Y_tiles = gl.allocate_shared_memory(Y.dtype.element_ty, [STAGES, keys * RANK], _LINE)
+    tiles = Tiles(states=additions, W=W_tiles, Y=Y_tiles)
+    sources = Sources(states=states, W=W, Y=Y)
+    shape = Shape(keys, values, RANK)
     count = (stop - start).to(gl.int32)
     place = start * heads + head
     for stage in gl.static_range(STAGES):
-        copy_chunk(tiles, sources, place + stage * heads, stage, keys, values, RANK, first, stage < count)
+        copy_chunk(tiles, sources, place + stage * heads, stage, shape, first, stage < count)
     WINDOW: gl.constexpr = 64 if SCALAR else 16
-    gains = gl.allocate_shared_memory(gl.float32, [WINDOW, 1 if SCALAR else keys], _LINE)
+    decays = gl.allocate_shared_memory(gl.float32, [WINDOW, 1 if SCALAR else keys], _LINE)
     slot = 0
     for g in range(count):
         async_copy.wait_group(STAGES - 1)
         # a decay that was loaded for one chunk would be as late as memory is
         if g % WINDOW == 0:
-            load_gains(gains, decay, place, heads, count - g)
+            load_decays(decays, decay, place, heads, count - g)
         reads = ()
         for j in gl.static_range(0, RANK, WIDTH):
-            right = columns(rights.index(slot), j, WIDTH, keys, RANK, layout)
+            y = columns(Y_tiles.index(slot), j, WIDTH, keys, RANK, layout)
             for i in gl.static_range(WIDTH):
-                reads += (gl.sum(right[i] * h, 0),)
+                reads += (gl.sum(y[i] * h, 0),)
         for j in gl.static_range(0, RANK, WIDTH):
-            left = columns(lefts.index(slot), j, WIDTH, keys, RANK, layout)
+            w = columns(W_tiles.index(slot), j, WIDTH, keys, RANK, layout)
             for i in gl.static_range(WIDTH):
-                h -= left[i] * reads[j + i][None, :]
+                h -= w[i] * reads[j + i][None, :]
         addition = additions.index(slot).load(layout).to(gl.float32)
-        h = gains.index(g % WINDOW).load(gl.SliceLayout(1, layout))[:, None] * h + addition
+        h = decays.index(g % WINDOW).load(gl.SliceLayout(1, layout))[:, None] * h + addition
         result.store(h.to(o.dtype.element_ty))
         # behind the barrier that what follows has to wait for, every thread has read its part of the slot
         store_columns(result, o + place * size, values, first)
-        copy_chunk(tiles, sources, place + STAGES * heads, slot, keys, values, RANK, first, g + STAGES < count)
+        copy_chunk(tiles, sources, place + STAGES * heads, slot, shape, first, g + STAGES < count)
         place += heads
         slot = slot + 1 if slot + 1 < STAGES else 0
     if final is not None:

@@ -29,7 +29,7 @@ class ChunkedInterChunkScan:
     def forward(
         self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None, keep_final: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V] where it is to be kept."""
+        """Return h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V] if keep_final."""
         run = _Run(call, cu_seqlens)
         out = torch.empty_like(call.states, memory_format=torch.contiguous_format)
         final = run.forward(out)
@@ -44,7 +44,10 @@ class ChunkedInterChunkScan:
         grad_o: Tensor | None,
         grad_final: Tensor | None,
     ) -> Grads:
-        """history: the forward's output where it is float32 or wider; None where it was rounded, to run again."""
+        """Return the gradients of states, decay, W, Y and the initial state.
+
+        history: the forward's output where it is float32 or wider; None where it was rounded, to run forward again.
+        """
         run = _Run(call, cu_seqlens)
         if history is None:
             history = torch.empty(call.states.shape, dtype=run.dtype, device=call.states.device)
@@ -75,7 +78,7 @@ class _Run:
             self.initial = call.initial_state.to(self.dtype)
 
     def forward(self, out: Tensor) -> Tensor:
-        """Fills out with the state after each chunk and returns the final state, a tensor of its own."""
+        """Fill out with the state after each chunk and return the final state, a tensor of its own."""
         final = self.initial.clone()
         state = self.initial
         for n in range(self.chunks):
@@ -111,14 +114,14 @@ class _Run:
         for n, rows in self.enter.items():
             before[:, n] = self.initial[rows]
         grad_W = grad_Y = None
-        kept = before
+        projected = before
         if self.W is not None:
             read = self.Y.mT @ before  # [B, G, H, r, V]
-            kept = before - self.W @ read
-            grad_kept = self.decay * grad
-            grad_W = (-grad_kept @ read.mT).to(call.W.dtype)
-            grad_Y = (-before @ (grad_kept.mT @ self.W)).to(call.Y.dtype)
-        grad_decay = (grad * kept).sum(-1, keepdim=True)
+            projected = before - self.W @ read
+            grad_projected = self.decay * grad
+            grad_W = (-grad_projected @ read.mT).to(call.W.dtype)
+            grad_Y = (-before @ (grad_projected.mT @ self.W)).to(call.Y.dtype)
+        grad_decay = (grad * projected).sum(-1, keepdim=True)
         if call.decay.dim() == 3:
             grad_decay = grad_decay.sum(-2, keepdim=True)
         grad_decay = (grad_decay * self.decay).reshape(call.decay.shape).to(call.decay.dtype)

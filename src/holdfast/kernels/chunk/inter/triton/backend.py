@@ -37,7 +37,7 @@ class TritonInterChunkScan:
     def forward(
         self, plan: Plan, call: InterChunkCall, cu_seqlens: Tensor | None, keep_final: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V] where it is to be kept."""
+        """Return h_1 .. h_G [B, G, H, K, V] in states' dtype, and the final state [N, H, K, V] if keep_final."""
         with torch.cuda.device_of(call.states):
             run = self._run(plan, call, cu_seqlens)
             out = torch.empty_like(call.states, memory_format=torch.contiguous_format)
@@ -52,7 +52,10 @@ class TritonInterChunkScan:
         grad_o: Tensor | None,
         grad_final: Tensor | None,
     ) -> Grads:
-        """history: the forward's output where it is float32; None where it was rounded, to run again."""
+        """Return the gradients of states, decay, W, Y and the initial state.
+
+        history: the forward's output where it is float32; None where it was rounded, to run forward again.
+        """
         with torch.cuda.device_of(call.states):
             run = self._run(plan, call, cu_seqlens)
             if history is None:
@@ -87,8 +90,10 @@ class Run:
         return torch.empty(shape, dtype=torch.float32, device=self.call.states.device)
 
     def forward(self, out: Tensor, keep_final: bool) -> Tensor | None:
-        """Fills out with the state after each chunk and returns the final state, where it is to be kept: it is a tensor
-        of its own, since out may be rounded."""
+        """Fill out with the state after each chunk and return the final state if keep_final.
+
+        It is a tensor of its own, since out may be rounded.
+        """
         from holdfast.kernels.runtime.launch import launch_by_triton
 
         from . import states as kernels
@@ -97,19 +102,19 @@ class Run:
         final = self._empty(self.sequences, self.heads, self.keys, self.values) if keep_final else None
         if not all(self.grid):
             return final
-        ends = (out, call.initial_state, final)
+        outputs = (out, call.initial_state, final)
         blocks = {"SCALAR": self.scalar, "BLOCK_K": plan["block_k"], "BLOCK_V": plan["block_v"]}
         # the plain loop rounds products before it adds; sums over rows have no such order to keep
         how = {"num_warps": plan["warps"], "enable_fp_fusion": bool(self.rank)}
         if self.rank:
             launch_by_triton(
-                kernels.low_rank_forward,
+                kernels.inter_chunk_low_rank_fwd,
                 self.grid,
                 call.states,
                 call.decay,
                 call.W,
                 call.Y,
-                *ends,
+                *outputs,
                 *self.sizes,
                 **blocks,
                 RANK=self.rank,
@@ -119,35 +124,35 @@ class Run:
             )
         else:
             how |= {**blocks, "GROUP": plan["group"]}
-            launch_by_triton(kernels.forward, self.grid, call.states, call.decay, *ends, *self.sizes, **how)
+            launch_by_triton(kernels.inter_chunk_fwd, self.grid, call.states, call.decay, *outputs, *self.sizes, **how)
         return final
 
     def backward(self, history: Tensor, grad_o: Tensor | None, grad_final: Tensor | None) -> Grads:
         call = self.call
-        grad_states = torch.empty_like(call.states)
-        grad_initial = self._empty(self.sequences, self.heads, self.keys, self.values)
+        dstates = torch.empty_like(call.states)
+        dinitial = self._empty(self.sequences, self.heads, self.keys, self.values)
         # sums that several programs share come in parts
         parts = self.down * self.across if self.scalar else self.across
-        grad_decay = self._empty(parts, *call.decay.shape)
-        grad_W, grad_Y = (None if x is None else self._empty(self.across, *x.shape) for x in (call.W, call.Y))
-        if grad_initial.numel():
+        ddecay = self._empty(parts, *call.decay.shape)
+        dW, dY = (None if x is None else self._empty(self.across, *x.shape) for x in (call.W, call.Y))
+        if dinitial.numel():
             given = (
                 None if grad_o is None else grad_o.contiguous(),
                 call.initial_state,
                 None if grad_final is None else grad_final.float().contiguous(),
             )
-            found = (grad_states, grad_decay, grad_W, grad_Y, grad_initial)
+            found = (dstates, ddecay, dW, dY, dinitial)
             self._launch_backward((call.decay, call.W, call.Y, history, *given, *found))
 
-        def whole(parts: Tensor | None, like: Tensor | None) -> Tensor | None:
+        def summed(parts: Tensor | None, like: Tensor | None) -> Tensor | None:
             return None if parts is None else parts.sum(0).to(like.dtype)
 
         return (
-            grad_states,
-            whole(grad_decay, call.decay),
-            whole(grad_W, call.W),
-            whole(grad_Y, call.Y),
-            grad_initial,
+            dstates,
+            summed(ddecay, call.decay),
+            summed(dW, call.W),
+            summed(dY, call.Y),
+            dinitial,
         )
 
     def _launch_backward(self, tensors: tuple[Tensor | None, ...]) -> None:
@@ -157,7 +162,7 @@ class Run:
 
         plan = self.plan
         launch_by_triton(
-            kernels.backward,
+            kernels.inter_chunk_bwd,
             self.grid,
             *tensors,
             *self.sizes,

@@ -1,7 +1,7 @@
 """Outputs inside chunks and their gradients on Hopper, copied by TMA.
 
-The device code is in forward.py, in backward_single_tile.py for gradients where one tile holds
-a chunk, and in backward_tiled.py for those of longer chunks.
+The device code is in forward.py, in backward_single_tile.py for gradients where one tile holds a chunk, and in
+backward_tiled.py for those of longer chunks.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.chunk.intra.call import IntraChunkCall
-from holdfast.kernels.chunk.intra.triton.backend import TENSORS, TritonIntraChunk, sum_decays
+from holdfast.kernels.chunk.intra.triton.backend import TENSORS, TritonIntraChunk, sum_decay_grad
 from holdfast.kernels.lib.gluon.support import refusal, without_gluon
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.chunk.intra import hopper as model
@@ -57,7 +57,7 @@ class HopperIntraChunk(TritonIntraChunk):
         return grads
 
 
-def _tiled(x: Tensor | None, steps: int) -> Any:
+def _token_tiles(x: Tensor | None, steps: int) -> Any:
     from holdfast.kernels.lib.gluon.compat import gl
     from holdfast.kernels.runtime.tma import aligned, tiles
 
@@ -65,8 +65,8 @@ def _tiled(x: Tensor | None, steps: int) -> Any:
     return None if x is None else tiles(aligned(x), [1, steps, 1, x.shape[3]], layout)
 
 
-def _whole(x: Tensor | None) -> Any:
-    """States, each in one tile."""
+def _state_tiles(x: Tensor | None) -> Any:
+    """Describe states, each in one tile."""
     from holdfast.kernels.lib.gluon.compat import gl
     from holdfast.kernels.runtime.tma import aligned, tiles
 
@@ -81,13 +81,13 @@ def _types(call: IntraChunkCall) -> tuple[Any, ...]:
 def _forward(call: IntraChunkCall, o: Tensor, plan: Plan) -> None:
     from holdfast.kernels.runtime.descriptor_launch import launch
 
-    from .forward import forward
+    from .forward import intra_chunk_fwd_tma
 
     batch, length, heads, _ = o.shape
     chunk, chunks = call.chunk_size, -(-length // call.chunk_size)
     arguments = (
-        *(_tiled(x, model.TILE) for x in (call.q, call.k, call.v)),
-        *(_whole(call.states), _tiled(call.gate, model.TILE), _tiled(o, model.TILE)),
+        *(_token_tiles(x, model.TILE) for x in (call.q, call.k, call.v)),
+        *(_state_tiles(call.states), _token_tiles(call.gate, model.TILE), _token_tiles(o, model.TILE)),
         None if call.g is None else call.g.contiguous(),
         *(call.scale, length, chunks),
     )
@@ -99,20 +99,20 @@ def _forward(call: IntraChunkCall, o: Tensor, plan: Plan) -> None:
         "SLOTS": plan["slots"],
     }
     grid = (chunk // model.TILE * chunks * batch * heads, 1, 1)
-    launch(forward, grid, arguments, constants, 4, _types(call))
+    launch(intra_chunk_fwd_tma, grid, arguments, constants, 4, _types(call))
 
 
 def _backward(call: IntraChunkCall, grad_o: Tensor, grads: list[Tensor | None], plan: Plan) -> None:
     batch, length, heads, _ = call.v.shape
     sizes = (call.scale, length, -(-length // call.chunk_size))
     blocks = sizes[2] * batch * heads
-    if model.is_whole(plan):
-        _one_tile(call, grad_o, grads, plan, sizes, blocks)
+    if model.is_single_tile(plan):
+        _backward_single_tile(call, grad_o, grads, plan, sizes, blocks)
     else:
-        _several_tiles(call, grad_o, grads, plan, sizes, blocks)
+        _backward_tiled(call, grad_o, grads, plan, sizes, blocks)
 
 
-def _one_tile(
+def _backward_single_tile(
     call: IntraChunkCall,
     grad_o: Tensor,
     grads: list[Tensor | None],
@@ -122,22 +122,24 @@ def _one_tile(
 ) -> None:
     from holdfast.kernels.runtime.descriptor_launch import launch
 
-    from .backward_single_tile import whole
+    from .backward_single_tile import intra_chunk_bwd_single_tile_tma
 
-    grad_q, grad_k, grad_v, grad_g, grad_states, grad_gate = grads
+    dq, dk, dv, dg, dstates, dgate = grads
     arguments = (
-        *(_tiled(x, model.TILE) for x in (call.q, call.k, call.v)),
-        *(_whole(call.states), _tiled(call.gate, model.TILE), _tiled(grad_o, model.TILE)),
-        *(_tiled(x, model.TILE) for x in (grad_q, grad_k, grad_v)),
-        *(_whole(grad_states), _tiled(grad_gate, model.TILE)),
-        *(None if call.g is None else call.g.contiguous(), grad_g, *sizes),
+        *(_token_tiles(x, model.TILE) for x in (call.q, call.k, call.v)),
+        *(_state_tiles(call.states), _token_tiles(call.gate, model.TILE), _token_tiles(grad_o, model.TILE)),
+        *(_token_tiles(x, model.TILE) for x in (dq, dk, dv)),
+        *(_state_tiles(dstates), _token_tiles(dgate, model.TILE)),
+        *(None if call.g is None else call.g.contiguous(), dg, *sizes),
     )
     constants = {"HEADS": call.v.shape[2], "SIGMOID": call.gate_activation == "sigmoid"}
-    _, _, registers = model.WHOLE[call.k.shape[3] + call.v.shape[3]]
-    launch(whole, (blocks, 1, 1), arguments, constants, plan["warps"], _types(call), registers)
+    _, _, registers = model.SINGLE_TILE[call.k.shape[3] + call.v.shape[3]]
+    launch(
+        intra_chunk_bwd_single_tile_tma, (blocks, 1, 1), arguments, constants, plan["warps"], _types(call), registers
+    )
 
 
-def _several_tiles(
+def _backward_tiled(
     call: IntraChunkCall,
     grad_o: Tensor,
     grads: list[Tensor | None],
@@ -147,18 +149,18 @@ def _several_tiles(
 ) -> None:
     from holdfast.kernels.runtime.descriptor_launch import launch
 
-    from .backward_tiled import gradients
+    from .backward_tiled import intra_chunk_bwd_tma
 
-    grad_q, grad_k, grad_v, grad_g, grad_states, grad_gate = grads
+    dq, dk, dv, dg, dstates, dgate = grads
     given = (call.q, call.k, call.v, call.gate, grad_o)
-    rows, columns = (
+    row_sums, column_sums = (
         None if call.g is None else torch.empty(call.g.shape, dtype=torch.float32, device=call.g.device)
         for _ in range(2)
     )
     arguments = (
-        *(_tiled(x, steps) for steps in (model.TILE, model.STEPS) for x in given),
-        *(_whole(call.states), *(_tiled(x, model.TILE) for x in (grad_q, grad_k, grad_v, grad_gate))),
-        *(_whole(grad_states), None if call.g is None else call.g.contiguous(), rows, columns, *sizes),
+        *(_token_tiles(x, steps) for steps in (model.TILE, model.STEPS) for x in given),
+        *(_state_tiles(call.states), *(_token_tiles(x, model.TILE) for x in (dq, dk, dv, dgate))),
+        *(_state_tiles(dstates), None if call.g is None else call.g.contiguous(), row_sums, column_sums, *sizes),
     )
     constants = {
         "HEADS": call.v.shape[2],
@@ -168,6 +170,6 @@ def _several_tiles(
     }
     programs = 2 * (call.chunk_size // model.TILE) + (call.states is not None)
     registers = model.TILED_REGISTERS[call.k.shape[3] + call.v.shape[3]]
-    launch(gradients, (programs * blocks, 1, 1), arguments, constants, 4, _types(call), registers)
-    if rows is not None and columns is not None and grad_g is not None:
-        sum_decays(rows, columns, grad_g, call.chunk_size)
+    launch(intra_chunk_bwd_tma, (programs * blocks, 1, 1), arguments, constants, 4, _types(call), registers)
+    if row_sums is not None and column_sums is not None and dg is not None:
+        sum_decay_grad(row_sums, column_sums, dg, call.chunk_size)

@@ -2,9 +2,8 @@
 
 The equations are in triton/backward_tiled.py.
 
-A program owns one chunk of one head. Everything that it reads is asked for at its start; P and dA go through shared
-memory, because products need them both as they are and transposed, and what a product has used up makes room for what
-leaves.
+A program owns one chunk of one head. It issues all of its loads at its start. P and dA go through shared memory,
+because products need them both as they are and transposed, and what a product has used up makes room for what leaves.
 """
 
 from holdfast.kernels.lib.gluon.compat import (
@@ -21,19 +20,28 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma_wait,
 )
 
-from .ring import activate, add, between, by_tiles, load_decays, place, power, sum_decays
+from .ring import activate, add, load_log_decays, pair_decay, program_coords, store_decay_sums, sums_by_tile, tile_decay
 
 TILE = gl.constexpr(64)
 
 
-@gluon.jit(do_not_specialize=["length", "chunks"], do_not_specialize_on_alignment=["g", "grad_g"])
-def whole(
-    q_desc, k_desc, v_desc, states_desc, gate_desc, grad_o_desc, grad_q_desc, grad_k_desc, grad_v_desc,
-    grad_states_desc, grad_gate_desc, g, grad_g, scale, length, chunks, HEADS: gl.constexpr, SIGMOID: gl.constexpr,
+@gluon.jit(do_not_specialize=["length", "chunks"], do_not_specialize_on_alignment=["g", "dg"])
+def intra_chunk_bwd_single_tile_tma(
+    q_desc, k_desc, v_desc, states_desc, gate_desc, grad_o_desc, dq_desc, dk_desc, dv_desc,
+    dstates_desc, dgate_desc, g, dg, scale, length, chunks, HEADS: gl.constexpr, SIGMOID: gl.constexpr,
 ):  # fmt: skip
-    """By descriptors q, k, grad_q, grad_k [B, T, HEADS, K], v, gate, grad_o, grad_v, grad_gate [B, T, HEADS, V] in
-    blocks [1, 64, 1, columns], states, grad_states [B * chunks * HEADS, K, V] in whole; g, grad_g [B, T, HEADS]. K, V
-    are 64 or 128."""
+    """Grid (chunks * B * HEADS,). K and V are 64 or 128. By TMA in blocks [1, 64, 1, columns]:
+
+    q, k            [B, T, HEADS, K]
+    v, gate         [B, T, HEADS, V]; gate or None
+    states          [B * chunks * HEADS, K, V], one in a block, or None
+    grad_o          [B, T, HEADS, V]
+    dq, dk          [B, T, HEADS, K], written
+    dv, dgate       [B, T, HEADS, V], written
+    dstates         as states, written
+
+    g, dg           [B, T, HEADS], or None; dg is written
+    """
     dtype: gl.constexpr = q_desc.dtype
     K: gl.constexpr = q_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -49,8 +57,8 @@ def whole(
     )
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    p_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    _, head, number, batch = place(1, HEADS, chunks)
+    pairs_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    _, head, number, batch = program_coords(1, HEADS, chunks)
     token = number * TILE
     size = gl.minimum(TILE, length - token)
     start = batch.to(gl.int64) * length + token
@@ -58,59 +66,59 @@ def whole(
     q_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, K], q_desc.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, K], k_desc.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, V], v_desc.layout)
-    u_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, V], v_desc.layout)
-    pair_tile = gl.allocate_shared_memory(dtype, [TILE, TILE], p_shared)
-    slant_tile = gl.allocate_shared_memory(dtype, [TILE, TILE], p_shared)
+    do_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, V], v_desc.layout)
+    p_tile = gl.allocate_shared_memory(dtype, [TILE, TILE], pairs_shared)
+    da_tile = gl.allocate_shared_memory(dtype, [TILE, TILE], pairs_shared)
     sums = gl.allocate_shared_memory(gl.float32, [2, TILE], plain)
-    tile_sums = by_tiles(sums, TILE)
+    tile_sums = sums_by_tile(sums, TILE)
     change = gl.allocate_shared_memory(gl.float32, [TILE], plain)
-    arrived = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(4):
-        mbarrier.init(arrived.index(i), count=1)
+        mbarrier.init(ready.index(i), count=1)
     fence_async_shared()
     barrier()
-    mbarrier.expect(arrived.index(0), q_desc.block_type.nbytes + k_desc.block_type.nbytes)
-    tma_load(q_desc, [batch, token, head, 0], arrived.index(0), q_tile)
-    tma_load(k_desc, [batch, token, head, 0], arrived.index(0), k_tile)
+    mbarrier.expect(ready.index(0), q_desc.block_type.nbytes + k_desc.block_type.nbytes)
+    tma_load(q_desc, [batch, token, head, 0], ready.index(0), q_tile)
+    tma_load(k_desc, [batch, token, head, 0], ready.index(0), k_tile)
     if gate_desc is not None:
         gate_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, V], v_desc.layout)
         given_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, V], v_desc.layout)
-        mbarrier.expect(arrived.index(1), 2 * v_desc.block_type.nbytes)
-        tma_load(grad_o_desc, [batch, token, head, 0], arrived.index(1), given_tile)
-        tma_load(gate_desc, [batch, token, head, 0], arrived.index(1), gate_tile)
+        mbarrier.expect(ready.index(1), 2 * v_desc.block_type.nbytes)
+        tma_load(grad_o_desc, [batch, token, head, 0], ready.index(1), given_tile)
+        tma_load(gate_desc, [batch, token, head, 0], ready.index(1), gate_tile)
     else:
-        mbarrier.expect(arrived.index(1), v_desc.block_type.nbytes)
-        tma_load(grad_o_desc, [batch, token, head, 0], arrived.index(1), u_tile)
-    mbarrier.expect(arrived.index(2), v_desc.block_type.nbytes)
-    tma_load(v_desc, [batch, token, head, 0], arrived.index(2), v_tile)
+        mbarrier.expect(ready.index(1), v_desc.block_type.nbytes)
+        tma_load(grad_o_desc, [batch, token, head, 0], ready.index(1), do_tile)
+    mbarrier.expect(ready.index(2), v_desc.block_type.nbytes)
+    tma_load(v_desc, [batch, token, head, 0], ready.index(2), v_tile)
     if states_desc is not None:
         state_tile = gl.allocate_shared_memory(dtype, [1, K, V], states_desc.layout)
-        mbarrier.expect(arrived.index(3), states_desc.block_type.nbytes)
-        tma_load(states_desc, [entered, 0, 0], arrived.index(3), state_tile)
+        mbarrier.expect(ready.index(3), states_desc.block_type.nbytes)
+        tma_load(states_desc, [entered, 0, 0], ready.index(3), state_tile)
     q = q_tile.reshape([TILE, K])
     k = k_tile.reshape([TILE, K])
     v = v_tile.reshape([TILE, V])
-    u = u_tile.reshape([TILE, V])
+    do = do_tile.reshape([TILE, V])
     if g is not None:
-        sum_decays(sums, load_decays(g, start, size, head, HEADS, TILE), None, TILE)
+        store_decay_sums(sums, load_log_decays(g, start, size, head, HEADS, TILE), None, TILE)
         barrier()
-    mbarrier.wait(arrived.index(0), 0)
+    mbarrier.wait(ready.index(0), 0)
     scores = gl.zeros([TILE, TILE], gl.float32, p_layout)
     scores = warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=False, is_async=True)
-    mbarrier.wait(arrived.index(1), 0)
+    mbarrier.wait(ready.index(1), 0)
     if gate_desc is not None:
-        opening = gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
-        value, _ = activate(opening, SIGMOID)
-        u.store((given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32) * value).to(dtype))
+        gate = gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
+        value, _ = activate(gate, SIGMOID)
+        do.store((given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32) * value).to(dtype))
         fence_async_shared()
         barrier()
-    mbarrier.wait(arrived.index(2), 0)
+    mbarrier.wait(ready.index(2), 0)
     grad = gl.zeros([TILE, TILE], gl.float32, p_layout)
-    grad = warpgroup_mma(u, v.permute((1, 0)), grad, use_acc=False, is_async=True)
+    grad = warpgroup_mma(do, v.permute((1, 0)), grad, use_acc=False, is_async=True)
     m = gl.arange(0, TILE, gl.SliceLayout(1, p_layout))[:, None]
     n = gl.arange(0, TILE, gl.SliceLayout(0, p_layout))[None, :]
     if g is not None:
-        weight = gl.where(m >= n, between(tile_sums, 0, tile_sums, 0, p_layout, 1), 0.0)
+        weight = gl.where(m >= n, pair_decay(tile_sums, 0, tile_sums, 0, p_layout, 1), 0.0)
     else:
         weight = gl.where(m >= n, 1.0, 0.0)
     scores, grad = warpgroup_mma_wait(0, deps=(scores, grad))
@@ -119,14 +127,14 @@ def whole(
         over_keys = gl.sum(products, 1)
         over_queries = gl.sum(products, 0)
         change.store(over_queries)
-    pair_tile.store((scores * weight).to(dtype))
-    slant_tile.store((grad * weight).to(dtype))
+    p_tile.store((scores * weight).to(dtype))
+    da_tile.store((grad * weight).to(dtype))
     fence_async_shared()
     barrier()
     rows_k: gl.constexpr = gl.SliceLayout(1, k_layout)
     rows_v: gl.constexpr = gl.SliceLayout(1, v_layout)
     if states_desc is not None:
-        mbarrier.wait(arrived.index(3), 0)
+        mbarrier.wait(ready.index(3), 0)
     state = None if states_desc is None else state_tile.reshape([K, V])
     # the output before its gate; its gradient and that of values
     if gate_desc is not None:
@@ -134,15 +142,15 @@ def whole(
         if states_desc is not None:
             o = warpgroup_mma(q, state, o, use_acc=False, is_async=True)
             if g is not None:
-                enter_v = power(tile_sums, 0, rows_v, 1)
+                enter_v = tile_decay(tile_sums, 0, rows_v, 1)
                 o = warpgroup_mma_wait(0, deps=(o,))
                 o = o * enter_v[:, None]
-        o = warpgroup_mma(pair_tile, v, o, is_async=True)
+        o = warpgroup_mma(p_tile, v, o, is_async=True)
     dv = gl.zeros([TILE, V], gl.float32, v_layout)
-    dv = warpgroup_mma(pair_tile.permute((1, 0)), u, dv, use_acc=False, is_async=True)
+    dv = warpgroup_mma(p_tile.permute((1, 0)), do, dv, use_acc=False, is_async=True)
     if gate_desc is not None:
-        opening = gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
-        _, slope = activate(opening, SIGMOID)
+        gate = gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
+        _, slope = activate(gate, SIGMOID)
         slope = slope * scale * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
         o, dv = warpgroup_mma_wait(0, deps=(o, dv))
         given_tile.reshape([TILE, V]).store((o * slope).to(dtype))
@@ -152,9 +160,9 @@ def whole(
     v.store((dv * scale).to(dtype))
     fence_async_shared()
     barrier()
-    tma_store(grad_v_desc, [batch, token, head, 0], v_tile)
+    tma_store(dv_desc, [batch, token, head, 0], v_tile)
     if gate_desc is not None:
-        tma_store(grad_gate_desc, [batch, token, head, 0], given_tile)
+        tma_store(dgate_desc, [batch, token, head, 0], given_tile)
         # the gate has been used
         dk_tile = (
             reinterpret(gate_tile, dtype, [1, TILE, 1, K], k_desc.layout)
@@ -164,22 +172,22 @@ def whole(
     else:
         dk_tile = gl.allocate_shared_memory(dtype, [1, TILE, 1, K], k_desc.layout)
     dk = gl.zeros([TILE, K], gl.float32, k_layout)
-    dk = warpgroup_mma(slant_tile.permute((1, 0)), q, dk, use_acc=False, is_async=True)
+    dk = warpgroup_mma(da_tile.permute((1, 0)), q, dk, use_acc=False, is_async=True)
     dq = gl.zeros([TILE, K], gl.float32, k_layout)
     if states_desc is not None:
-        dq = warpgroup_mma(u, state.permute((1, 0)), dq, use_acc=False, is_async=True)
+        dq = warpgroup_mma(do, state.permute((1, 0)), dq, use_acc=False, is_async=True)
         qt = q.permute((1, 0)).load(write_layout)
         if g is not None:
             columns_of_write: gl.constexpr = gl.SliceLayout(0, write_layout)
-            enter_w = power(tile_sums, 0, columns_of_write, 1)
+            enter_w = tile_decay(tile_sums, 0, columns_of_write, 1)
             qt = (qt.to(gl.float32) * enter_w[None, :]).to(dtype)
-            enter_k = power(tile_sums, 0, rows_k, 1)
+            enter_k = tile_decay(tile_sums, 0, rows_k, 1)
             queries = q.load(k_layout).to(gl.float32)
         dk, dq, qt = warpgroup_mma_wait(0, deps=(dk, dq, qt))
         if g is not None:
             dq = dq * enter_k[:, None]
             read = gl.sum(dq * queries, 1)
-    dq = warpgroup_mma(slant_tile, k, dq, is_async=True)
+    dq = warpgroup_mma(da_tile, k, dq, is_async=True)
     if states_desc is None:
         dk = warpgroup_mma_wait(1, deps=(dk,))
     dk_tile.reshape([TILE, K]).store((dk * scale).to(dtype))
@@ -195,25 +203,25 @@ def whole(
         # sums from the end: all less what is behind
         moved = change.load(line).to(gl.float64) * scale
         summed = gl.sum(moved, 0) - gl.associative_scan(moved, 0, add) + moved
-        gl.store(grad_g + (start + last) * HEADS + head, summed.to(grad_g.dtype.element_ty), mask=last < size)
+        gl.store(dg + (start + last) * HEADS + head, summed.to(dg.dtype.element_ty), mask=last < size)
     if states_desc is not None:
         # its first operand is in registers: nothing may branch before the wait
         ds = gl.zeros([K, V], gl.float32, s_layout)
-        ds = warpgroup_mma(qt, u, ds, use_acc=False, is_async=True)
+        ds = warpgroup_mma(qt, do, ds, use_acc=False, is_async=True)
         dq, ds, qt = warpgroup_mma_wait(0, deps=(dq, ds, qt))
     else:
         dq = warpgroup_mma_wait(0, deps=(dq,))
     barrier()
-    # every product is done: inputs' places take the rest
+    # every product is done: inputs' places wait_item the rest
     k.store((dq * scale).to(dtype))
     if states_desc is not None:
         state_tile.reshape([K, V]).store((ds * scale).to(dtype))
     fence_async_shared()
     barrier()
-    tma_store(grad_k_desc, [batch, token, head, 0], dk_tile)
-    tma_store(grad_q_desc, [batch, token, head, 0], k_tile)
+    tma_store(dk_desc, [batch, token, head, 0], dk_tile)
+    tma_store(dq_desc, [batch, token, head, 0], k_tile)
     if states_desc is not None:
-        tma_store(grad_states_desc, [entered, 0, 0], state_tile)
+        tma_store(dstates_desc, [entered, 0, 0], state_tile)
     tma_store_wait(0)
     # else the compiler takes these tiles for what is stored after them, while they are still on their way out
     v_tile._keep_alive()

@@ -1,12 +1,15 @@
-"""Device code of the gradients inside chunks of several tiles on Hopper, in Gluon: triton/backward_tiled.py with
-copies by TMA; the equations stand there.
+"""Gradients inside chunks of several tiles on Hopper, in Gluon: triton/backward_tiled.py with copies by TMA.
 
-A program owns a tile of 64 queries and walks over all keys up to its last, or a tile of keys and values and walks over
-all queries from its first on, or it sums the gradient of a state over all queries. What it walks over comes STEP steps
-at a time through a ring of slots. Pairs stay in registers: of keys they lie transposed.
+The equations stand there. A program owns a tile of 64 queries and goes over all keys up to its last one, or a tile of
+keys and values and goes over all queries from its first one on, or it sums the gradient of a state over all queries.
+What it goes over comes STEP steps at a time through a ring of slots. Pairs stay in registers: for keys they lie
+transposed.
 """
 
+from typing import NamedTuple
+
 from holdfast.kernels.lib.gluon.compat import (
+    aggregate,
     barrier,
     fence_async_shared,
     gl,
@@ -20,14 +23,126 @@ from holdfast.kernels.lib.gluon.compat import (
     warpgroup_mma_wait,
 )
 
-from .ring import activate, between, by_tiles, fetch, load_decays, place, power, sum_decays, take
+from .ring import (
+    Ring,
+    activate,
+    load_item,
+    load_log_decays,
+    pair_decay,
+    program_coords,
+    store_decay_sums,
+    sums_by_tile,
+    tile_decay,
+    wait_item,
+)
 
 TILE = gl.constexpr(64)
 
 
+class Chunk(NamedTuple):
+    """A chunk of a head: where TMA finds it, its first step of all, its size, the number of the state that enters."""
+
+    batch: gl.tensor
+    token: gl.tensor
+    head: gl.tensor
+    start: gl.tensor
+    size: gl.tensor
+    state: gl.tensor
+
+
+class Shared(NamedTuple):
+    """Barriers, of each slot and of what is owned, and the sums of log decays [2, CHUNK]."""
+
+    ready: gl.shared_memory_descriptor
+    sums: gl.shared_memory_descriptor
+
+
+class KVLoads(NamedTuple):
+    """Descriptors of what programs of queries go over, in blocks of STEP steps."""
+
+    k_desc: gl.tensor
+    v_desc: gl.tensor
+
+
+class QLoads(NamedTuple):
+    """Descriptors of what the other programs go over, in blocks of STEP steps."""
+
+    q_desc: gl.tensor
+    grad_o_desc: gl.tensor
+    gate_desc: gl.tensor | None
+
+
+class QueryIO(NamedTuple):
+    """What a program of queries reads and writes, beside what it goes over."""
+
+    q_desc: gl.tensor
+    gate_desc: gl.tensor | None
+    grad_o_desc: gl.tensor
+    states_desc: gl.tensor | None
+    dq_desc: gl.tensor
+    dgate_desc: gl.tensor | None
+    row_sums: gl.tensor | None
+
+
+class KeyIO(NamedTuple):
+    """What a program of keys and values reads and writes, beside what it goes over."""
+
+    k_desc: gl.tensor
+    v_desc: gl.tensor
+    dk_desc: gl.tensor
+    dv_desc: gl.tensor
+    column_sums: gl.tensor | None
+
+
+class KVTiles(NamedTuple):
+    """A tile of keys and of values, [64, K] and [64, V], in shared memory."""
+
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+
+
+class QDo(NamedTuple):
+    """A step's queries and do, [STEP, K] and [STEP, V], in shared memory."""
+
+    q: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor
+
+
+class KVGrads(NamedTuple):
+    """Sums in registers: dk, dv, and those of M's columns."""
+
+    dk: gl.tensor
+    dv: gl.tensor
+    pair_sums: gl.tensor
+
+
+class DecaySums(NamedTuple):
+    """The sums of log decays, high and low, in tiles of 64 steps and of STEP steps."""
+
+    tiles: tuple
+    steps: tuple
+
+
+@aggregate
+class Constants:
+    """What the kernel is compiled for."""
+
+    HEADS: gl.constexpr
+    CHUNK: gl.constexpr
+    SIGMOID: gl.constexpr
+    SLOTS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, HEADS, CHUNK, SIGMOID, SLOTS):
+        self.HEADS = gl.constexpr(HEADS)
+        self.CHUNK = gl.constexpr(CHUNK)
+        self.SIGMOID = gl.constexpr(SIGMOID)
+        self.SLOTS = gl.constexpr(SLOTS)
+
+
 @gluon.jit
-def through_gate(given, gate, into, SIGMOID: gl.constexpr):
-    """Leaves the gradient of the output before its gate."""
+def store_do(given, gate, into, SIGMOID: gl.constexpr):
+    """Store do, the gradient of the output before its gate, in `into`."""
     V: gl.constexpr = given.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // V, V // 8], [gl.num_warps(), 1], [1, 0])
     value, _ = activate(gate.load(layout).to(gl.float32), SIGMOID)
@@ -36,86 +151,93 @@ def through_gate(given, gate, into, SIGMOID: gl.constexpr):
     barrier()
 
 
-@gluon.jit(do_not_specialize=["length", "chunks"], do_not_specialize_on_alignment=["g", "rows", "columns"])
-def gradients(
+@gluon.jit(do_not_specialize=["length", "chunks"], do_not_specialize_on_alignment=["g", "row_sums", "column_sums"])
+def intra_chunk_bwd_tma(
     q_desc, k_desc, v_desc, gate_desc, grad_o_desc, q_step, k_step, v_step, gate_step, grad_o_step, states_desc,
-    grad_q_desc, grad_k_desc, grad_v_desc, grad_gate_desc, grad_states_desc, g, rows, columns, scale, length, chunks,
+    dq_desc, dk_desc, dv_desc, dgate_desc, dstates_desc, g, row_sums, column_sums, scale, length, chunks,
     HEADS: gl.constexpr, CHUNK: gl.constexpr, SIGMOID: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """By descriptors q, k, grad_q, grad_k [B, T, HEADS, K], v, gate, grad_o, grad_v, grad_gate [B, T, HEADS, V] in
-    blocks [1, 64, 1, columns], and *_step in blocks [1, STEP, 1, columns]; states, grad_states
-    [B * chunks * HEADS, K, V] in whole; g [B, T, HEADS]. CHUNK is a multiple of 64, K and V are 64 or 128. rows,
-    columns [B, T, HEADS]: what `decays` of chunk/intra/triton/backward_tiled.py sums to grad_g."""
+    """Grid (programs * chunks * B * HEADS,), programs: two a tile of 64 steps, and one for the state.
+
+    CHUNK is a multiple of 64; K and V are 64 or 128. By TMA in blocks [1, 64, 1, columns], *_step in [1, STEP, 1,
+    columns]:
+
+    q, k            [B, T, HEADS, K]
+    v, gate         [B, T, HEADS, V]; gate or None
+    grad_o          [B, T, HEADS, V]
+    states          [B * chunks * HEADS, K, V], one in a block, or None
+    dq, dk          [B, T, HEADS, K], written
+    dv, dgate       [B, T, HEADS, V], written
+    dstates         as states, written
+
+    g               [B, T, HEADS], or None
+    row_sums, column_sums  [B, T, HEADS], written: `intra_chunk_decay_grad` sums them to dg
+    """
     tiles: gl.constexpr = CHUNK // TILE
     programs: gl.constexpr = 2 * tiles + (0 if states_desc is None else 1)
-    program, head, number, batch = place(programs, HEADS, chunks)
+    program, head, number, batch = program_coords(programs, HEADS, chunks)
     token = number * CHUNK
     size = gl.minimum(CHUNK, length - token)
     start = batch.to(gl.int64) * length + token
     entered = (batch * chunks + number) * HEADS + head
     sums = gl.allocate_shared_memory(gl.float32, [2, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     # of each slot, then of what is owned
-    arrived = gl.allocate_shared_memory(gl.int64, [SLOTS + 2, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [SLOTS + 2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SLOTS + 2):
-        mbarrier.init(arrived.index(i), count=1)
+        mbarrier.init(ready.index(i), count=1)
     fence_async_shared()
     barrier()
-    at = (batch, token, head)
-    memory = (arrived, sums)
+    chunk = Chunk(batch=batch, token=token, head=head, start=start, size=size, state=entered)
+    shared = Shared(ready=ready, sums=sums)
+    constants = Constants(HEADS, CHUNK, SIGMOID, SLOTS)
+    q_loads = QLoads(q_desc=q_step, grad_o_desc=grad_o_step, gate_desc=gate_step)
     # the tiles with the most to do start first
     if program < tiles:
         if (tiles - 1 - program) * TILE < size:
-            queries(
-                (q_desc, gate_desc, grad_o_desc, states_desc, grad_q_desc, grad_gate_desc), (k_step, v_step), memory,
-                at, entered, g, rows, scale, start, size, HEADS, tiles - 1 - program, CHUNK, SIGMOID, SLOTS,
-            )  # fmt: skip
+            query_io = QueryIO(
+                q_desc=q_desc,
+                gate_desc=gate_desc,
+                grad_o_desc=grad_o_desc,
+                states_desc=states_desc,
+                dq_desc=dq_desc,
+                dgate_desc=dgate_desc,
+                row_sums=row_sums,
+            )
+            kv_loads = KVLoads(k_desc=k_step, v_desc=v_step)
+            query_grads(query_io, kv_loads, shared, chunk, g, scale, tiles - 1 - program, constants)
     elif program < 2 * tiles:
         if (program - tiles) * TILE < size:
-            keys_and_values(
-                (k_desc, v_desc, grad_k_desc, grad_v_desc), (q_step, grad_o_step, gate_step), memory, at,
-                g, columns, scale, start, size, HEADS, program - tiles, CHUNK, SIGMOID, SLOTS,
-            )  # fmt: skip
+            key_io = KeyIO(k_desc=k_desc, v_desc=v_desc, dk_desc=dk_desc, dv_desc=dv_desc, column_sums=column_sums)
+            key_grads(key_io, q_loads, shared, chunk, g, scale, program - tiles, constants)
     else:
         if states_desc is not None:
-            entering_states(
-                grad_states_desc, (q_step, grad_o_step, gate_step), memory, at,
-                entered, g, scale, start, size, HEADS, CHUNK, SIGMOID, SLOTS,
-            )  # fmt: skip
+            state_grads(dstates_desc, q_loads, shared, chunk, g, scale, constants)
 
 
 @gluon.jit
-def ask_keys(item, count, first, steps, at, slots, arrived, TAKEN: gl.constexpr):
-    """Keys and values in turn, those before the program's own first, the nearest first of them."""
-    k_step, v_step = steps
-    batch, token, head = at
-    STEP: gl.constexpr = slots.shape[2]
+def prefetch_kv(item, count, first, loads, chunk, ring, TAKEN: gl.constexpr):
+    """Issue the load of an item: k and v by turns, those before the program's own first, of them the nearest first."""
+    STEP: gl.constexpr = ring.tiles.shape[2]
     t = (item - TAKEN) // 2
     if t < count:
-        place = token + (first - (t + 1) * STEP if t < first // STEP else t * STEP)
+        place = chunk.token + (first - (t + 1) * STEP if t < first // STEP else t * STEP)
         if (item - TAKEN) % 2 == 0:
-            fetch(item, k_step, [batch, place, head, 0], slots, arrived)
+            load_item(item, loads.k_desc, [chunk.batch, place, chunk.head, 0], ring)
         else:
-            fetch(item, v_step, [batch, place, head, 0], slots, arrived)
+            load_item(item, loads.v_desc, [chunk.batch, place, chunk.head, 0], ring)
 
 
 @gluon.jit
-def queries(
-    descs, steps, memory, at, entered, g, rows, scale, start, size, HEADS: gl.constexpr, tile,
-    CHUNK: gl.constexpr, SIGMOID: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
-    """Gradients of a tile of queries and of its gates, and M's rows."""
-    q_desc, gate_desc, grad_o_desc, states_desc, grad_q_desc, grad_gate_desc = descs
-    k_step, v_step = steps
-    arrived, sums = memory
-    batch, token, head = at
-    dtype: gl.constexpr = q_desc.dtype
-    STEP: gl.constexpr = k_step.block_type.shape[1]
-    K: gl.constexpr = q_desc.block_type.shape[3]
-    V: gl.constexpr = grad_o_desc.block_type.shape[3]
+def query_grads(io, loads, shared, chunk, g, scale, tile, constants):
+    """Compute dq and dgate of a tile of queries, and the sums of M's rows."""
+    dtype: gl.constexpr = io.q_desc.dtype
+    STEP: gl.constexpr = loads.k_desc.block_type.shape[1]
+    K: gl.constexpr = io.q_desc.block_type.shape[3]
+    V: gl.constexpr = io.grad_o_desc.block_type.shape[3]
     W: gl.constexpr = max(K, V)
-    OWNED: gl.constexpr = (2 if gate_desc is None else 4) * (TILE // STEP)
-    TAKEN: gl.constexpr = 0 if states_desc is None else (K * V) // (STEP * W)
-    RING: gl.constexpr = SLOTS - OWNED
+    OWNED: gl.constexpr = (2 if io.gate_desc is None else 4) * (TILE // STEP)
+    TAKEN: gl.constexpr = 0 if io.states_desc is None else (K * V) // (STEP * W)
+    RING: gl.constexpr = constants.SLOTS - OWNED
     p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STEP, 16])
     k_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
     v_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
@@ -124,50 +246,52 @@ def queries(
     row: gl.constexpr = gl.SliceLayout(1, p_layout)
     column: gl.constexpr = gl.SliceLayout(0, p_layout)
     first = tile * TILE
-    slots = gl.allocate_shared_memory(dtype, [RING, 1, STEP, 1, W], k_step.layout)
-    q_tile = gl.allocate_shared_memory(dtype, q_desc.block_type.shape, q_desc.layout)
-    u_tile = gl.allocate_shared_memory(dtype, grad_o_desc.block_type.shape, grad_o_desc.layout)
-    here = arrived.index(SLOTS)
-    gate_here = arrived.index(SLOTS + 1)
-    if gate_desc is None:
-        mbarrier.expect(gate_here, grad_o_desc.block_type.nbytes)
-        tma_load(grad_o_desc, [batch, token + first, head, 0], gate_here, u_tile)
+    slots = gl.allocate_shared_memory(dtype, [RING, 1, STEP, 1, W], loads.k_desc.layout)
+    ring = Ring(tiles=slots, ready=shared.ready)
+    q_tile = gl.allocate_shared_memory(dtype, io.q_desc.block_type.shape, io.q_desc.layout)
+    do_tile = gl.allocate_shared_memory(dtype, io.grad_o_desc.block_type.shape, io.grad_o_desc.layout)
+    here = shared.ready.index(constants.SLOTS)
+    gate_here = shared.ready.index(constants.SLOTS + 1)
+    if io.gate_desc is None:
+        mbarrier.expect(gate_here, io.grad_o_desc.block_type.nbytes)
+        tma_load(io.grad_o_desc, [chunk.batch, chunk.token + first, chunk.head, 0], gate_here, do_tile)
     else:
-        gate_tile = gl.allocate_shared_memory(dtype, gate_desc.block_type.shape, gate_desc.layout)
-        given_tile = gl.allocate_shared_memory(dtype, grad_o_desc.block_type.shape, grad_o_desc.layout)
-        mbarrier.expect(gate_here, 2 * grad_o_desc.block_type.nbytes)
-        tma_load(gate_desc, [batch, token + first, head, 0], gate_here, gate_tile)
-        tma_load(grad_o_desc, [batch, token + first, head, 0], gate_here, given_tile)
-    if states_desc is None:
-        mbarrier.expect(here, q_desc.block_type.nbytes)
+        gate_tile = gl.allocate_shared_memory(dtype, io.gate_desc.block_type.shape, io.gate_desc.layout)
+        given_tile = gl.allocate_shared_memory(dtype, io.grad_o_desc.block_type.shape, io.grad_o_desc.layout)
+        mbarrier.expect(gate_here, 2 * io.grad_o_desc.block_type.nbytes)
+        tma_load(io.gate_desc, [chunk.batch, chunk.token + first, chunk.head, 0], gate_here, gate_tile)
+        tma_load(io.grad_o_desc, [chunk.batch, chunk.token + first, chunk.head, 0], gate_here, given_tile)
+    if io.states_desc is None:
+        mbarrier.expect(here, io.q_desc.block_type.nbytes)
     else:
-        mbarrier.expect(here, q_desc.block_type.nbytes + states_desc.block_type.nbytes)
-        state_tile = reinterpret(slots, dtype, [1, K, V], states_desc.layout)
-        tma_load(states_desc, [entered, 0, 0], here, state_tile)
-    tma_load(q_desc, [batch, token + first, head, 0], here, q_tile)
+        mbarrier.expect(here, io.q_desc.block_type.nbytes + io.states_desc.block_type.nbytes)
+        state_tile = reinterpret(slots, dtype, [1, K, V], io.states_desc.layout)
+        tma_load(io.states_desc, [chunk.state, 0, 0], here, state_tile)
+    tma_load(io.q_desc, [chunk.batch, chunk.token + first, chunk.head, 0], here, q_tile)
     count = (first + TILE) // STEP
     for i in gl.static_range(TAKEN, RING):
-        ask_keys(i, count, first, steps, at, slots, arrived, TAKEN)
-    by_rows = by_tiles(sums, TILE)
-    by_steps = by_tiles(sums, STEP)
+        prefetch_kv(i, count, first, loads, chunk, ring, TAKEN)
+    by_rows = sums_by_tile(shared.sums, TILE)
+    by_steps = sums_by_tile(shared.sums, STEP)
     before = 1.0
     if g is not None:
-        before = sum_decays(sums, load_decays(g, start, size, head, HEADS, CHUNK), first, CHUNK)
+        log = load_log_decays(g, chunk.start, chunk.size, chunk.head, constants.HEADS, constants.CHUNK)
+        before = store_decay_sums(shared.sums, log, first, constants.CHUNK)
     q = q_tile.reshape([TILE, K])
-    u = u_tile.reshape([TILE, V])
+    do = do_tile.reshape([TILE, V])
     mbarrier.wait(gate_here, 0)
-    if gate_desc is not None:
-        through_gate(given_tile.reshape([TILE, V]), gate_tile.reshape([TILE, V]), u, SIGMOID)
+    if io.gate_desc is not None:
+        store_do(given_tile.reshape([TILE, V]), gate_tile.reshape([TILE, V]), do, constants.SIGMOID)
     else:
         barrier()
     mbarrier.wait(here, 0)
     dq = gl.zeros([TILE, K], gl.float32, k_layout)
     o = gl.zeros([TILE, V], gl.float32, v_layout)
-    over = gl.zeros([TILE], gl.float32, row)
-    if states_desc is not None:
+    pair_sums = gl.zeros([TILE], gl.float32, row)
+    if io.states_desc is not None:
         state = state_tile.reshape([K, V])
-        dq = warpgroup_mma(u, state.permute((1, 0)), dq, use_acc=False, is_async=True)
-        if gate_desc is not None:
+        dq = warpgroup_mma(do, state.permute((1, 0)), dq, use_acc=False, is_async=True)
+        if io.gate_desc is not None:
             o = warpgroup_mma(q, state, o, use_acc=False, is_async=True)
             dq, o = warpgroup_mma_wait(0, deps=(dq, o))
             o = o * before
@@ -176,125 +300,123 @@ def queries(
         dq = dq * before
         barrier()
         for i in gl.static_range(TAKEN):
-            ask_keys(i + RING, count, first, steps, at, slots, arrived, TAKEN)
+            prefetch_kv(i + RING, count, first, loads, chunk, ring, TAKEN)
         if g is not None:
-            over = gl.convert_layout(gl.sum(dq * q.load(k_layout).to(gl.float32), 1), row)
+            pair_sums = gl.convert_layout(gl.sum(dq * q.load(k_layout).to(gl.float32), 1), row)
     for i in range(first // STEP):
         item = TAKEN + 2 * i
-        k = take(item, k_step, slots, arrived, TAKEN)
+        k = wait_item(item, loads.k_desc, ring, TAKEN)
         scores = gl.zeros([TILE, STEP], gl.float32, p_layout)
         scores = warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=False, is_async=True)
-        v = take(item + 1, v_step, slots, arrived, TAKEN)
+        v = wait_item(item + 1, loads.v_desc, ring, TAKEN)
         grad = gl.zeros([TILE, STEP], gl.float32, p_layout)
-        grad = warpgroup_mma(u, v.permute((1, 0)), grad, use_acc=False, is_async=True)
+        grad = warpgroup_mma(do, v.permute((1, 0)), grad, use_acc=False, is_async=True)
         if g is not None:
-            up = power(by_steps, first // STEP - 1 - i, column, -1)
+            up = tile_decay(by_steps, first // STEP - 1 - i, column, -1)
         scores, grad = warpgroup_mma_wait(0, deps=(scores, grad))
         if g is not None:
             grad = grad * up[None, :]
-            over += gl.sum(grad * scores, 1)
+            pair_sums += gl.sum(grad * scores, 1)
             scores = scores * up[None, :]
-        slant = gl.convert_layout(grad.to(dtype), to_k)
-        dq = warpgroup_mma(slant, k, dq, is_async=True)
-        if gate_desc is not None:
-            held = gl.convert_layout(scores.to(dtype), to_v)
-            o = warpgroup_mma(held, v, o, is_async=True)
-            dq, o, slant, held = warpgroup_mma_wait(0, deps=(dq, o, slant, held))
+        da = gl.convert_layout(grad.to(dtype), to_k)
+        dq = warpgroup_mma(da, k, dq, is_async=True)
+        if io.gate_desc is not None:
+            p = gl.convert_layout(scores.to(dtype), to_v)
+            o = warpgroup_mma(p, v, o, is_async=True)
+            dq, o, da, p = warpgroup_mma_wait(0, deps=(dq, o, da, p))
         else:
-            dq, slant = warpgroup_mma_wait(0, deps=(dq, slant))
+            dq, da = warpgroup_mma_wait(0, deps=(dq, da))
         barrier()
-        ask_keys(item + RING, count, first, steps, at, slots, arrived, TAKEN)
-        ask_keys(item + 1 + RING, count, first, steps, at, slots, arrived, TAKEN)
+        prefetch_kv(item + RING, count, first, loads, chunk, ring, TAKEN)
+        prefetch_kv(item + 1 + RING, count, first, loads, chunk, ring, TAKEN)
     if g is not None:
-        dq = dq * power(by_rows, tile, gl.SliceLayout(1, k_layout), 1)[:, None]
-        if gate_desc is not None:
-            o = o * power(by_rows, tile, gl.SliceLayout(1, v_layout), 1)[:, None]
-        over = over * power(by_rows, tile, row, 1)
+        dq = dq * tile_decay(by_rows, tile, gl.SliceLayout(1, k_layout), 1)[:, None]
+        if io.gate_desc is not None:
+            o = o * tile_decay(by_rows, tile, gl.SliceLayout(1, v_layout), 1)[:, None]
+        pair_sums = pair_sums * tile_decay(by_rows, tile, row, 1)
     for i in gl.static_range(TILE // STEP):
         item = TAKEN + 2 * (first // STEP + i)
-        k = take(item, k_step, slots, arrived, TAKEN)
+        k = wait_item(item, loads.k_desc, ring, TAKEN)
         scores = gl.zeros([TILE, STEP], gl.float32, p_layout)
         scores = warpgroup_mma(q, k.permute((1, 0)), scores, use_acc=False, is_async=True)
-        v = take(item + 1, v_step, slots, arrived, TAKEN)
+        v = wait_item(item + 1, loads.v_desc, ring, TAKEN)
         grad = gl.zeros([TILE, STEP], gl.float32, p_layout)
-        grad = warpgroup_mma(u, v.permute((1, 0)), grad, use_acc=False, is_async=True)
+        grad = warpgroup_mma(do, v.permute((1, 0)), grad, use_acc=False, is_async=True)
         scores, grad = warpgroup_mma_wait(0, deps=(scores, grad))
         m = gl.arange(0, TILE, row)[:, None]
         n = i * STEP + gl.arange(0, STEP, column)[None, :]
         if g is not None:
-            grad = grad * between(by_rows, tile, by_steps, first // STEP + i, p_layout, 1)
-            over += gl.sum(gl.where(m > n, grad * scores, 0.0), 1)
-        slant = gl.convert_layout(gl.where(m >= n, grad, 0.0).to(dtype), to_k)
-        dq = warpgroup_mma(slant, k, dq, is_async=True)
-        if gate_desc is not None:
+            grad = grad * pair_decay(by_rows, tile, by_steps, first // STEP + i, p_layout, 1)
+            pair_sums += gl.sum(gl.where(m > n, grad * scores, 0.0), 1)
+        da = gl.convert_layout(gl.where(m >= n, grad, 0.0).to(dtype), to_k)
+        dq = warpgroup_mma(da, k, dq, is_async=True)
+        if io.gate_desc is not None:
             # decays again rather than kept
             if g is not None:
-                scores = scores * between(by_rows, tile, by_steps, first // STEP + i, p_layout, 1)
-            held = gl.convert_layout(gl.where(m >= n, scores, 0.0).to(dtype), to_v)
-            o = warpgroup_mma(held, v, o, is_async=True)
-            dq, o, slant, held = warpgroup_mma_wait(0, deps=(dq, o, slant, held))
+                scores = scores * pair_decay(by_rows, tile, by_steps, first // STEP + i, p_layout, 1)
+            p = gl.convert_layout(gl.where(m >= n, scores, 0.0).to(dtype), to_v)
+            o = warpgroup_mma(p, v, o, is_async=True)
+            dq, o, da, p = warpgroup_mma_wait(0, deps=(dq, o, da, p))
         else:
-            dq, slant = warpgroup_mma_wait(0, deps=(dq, slant))
+            dq, da = warpgroup_mma_wait(0, deps=(dq, da))
         if i < TILE // STEP - 1:
             barrier()
-            ask_keys(item + RING, count, first, steps, at, slots, arrived, TAKEN)
-            ask_keys(item + 1 + RING, count, first, steps, at, slots, arrived, TAKEN)
+            prefetch_kv(item + RING, count, first, loads, chunk, ring, TAKEN)
+            prefetch_kv(item + 1 + RING, count, first, loads, chunk, ring, TAKEN)
     if g is not None:
         of_rows = first + gl.arange(0, TILE, row)
-        gl.store(rows + (start + of_rows) * HEADS + head, over * scale, mask=of_rows < size)
+        inside = of_rows < chunk.size
+        gl.store(io.row_sums + (chunk.start + of_rows) * constants.HEADS + chunk.head, pair_sums * scale, mask=inside)
     # every warp is through with what is owned
     barrier()
     q.store((dq * scale).to(dtype))
-    if gate_desc is not None:
-        _, slope = activate(gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32), SIGMOID)
+    if io.gate_desc is not None:
+        _, slope = activate(gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32), constants.SIGMOID)
         o = o * scale * slope * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
-        u.store(o.to(dtype))
+        do.store(o.to(dtype))
     fence_async_shared()
     barrier()
-    tma_store(grad_q_desc, [batch, token + first, head, 0], q_tile)
-    if gate_desc is not None:
-        tma_store(grad_gate_desc, [batch, token + first, head, 0], u_tile)
+    tma_store(io.dq_desc, [chunk.batch, chunk.token + first, chunk.head, 0], q_tile)
+    if io.gate_desc is not None:
+        tma_store(io.dgate_desc, [chunk.batch, chunk.token + first, chunk.head, 0], do_tile)
     tma_store_wait(0)
 
 
 @gluon.jit
-def ask_queries(item, first, end, steps, at, slots, arrived):
-    """Of steps from the first on: queries, the output's gradient and its gate in turn."""
-    q_step, grad_o_step, gate_step = steps
-    batch, token, head = at
-    EACH: gl.constexpr = 2 if gate_step is None else 3
+def prefetch_q(item, first, end, loads, chunk, ring):
+    """Issue the load of an item, from the first step on: q, grad_o and the gate by turns."""
+    EACH: gl.constexpr = 2 if loads.gate_desc is None else 3
     t = first + item // EACH
-    place = token + t * slots.shape[2]
+    place = chunk.token + t * ring.tiles.shape[2]
     if t < end:
         if item % EACH == 0:
-            fetch(item, q_step, [batch, place, head, 0], slots, arrived)
+            load_item(item, loads.q_desc, [chunk.batch, place, chunk.head, 0], ring)
         elif item % EACH == 1:
-            fetch(item, grad_o_step, [batch, place, head, 0], slots, arrived)
+            load_item(item, loads.grad_o_desc, [chunk.batch, place, chunk.head, 0], ring)
         else:
-            if gate_step is not None:
-                fetch(item, gate_step, [batch, place, head, 0], slots, arrived)
+            if loads.gate_desc is not None:
+                load_item(item, loads.gate_desc, [chunk.batch, place, chunk.head, 0], ring)
 
 
 @gluon.jit
-def take_queries(item, steps, slots, arrived, SIGMOID: gl.constexpr):
-    """Waits for the items of a step; returns queries and the gradient of the output before its gate."""
-    q_step, grad_o_step, gate_step = steps
-    q = take(item, q_step, slots, arrived, 0)
-    u = take(item + 1, grad_o_step, slots, arrived, 0)
-    if gate_step is not None:
-        through_gate(u, take(item + 2, gate_step, slots, arrived, 0), u, SIGMOID)
-    return q, u
+def wait_q(item, loads, ring, SIGMOID: gl.constexpr):
+    """Wait for the items of a step; return q and do."""
+    q = wait_item(item, loads.q_desc, ring, 0)
+    do = wait_item(item + 1, loads.grad_o_desc, ring, 0)
+    if loads.gate_desc is not None:
+        store_do(do, wait_item(item + 2, loads.gate_desc, ring, 0), do, SIGMOID)
+    return QDo(q=q, do=do)
 
 
 @gluon.jit
-def weigh(x, by_rows, tile, by_steps, t, layout: gl.constexpr, DECAYS: gl.constexpr, OWN: gl.constexpr):
-    """Pairs, keys down and queries across, times the decays between them; 0 where the query is the earlier."""
+def apply_decay(x, sums, tile, t, layout: gl.constexpr, DECAYS: gl.constexpr, OWN: gl.constexpr):
+    """Multiply pairs, keys down and queries across, by the decays between them; 0 where the query is the earlier."""
     if DECAYS:
         if OWN:
-            x = x * between(by_rows, tile, by_steps, t, layout, -1)
+            x = x * pair_decay(sums.tiles, tile, sums.steps, t, layout, -1)
         else:
-            x = x * power(by_rows, tile, gl.SliceLayout(1, layout), -1)[:, None]
-            x = x * power(by_steps, t, gl.SliceLayout(0, layout), 1)[None, :]
+            x = x * tile_decay(sums.tiles, tile, gl.SliceLayout(1, layout), -1)[:, None]
+            x = x * tile_decay(sums.steps, t, gl.SliceLayout(0, layout), 1)[None, :]
     if OWN:
         s = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(1, layout))[:, None]
         m = t * x.shape[1] + gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))[None, :]
@@ -303,8 +425,10 @@ def weigh(x, by_rows, tile, by_steps, t, layout: gl.constexpr, DECAYS: gl.conste
 
 
 @gluon.jit
-def add_pairs(k, v, q, u, dk, dv, over, by_rows, tile, by_steps, t, DECAYS: gl.constexpr, OWN: gl.constexpr):
-    """Adds a step's queries to the gradients of a tile of keys and values, and to M's columns."""
+def add_pairs(tiles, q_do, grads, sums, tile, t, DECAYS: gl.constexpr, OWN: gl.constexpr):
+    """Add a step's queries to the gradients of a tile of keys and values, and to the sums of M's columns."""
+    k, v, q, do = tiles.k, tiles.v, q_do.q, q_do.do
+    pair_sums = grads.pair_sums
     dtype: gl.constexpr = k.dtype
     STEP: gl.constexpr = q.shape[0]
     p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STEP, 16])
@@ -313,131 +437,128 @@ def add_pairs(k, v, q, u, dk, dv, over, by_rows, tile, by_steps, t, DECAYS: gl.c
     scores = gl.zeros([TILE, STEP], gl.float32, p_layout)
     scores = warpgroup_mma(k, q.permute((1, 0)), scores, use_acc=False, is_async=True)
     grad = gl.zeros([TILE, STEP], gl.float32, p_layout)
-    grad = warpgroup_mma(v, u.permute((1, 0)), grad, use_acc=False, is_async=True)
+    grad = warpgroup_mma(v, do.permute((1, 0)), grad, use_acc=False, is_async=True)
     scores, grad = warpgroup_mma_wait(0, deps=(scores, grad))
-    grad = weigh(grad, by_rows, tile, by_steps, t, p_layout, DECAYS, OWN)
+    grad = apply_decay(grad, sums, tile, t, p_layout, DECAYS, OWN)
     if DECAYS:
         products = grad * scores
         if OWN:
             s = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(1, p_layout))[:, None]
             m = t * STEP + gl.arange(0, STEP, gl.SliceLayout(0, p_layout))[None, :]
             products = gl.where(m > s, products, 0.0)
-        over += gl.sum(products, 1)
-    slant = gl.convert_layout(grad.to(dtype), gl.DotOperandLayout(0, k_layout, 2))
-    dk = warpgroup_mma(slant, q, dk, is_async=True)
+        pair_sums += gl.sum(products, 1)
+    da = gl.convert_layout(grad.to(dtype), gl.DotOperandLayout(0, k_layout, 2))
+    dk = warpgroup_mma(da, q, grads.dk, is_async=True)
     # decays again rather than kept
-    scores = weigh(scores, by_rows, tile, by_steps, t, p_layout, DECAYS, OWN)
-    held = gl.convert_layout(scores.to(dtype), gl.DotOperandLayout(0, v_layout, 2))
-    dv = warpgroup_mma(held, u, dv, is_async=True)
-    dv, dk, held, slant = warpgroup_mma_wait(0, deps=(dv, dk, held, slant))
+    scores = apply_decay(scores, sums, tile, t, p_layout, DECAYS, OWN)
+    p = gl.convert_layout(scores.to(dtype), gl.DotOperandLayout(0, v_layout, 2))
+    dv = warpgroup_mma(p, do, grads.dv, is_async=True)
+    dv, dk, p, da = warpgroup_mma_wait(0, deps=(dv, dk, p, da))
     # every warp is through with the queries
     barrier()
-    return dk, dv, over
+    return dk, dv, pair_sums
 
 
 @gluon.jit
-def keys_and_values(
-    descs, steps, memory, at, g, columns, scale, start, size, HEADS: gl.constexpr, tile,
-    CHUNK: gl.constexpr, SIGMOID: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
-    """Gradients of a tile of keys and values, and M's columns."""
-    k_desc, v_desc, grad_k_desc, grad_v_desc = descs
-    q_step, _, gate_step = steps
-    arrived, sums = memory
-    batch, token, head = at
-    dtype: gl.constexpr = k_desc.dtype
-    STEP: gl.constexpr = q_step.block_type.shape[1]
-    K: gl.constexpr = k_desc.block_type.shape[3]
-    V: gl.constexpr = v_desc.block_type.shape[3]
-    EACH: gl.constexpr = 2 if gate_step is None else 3
+def key_grads(io, loads, shared, chunk, g, scale, tile, constants):
+    """Compute dk and dv of a tile of keys and values, and the sums of M's columns."""
+    dtype: gl.constexpr = io.k_desc.dtype
+    STEP: gl.constexpr = loads.q_desc.block_type.shape[1]
+    K: gl.constexpr = io.k_desc.block_type.shape[3]
+    V: gl.constexpr = io.v_desc.block_type.shape[3]
+    EACH: gl.constexpr = 2 if loads.gate_desc is None else 3
     OWNED: gl.constexpr = 2 * (TILE // STEP)
-    RING: gl.constexpr = SLOTS - OWNED
+    RING: gl.constexpr = constants.SLOTS - OWNED
     p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STEP, 16])
     k_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
     v_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
     row: gl.constexpr = gl.SliceLayout(1, p_layout)
     first = tile * TILE // STEP
-    end = gl.cdiv(size, STEP)
-    slots = gl.allocate_shared_memory(dtype, [RING, 1, STEP, 1, max(K, V)], q_step.layout)
-    k_tile = gl.allocate_shared_memory(dtype, k_desc.block_type.shape, k_desc.layout)
-    v_tile = gl.allocate_shared_memory(dtype, v_desc.block_type.shape, v_desc.layout)
-    here = arrived.index(SLOTS)
-    mbarrier.expect(here, k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-    tma_load(k_desc, [batch, token + tile * TILE, head, 0], here, k_tile)
-    tma_load(v_desc, [batch, token + tile * TILE, head, 0], here, v_tile)
+    end = gl.cdiv(chunk.size, STEP)
+    slots = gl.allocate_shared_memory(dtype, [RING, 1, STEP, 1, max(K, V)], loads.q_desc.layout)
+    ring = Ring(tiles=slots, ready=shared.ready)
+    k_tile = gl.allocate_shared_memory(dtype, io.k_desc.block_type.shape, io.k_desc.layout)
+    v_tile = gl.allocate_shared_memory(dtype, io.v_desc.block_type.shape, io.v_desc.layout)
+    here = shared.ready.index(constants.SLOTS)
+    mbarrier.expect(here, io.k_desc.block_type.nbytes + io.v_desc.block_type.nbytes)
+    tma_load(io.k_desc, [chunk.batch, chunk.token + tile * TILE, chunk.head, 0], here, k_tile)
+    tma_load(io.v_desc, [chunk.batch, chunk.token + tile * TILE, chunk.head, 0], here, v_tile)
     for i in gl.static_range(RING):
-        ask_queries(i, first, end, steps, at, slots, arrived)
-    by_rows = by_tiles(sums, TILE)
-    by_steps = by_tiles(sums, STEP)
+        prefetch_q(i, first, end, loads, chunk, ring)
+    sums = DecaySums(tiles=sums_by_tile(shared.sums, TILE), steps=sums_by_tile(shared.sums, STEP))
     if g is not None:
-        sum_decays(sums, load_decays(g, start, size, head, HEADS, CHUNK), (tile + 1) * TILE, CHUNK)
+        log = load_log_decays(g, chunk.start, chunk.size, chunk.head, constants.HEADS, constants.CHUNK)
+        store_decay_sums(shared.sums, log, (tile + 1) * TILE, constants.CHUNK)
         barrier()
     k = k_tile.reshape([TILE, K])
     v = v_tile.reshape([TILE, V])
     dk = gl.zeros([TILE, K], gl.float32, k_layout)
     dv = gl.zeros([TILE, V], gl.float32, v_layout)
-    over = gl.zeros([TILE], gl.float32, row)
+    pair_sums = gl.zeros([TILE], gl.float32, row)
+    tiles = KVTiles(k=k, v=v)
     mbarrier.wait(here, 0)
     for t in range(first, gl.minimum(first + TILE // STEP, end)):
-        q, u = take_queries((t - first) * EACH, steps, slots, arrived, SIGMOID)
-        dk, dv, over = add_pairs(k, v, q, u, dk, dv, over, by_rows, tile, by_steps, t, g is not None, True)
+        q_do = wait_q((t - first) * EACH, loads, ring, constants.SIGMOID)
+        grads = KVGrads(dk=dk, dv=dv, pair_sums=pair_sums)
+        dk, dv, pair_sums = add_pairs(tiles, q_do, grads, sums, tile, t, g is not None, True)
         for i in gl.static_range(EACH):
-            ask_queries((t - first) * EACH + i + RING, first, end, steps, at, slots, arrived)
+            prefetch_q((t - first) * EACH + i + RING, first, end, loads, chunk, ring)
     for t in range(first + TILE // STEP, end):
-        q, u = take_queries((t - first) * EACH, steps, slots, arrived, SIGMOID)
-        dk, dv, over = add_pairs(k, v, q, u, dk, dv, over, by_rows, tile, by_steps, t, g is not None, False)
+        q_do = wait_q((t - first) * EACH, loads, ring, constants.SIGMOID)
+        grads = KVGrads(dk=dk, dv=dv, pair_sums=pair_sums)
+        dk, dv, pair_sums = add_pairs(tiles, q_do, grads, sums, tile, t, g is not None, False)
         for i in gl.static_range(EACH):
-            ask_queries((t - first) * EACH + i + RING, first, end, steps, at, slots, arrived)
+            prefetch_q((t - first) * EACH + i + RING, first, end, loads, chunk, ring)
     if g is not None:
         of_rows = tile * TILE + gl.arange(0, TILE, row)
-        gl.store(columns + (start + of_rows) * HEADS + head, over * scale, mask=of_rows < size)
+        inside = of_rows < chunk.size
+        gl.store(
+            io.column_sums + (chunk.start + of_rows) * constants.HEADS + chunk.head, pair_sums * scale, mask=inside
+        )
     k.store((dk * scale).to(dtype))
     v.store((dv * scale).to(dtype))
     fence_async_shared()
     barrier()
-    tma_store(grad_k_desc, [batch, token + tile * TILE, head, 0], k_tile)
-    tma_store(grad_v_desc, [batch, token + tile * TILE, head, 0], v_tile)
+    tma_store(io.dk_desc, [chunk.batch, chunk.token + tile * TILE, chunk.head, 0], k_tile)
+    tma_store(io.dv_desc, [chunk.batch, chunk.token + tile * TILE, chunk.head, 0], v_tile)
     tma_store_wait(0)
 
 
 @gluon.jit
-def entering_states(
-    grad_states_desc, steps, memory, at, entered, g, scale, start, size, HEADS: gl.constexpr,
-    CHUNK: gl.constexpr, SIGMOID: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
-    """The gradient of the state that enters the chunk."""
-    q_step, grad_o_step, gate_step = steps
-    arrived, sums = memory
-    dtype: gl.constexpr = q_step.dtype
-    STEP: gl.constexpr = q_step.block_type.shape[1]
-    K: gl.constexpr = q_step.block_type.shape[3]
-    V: gl.constexpr = grad_o_step.block_type.shape[3]
-    EACH: gl.constexpr = 2 if gate_step is None else 3
+def state_grads(dstates_desc, loads, shared, chunk, g, scale, constants):
+    """Compute the gradient of the state that enters the chunk."""
+    dtype: gl.constexpr = loads.q_desc.dtype
+    STEP: gl.constexpr = loads.q_desc.block_type.shape[1]
+    K: gl.constexpr = loads.q_desc.block_type.shape[3]
+    V: gl.constexpr = loads.grad_o_desc.block_type.shape[3]
+    EACH: gl.constexpr = 2 if loads.gate_desc is None else 3
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    end = gl.cdiv(size, STEP)
-    slots = gl.allocate_shared_memory(dtype, [SLOTS, 1, STEP, 1, max(K, V)], q_step.layout)
-    for i in gl.static_range(SLOTS):
-        ask_queries(i, 0, end, steps, at, slots, arrived)
+    end = gl.cdiv(chunk.size, STEP)
+    slots = gl.allocate_shared_memory(dtype, [constants.SLOTS, 1, STEP, 1, max(K, V)], loads.q_desc.layout)
+    ring = Ring(tiles=slots, ready=shared.ready)
+    for i in gl.static_range(constants.SLOTS):
+        prefetch_q(i, 0, end, loads, chunk, ring)
     if g is not None:
-        sum_decays(sums, load_decays(g, start, size, at[2], HEADS, CHUNK), None, CHUNK)
+        log = load_log_decays(g, chunk.start, chunk.size, chunk.head, constants.HEADS, constants.CHUNK)
+        store_decay_sums(shared.sums, log, None, constants.CHUNK)
         barrier()
     ds = gl.zeros([K, V], gl.float32, s_layout)
     for t in range(end):
-        q, u = take_queries(t * EACH, steps, slots, arrived, SIGMOID)
-        turned = q.permute((1, 0)).load(write_layout)
+        q_do = wait_q(t * EACH, loads, ring, constants.SIGMOID)
+        transposed = q_do.q.permute((1, 0)).load(write_layout)
         if g is not None:
-            enter = power(by_tiles(sums, STEP), t, gl.SliceLayout(0, write_layout), 1)
-            turned = (turned.to(gl.float32) * enter[None, :]).to(dtype)
-        ds = warpgroup_mma(turned, u, ds, is_async=True)
-        ds, turned = warpgroup_mma_wait(0, deps=(ds, turned))
+            enter = tile_decay(sums_by_tile(shared.sums, STEP), t, gl.SliceLayout(0, write_layout), 1)
+            transposed = (transposed.to(gl.float32) * enter[None, :]).to(dtype)
+        ds = warpgroup_mma(transposed, q_do.do, ds, is_async=True)
+        ds, transposed = warpgroup_mma_wait(0, deps=(ds, transposed))
         fence_async_shared()
         barrier()
         for i in gl.static_range(EACH):
-            ask_queries(t * EACH + i + SLOTS, 0, end, steps, at, slots, arrived)
-    state = reinterpret(slots, dtype, [1, K, V], grad_states_desc.layout)
+            prefetch_q(t * EACH + i + constants.SLOTS, 0, end, loads, chunk, ring)
+    state = reinterpret(slots, dtype, [1, K, V], dstates_desc.layout)
     state.reshape([K, V]).store((ds * scale).to(dtype))
     fence_async_shared()
     barrier()
-    tma_store(grad_states_desc, [entered, 0, 0], state)
+    tma_store(dstates_desc, [chunk.state, 0, 0], state)
     tma_store_wait(0)

@@ -25,14 +25,14 @@ class ChunkedIntraChunk:
         return (Candidate(Plan(self.name, (("chunks", max(1, 1024 // problem["C"])),))),)
 
     def forward(self, plan: Plan, call: IntraChunkCall) -> Tensor:
-        """o [B, T, H, V] in v's dtype."""
+        """Return o [B, T, H, V] in v's dtype."""
         out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
         for piece, steps, _ in _pieces(call, plan["chunks"]):
             out[:, steps] = _run(piece)
         return out
 
     def backward(self, plan: Plan, call: IntraChunkCall, grad_o: Tensor) -> list[Tensor | None]:
-        """Gradients of q, k, v, g, states and gate, None where the input is."""
+        """Return the gradients of q, k, v, g, states and gate, None where the input is."""
         grads = {
             name: torch.empty_like(x, memory_format=torch.contiguous_format)
             for name in _TENSORS
@@ -50,7 +50,7 @@ class ChunkedIntraChunk:
 
 
 def _pieces(call: IntraChunkCall, count: int) -> list[tuple[IntraChunkCall, slice, slice]]:
-    """The call cut into some chunks each, with its steps and chunks."""
+    """Cut the call into pieces of `count` chunks; return each with its steps and its chunks."""
     length, pieces = call.v.shape[1], []
     for start in range(0, length, count * call.chunk_size):
         steps = slice(start, min(start + count * call.chunk_size, length))

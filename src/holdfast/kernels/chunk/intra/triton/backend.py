@@ -40,34 +40,34 @@ class TritonIntraChunk:
         return (model if direction == "forward" else gradients_model).candidates(problem, device)
 
     def forward(self, plan: Plan, call: IntraChunkCall) -> Tensor:
-        """o [B, T, H, V] in v's dtype."""
+        """Return o [B, T, H, V] in v's dtype."""
         with torch.cuda.device_of(call.v):
             o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
             _Run(plan, call).forward(o)
             return o
 
     def backward(self, plan: Plan, call: IntraChunkCall, grad_o: Tensor) -> list[Tensor | None]:
-        """Gradients of q, k, v, g, states and gate, None where the input is."""
+        """Return the gradients of q, k, v, g, states and gate, None where the input is."""
         with torch.cuda.device_of(call.v):
             return _Run(plan, call).backward(grad_o)
 
 
 def _covering(size: int) -> int:
-    """The power of two, at least 16, that covers size: what a tile of tensor cores needs."""
+    """Return the power of two, at least 16, that covers size: what a tile of tensor cores needs."""
     return max(16, 1 << (size - 1).bit_length())
 
 
-def sum_decays(rows: Tensor, columns: Tensor, grad_g: Tensor, chunk: int) -> None:
-    """Fills grad_g [B, T, H] from sums of rows and of columns, in float32: see `decays` of backward_tiled.py."""
+def sum_decay_grad(row_sums: Tensor, column_sums: Tensor, dg: Tensor, chunk: int) -> None:
+    """Fill dg [B, T, H] from sums of rows and of columns, in float32: see `intra_chunk_decay_grad`."""
     from holdfast.kernels.runtime.launch import launch_by_triton
 
-    from .backward_tiled import decays
+    from .backward_tiled import intra_chunk_decay_grad
 
-    batch, length, heads = rows.shape
+    batch, length, heads = row_sums.shape
     chunks, block = -(-length // chunk), min(16, _covering(heads))
-    with torch.cuda.device_of(rows):
+    with torch.cuda.device_of(row_sums):
         how, grid = {"BLOCK_C": _covering(chunk), "BLOCK_H": block}, (-(-heads // block) * chunks * batch,)
-        launch_by_triton(decays, grid, rows, columns, grad_g, length, chunk, chunks, heads, **how)
+        launch_by_triton(intra_chunk_decay_grad, grid, row_sums, column_sums, dg, length, chunk, chunks, heads, **how)
 
 
 class _Run:
@@ -90,7 +90,7 @@ class _Run:
         return (tiles * self.chunks * self.batch * self.heads,)
 
     def forward(self, o: Tensor) -> None:
-        """Fills o, in any dtype."""
+        """Fill o, in any dtype."""
         from holdfast.kernels.runtime.launch import launch_by_triton
 
         from . import forward as kernels
@@ -99,7 +99,7 @@ class _Run:
         if not o.numel():
             return
         launch_by_triton(
-            kernels.forward,
+            kernels.intra_chunk_fwd,
             self._grid(self.tiles * -(-self.values // plan["columns"])),
             *(getattr(call, name) for name in TENSORS),
             o,
@@ -120,36 +120,36 @@ class _Run:
         grads = [None if (x := getattr(call, name)) is None else torch.empty_like(x) for name in TENSORS]
         if not call.v.numel():
             return grads
-        grad_q, grad_k, grad_v, grad_g, grad_states, grad_gate = grads
+        dq, dk, dv, dg, dstates, dgate = grads
         given = (*(getattr(call, name) for name in TENSORS), grad_o.contiguous())
         blocks = {"BLOCK_K": _covering(self.keys), "BLOCK_V": _covering(self.values)}
         # a query head's value heads: Triton compiles in a 1
         sizes = (*self.sizes[:4], self.heads // self.groups, self.keys, self.values)
         how = self.how | blocks | {"SIGMOID": call.gate_activation == "sigmoid"}
-        if gradients_model.is_whole(plan["block"], plan["columns"], self.chunk, self.keys, self.values):
+        if gradients_model.is_single_tile(plan["block"], plan["columns"], self.chunk, self.keys, self.values):
             from . import backward_single_tile as kernels
 
             blocks = self.chunks * self.batch * self.groups
-            launch_by_triton(kernels.whole, (blocks,), *given, *grads, call.scale, *sizes, **how)
+            launch_by_triton(kernels.intra_chunk_bwd_single_tile, (blocks,), *given, *grads, call.scale, *sizes, **how)
             return grads
         from . import backward_tiled as kernels
 
-        rows, columns = (
+        row_sums, column_sums = (
             None if call.g is None else torch.empty(call.g.shape, dtype=torch.float32, device=call.g.device)
             for _ in range(2)
         )
         across = [-(-size // plan["columns"]) for size in (self.keys, self.values)]
         programs = 2 * self.tiles + (0 if call.states is None else across[0] * across[1])
         launch_by_triton(
-            kernels.gradients,
+            kernels.intra_chunk_bwd,
             (programs * self.chunks * self.batch * self.groups,),
             *given,
-            *(grad_q, grad_k, grad_v, grad_states, grad_gate, rows, columns, call.scale),
+            *(dq, dk, dv, dstates, dgate, row_sums, column_sums, call.scale),
             *sizes,
             BLOCK_N=plan["columns"],
             STAGES=plan["stages"],
             **how,
         )
         if call.g is not None:
-            sum_decays(rows, columns, grad_g, self.chunk)
+            sum_decay_grad(row_sums, column_sums, dg, self.chunk)
         return grads

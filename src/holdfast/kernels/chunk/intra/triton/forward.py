@@ -1,8 +1,8 @@
 """Device code of the outputs inside chunks, in Triton: scores, causal decay, output product, state and gate in one.
 
-A program owns BLOCK steps of one chunk and head and BLOCK_N of its values. Scores live in registers alone, and K is
-whole, so that no sum over it is ever apart. It works through tiles of earlier steps, nearest first, then the
-state that enters the chunk, then its own steps.
+A program owns BLOCK steps of one chunk and head and BLOCK_N of its values. Scores live in registers alone, and a
+program has all of K, so that no sum over it is ever split. It works through tiles of earlier steps, nearest first, then
+the state that enters the chunk, then its own steps.
 
 Inside the program's own steps the decay between two is the exponential of a difference of sums, which would lose small
 decays beside large ones in float32: the sums run in float64 and are kept as two float32 numbers, high and low. To
@@ -19,9 +19,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def place(tiles, length, chunk, chunks, heads, groups):
-    """Of a program: its number among the `tiles` of a chunk and head, that chunk's first step of all and its size, the
-    head, the query head, and the place of its entering state."""
+def tile_coords(tiles, length, chunk, chunks, heads, groups):
+    """Return a program's number among the `tiles` of a chunk and head, the chunk's first step of all and its size, the
+    head, the query head, and the number of the state that enters the chunk."""
     # one axis: the others end at 65535
     program = tl.program_id(0)
     number = program // tiles % chunks
@@ -33,14 +33,14 @@ def place(tiles, length, chunk, chunks, heads, groups):
 
 
 @triton.jit
-def log_decays(g, live):
-    """Base-2 logarithms of decays, 0 where not live."""
+def load_log_decays(g, live):
+    """Load log decays to base 2, 0 where not live."""
     return tl.maximum(tl.load(g, mask=live, other=0.0).to(tl.float32), LEAST) * LOG2E
 
 
 @triton.jit
-def between(decays):
-    """2 to the power of decays_{s+1} + .. + decays_t at (t, s), for s <= t."""
+def causal_decay(decays):
+    """Return 2 to the power of decays_{s+1} + .. + decays_t at (t, s), for s <= t."""
     total = tl.cumsum(decays.to(tl.float64), 0)
     high = total.to(tl.float32)
     low = (total - high.to(tl.float64)).to(tl.float32)
@@ -49,13 +49,13 @@ def between(decays):
 
 @triton.jit
 def activate(gate, SIGMOID: tl.constexpr):
-    """The activation of the output gate: sigmoid, or SiLU."""
+    """Return the activation of the output gate: sigmoid, or SiLU."""
     slope = tl.sigmoid(gate)
     return slope if SIGMOID else gate * slope
 
 
 @triton.jit(do_not_specialize=["length", "chunk", "chunks", "heads"])
-def forward(
+def intra_chunk_fwd(
     q,
     k,
     v,
@@ -78,10 +78,18 @@ def forward(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """o [B, T, H, V]; q, k [B, T, groups, K], v, gate [B, T, H, V], g [B, T, H], states [B, chunks, H, K, V]."""
+    """Grid (ceil(chunk / BLOCK) * ceil(V / BLOCK_N) * chunks * B * H,).
+
+    q, k    [B, T, groups, K]
+    v       [B, T, H, V]
+    g       [B, T, H], or None
+    states  [B, chunks, H, K, V], or None: the state that enters each chunk
+    gate    [B, T, H, V], or None
+    o       [B, T, H, V], written
+    """
     across = tl.cdiv(values, BLOCK_N)
     tiles = tl.cdiv(chunk, BLOCK)
-    program, start, size, head, group, entered = place(tiles * across, length, chunk, chunks, heads, groups)
+    program, start, size, head, group, entered = tile_coords(tiles * across, length, chunk, chunks, heads, groups)
     # the last tile of a chunk has the most to do: it starts first
     tile = tiles - 1 - program // across
     if tile * BLOCK >= size:
@@ -89,8 +97,8 @@ def forward(
     own, c = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     n = program % across * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tile * BLOCK + own
-    rows, tall, wide = m < size, c < keys, n < values
-    narrow, broad = rows[:, None] & tall[None, :], rows[:, None] & wide[None, :]
+    rows, in_keys, in_values = m < size, c < keys, n < values
+    key_mask, value_mask = rows[:, None] & in_keys[None, :], rows[:, None] & in_values[None, :]
     to_keys = own[:, None] * (groups * keys) + c[None, :]
     to_values = own[:, None] * (heads * values) + n[None, :]
     q += (start * groups + group) * keys
@@ -98,41 +106,43 @@ def forward(
     v += (start * heads + head) * values
     o += (start * heads + head) * values
     key_tile, value_tile = BLOCK * groups * keys, BLOCK * heads * values
-    query = tl.load(q + tile * key_tile + to_keys, mask=narrow, other=0.0)
-    key = tl.load(k + tile * key_tile + to_keys, mask=narrow, other=0.0)
-    value = tl.load(v + tile * value_tile + to_values, mask=broad, other=0.0)
+    query = tl.load(q + tile * key_tile + to_keys, mask=key_mask, other=0.0)
+    key = tl.load(k + tile * key_tile + to_keys, mask=key_mask, other=0.0)
+    value = tl.load(v + tile * value_tile + to_values, mask=value_mask, other=0.0)
     if g is not None:
         g += start * heads + head
-        decays = log_decays(g + m * heads, rows)
+        decays = load_log_decays(g + m * heads, rows)
     if gate is not None:
         gate += (start * heads + head) * values
-        opening = tl.load(gate + tile * value_tile + to_values, mask=broad, other=0.0)
+        gate_in = tl.load(gate + tile * value_tile + to_values, mask=value_mask, other=0.0)
 
     acc = tl.zeros([BLOCK, BLOCK_N], tl.float32)
     passed = tl.zeros([], tl.float32)
     for back in tl.range(0, tile, num_stages=STAGES):
         earlier = tile - 1 - back
-        old_key = tl.load(k + earlier * key_tile + to_keys, mask=tall[None, :], other=0.0)
-        old_value = tl.load(v + earlier * value_tile + to_values, mask=wide[None, :], other=0.0)
+        old_key = tl.load(k + earlier * key_tile + to_keys, mask=in_keys[None, :], other=0.0)
+        old_value = tl.load(v + earlier * value_tile + to_values, mask=in_values[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(old_key), input_precision=PRECISION)
         if g is not None:
             # of the step behind each, so that the sum from the end stops short of the key's own decay
-            behind = log_decays(g + (earlier * BLOCK + own + 1) * heads, own + 1 < BLOCK)
+            behind = load_log_decays(g + (earlier * BLOCK + own + 1) * heads, own + 1 < BLOCK)
             scores *= tl.exp2(passed + tl.cumsum(behind, 0, reverse=True))[None, :]
-            passed += tl.sum(behind, 0) + log_decays(g + earlier * BLOCK * heads, True)
+            passed += tl.sum(behind, 0) + load_log_decays(g + earlier * BLOCK * heads, True)
         acc = tl.dot(scores.to(value.dtype), old_value, acc, input_precision=PRECISION)
     if states is not None:
         states += entered * keys * values
-        state = tl.load(states + c[:, None] * values + n[None, :], mask=tall[:, None] & wide[None, :], other=0.0)
+        state = tl.load(
+            states + c[:, None] * values + n[None, :], mask=in_keys[:, None] & in_values[None, :], other=0.0
+        )
         acc += tl.exp2(passed) * tl.dot(query, state.to(query.dtype), input_precision=PRECISION)
     if g is not None:
         acc *= tl.exp2(tl.cumsum(decays, 0))[:, None]
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     if g is not None:
-        scores *= between(decays)
+        scores *= causal_decay(decays)
     scores = tl.where(own[:, None] >= own[None, :], scores, 0.0)
     acc = tl.dot(scores.to(value.dtype), value, acc, input_precision=PRECISION)
     acc *= scale
     if gate is not None:
-        acc *= activate(opening.to(tl.float32), SIGMOID)
-    tl.store(o + tile * value_tile + to_values, acc.to(o.dtype.element_ty), mask=broad)
+        acc *= activate(gate_in.to(tl.float32), SIGMOID)
+    tl.store(o + tile * value_tile + to_values, acc.to(o.dtype.element_ty), mask=value_mask)

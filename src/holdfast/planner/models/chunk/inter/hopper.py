@@ -21,12 +21,12 @@ STEP, READ = {"forward": 0.2e-6, "backward": 0.5e-6}, {"forward": 1.2e-9, "backw
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """Plans: rows and columns of a block's tile, stages forward (as `group`) and backward, warps."""
+    """Return plans: rows and columns of a block's tile, stages forward (as `group`) and backward, warps."""
     return ranked(every(problem, device, direction))
 
 
 def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """All that fit, in no order."""
+    """Yield all that fit, in no order."""
     B, G, H, K, V, rank = (problem[name] for name in "BGHKVr")
     size = inter_chunk_scan.ELEMENT[problem.dtype]
     states, factors = B * G * H * K * V, 2 * B * G * H * K * rank

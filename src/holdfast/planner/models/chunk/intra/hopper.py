@@ -23,7 +23,7 @@ REGISTERS = {64: 128, 128: 168}
 SLOTS = (4, 3)
 FILL = 0.4e-6
 # Backward, a chunk in one tile: seconds of a block, by columns, and warps and registers.
-WHOLE = {128: (10e-6, 4, 168), 192: (10e-6, 8, 255), 256: (10e-6, 8, 255)}
+SINGLE_TILE = {128: (10e-6, 4, 168), 192: (10e-6, 8, 255), 256: (10e-6, 8, 255)}
 # Backward, a tile of each kind, with others walked over so many steps at a time: seconds before its first pair of tiles
 # and for each, by columns, when an SM is full; a prediction.
 STEPS = 32
@@ -34,7 +34,7 @@ TILED_REGISTERS = {128: 168, 192: 255, 256: 255}
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    """Plans: slots of the ring; backward warps where a tile holds a chunk, slots otherwise.
+    """Return plans: slots of the ring; backward warps where a tile holds a chunk, slots otherwise.
 
     Where query heads serve several value heads, gradients are the Triton kernels', under their own name.
     """
@@ -45,13 +45,13 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     return intra_chunk_gradients.candidates(problem, device)
 
 
-def is_whole(plan: Plan) -> bool:
-    """Whether a plan of the backward pass takes a chunk in one tile."""
+def is_single_tile(plan: Plan) -> bool:
+    """Return whether a plan of the backward pass takes a chunk in one tile."""
     return plan.values[0][0] == "warps"
 
 
 def every(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """All of the forward pass that fit, in no order."""
+    """Yield all of the forward pass that fit, in no order."""
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     chunks, tiles = -(-T // C), C // TILE
     moved = intra_chunk.moved_bytes(problem, "forward")
@@ -74,11 +74,11 @@ def every(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 
 def every_gradient(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """All of the backward pass that fit, in no order."""
+    """Yield all of the backward pass that fit, in no order."""
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     chunks, tiles, wide, has_states = -(-T // C), C // TILE, max(K, V), "states" in problem.traits
     if C == TILE:
-        taken, warps, registers = WHOLE[K + V]
+        taken, warps, registers = SINGLE_TILE[K + V]
         # what is read, the pairs and their gradients, sums
         shared = 2 * (2 * TILE * (K + 2 * V) + K * V * has_states + 2 * TILE * TILE) + 2048
         grid = Grid(max(chunks * B * H, 1), 32 * warps, registers, shared)
@@ -93,8 +93,8 @@ def every_gradient(problem: Problem, device: Device) -> Iterator[Candidate]:
             yield _gradient(problem, device, grid, Plan("hopper", (("slots", slots),)), taken, False)
 
 
-def _gradient(problem: Problem, device: Device, grid: Grid, plan: Plan, taken: float, whole: bool) -> Candidate:
+def _gradient(problem: Problem, device: Device, grid: Grid, plan: Plan, taken: float, single_tile: bool) -> Candidate:
     serial = taken * max(grid.blocks / grid.at_once(device), 1) / grid.waves(device)
-    moved = intra_chunk_gradients.moved(problem, whole)
-    operations = intra_chunk_gradients.operations(problem, TILE, whole)
+    moved = intra_chunk_gradients.moved(problem, single_tile)
+    operations = intra_chunk_gradients.operations(problem, TILE, single_tile)
     return Candidate.of(plan, device, grid, moved, operations, True, serial)

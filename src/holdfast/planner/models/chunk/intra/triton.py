@@ -20,17 +20,17 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
-    """Plans of the forward pass: steps and values of a block, stages, warps."""
+    """Return plans of the forward pass: steps and values of a block, stages, warps."""
     return ranked(every(problem, device))
 
 
 def covering(size: int) -> int:
-    """The power of two, at least 16, that covers size: what a tile of tensor cores needs."""
+    """Return the power of two, at least 16, that covers size: what a tile of tensor cores needs."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def most_registers(block: int, columns: int, keys: int, warps: int) -> int | None:
-    """Registers a thread of the forward pass at most; None leaves that to the compiler.
+    """Return the registers of a thread of the forward pass at most; None leaves that to the compiler.
 
     At 64 x 64 x 64 it takes 175, of which two blocks fit an SM; with 168, and 24 bytes spilt, three do: 0.0120 ms for
     0.0145 (B16 H12, chunks of 128 steps, float16, an H200).
@@ -39,7 +39,7 @@ def most_registers(block: int, columns: int, keys: int, warps: int) -> int | Non
 
 
 def moved_bytes(problem: Problem, direction: Direction) -> int:
-    """What has to move at least, each tensor once; scores stay on chip."""
+    """Return the bytes that have to move at least, each tensor once; scores stay on chip."""
     B, T, H, Hq, K, V, C = (problem[name] for name in ("B", "T", "H", "Hq", "K", "V", "C"))
     has_gate = any(trait.startswith("gate=") for trait in problem.traits)
     size = ELEMENT[problem.dtype]
@@ -52,7 +52,7 @@ def moved_bytes(problem: Problem, direction: Direction) -> int:
 
 
 def every(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """All that fit, in no order."""
+    """Yield all that fit, in no order."""
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     size = ELEMENT[problem.dtype]
     # three TF32 products have two parts of each operand
