@@ -18,7 +18,10 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 ROOT = Path(__file__).parents[1]
 # pages that are followed by tests of their own
-FOLLOWED = {"adding-a-recurrence.md", "adding-a-cell.md", "adding-an-mlx-scan.md", "parallel.md"}
+FOLLOWED = {
+    *("adding-a-backend.md", "adding-a-cell.md", "adding-a-recurrence.md", "adding-an-mlx-scan.md"),
+    "parallel.md",
+}
 EXAMPLES = [
     pytest.param(code, id=f"{path.name}-{n}")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -87,24 +90,31 @@ def anchors(page: Path) -> set[str]:
 
 
 def without_anchor(root: Path) -> list[str]:
-    """Places in code that cite a page of notes whole, or a page or heading that does not exist."""
+    """Places in code that cite a page of notes whole, or a page or heading of the docs that does not exist."""
     found = []
     for folder in ("src", "tests", "benchmarks"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".py", ".cu", ".cuh"}:
                 continue
-            for page, anchor in re.findall(r"\bdocs/notes/([\w-]+)\.md(?:#([\w-]+))?", path.read_text()):
-                target = root / "docs" / "notes" / f"{page}.md"
-                if not target.exists() or anchor not in anchors(target):
+            for page, anchor in re.findall(r"\bdocs/([\w/-]+)\.md(?:#([\w-]+))?", path.read_text()):
+                target = root / "docs" / f"{page}.md"
+                may_be_whole = not page.startswith("notes/") and not anchor
+                if not target.exists() or not (may_be_whole or anchor in anchors(target)):
                     found.append(f"{path.relative_to(root)}: {page}#{anchor}")
     return found
+
+
+def pages(root: Path) -> list[Path]:
+    """Those of the docs, and the ones that lie beside what they are about."""
+    top = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    below = [path for folder in ("docs", "src") for path in sorted((root / folder).rglob("*.md"))]
+    return [*(page for page in top if page.exists()), *below]
 
 
 def broken_anchors(root: Path) -> list[str]:
     """Links in the docs to a heading that the page does not have."""
     found = []
-    pages = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    for path in [*(page for page in pages if page.exists()), *sorted((root / "docs").rglob("*.md"))]:
+    for path in pages(root):
         for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", path.read_text()):
             page = path.parent / target if target else path
             if "://" not in target and page.suffix == ".md" and anchor not in anchors(page):
@@ -157,6 +167,17 @@ def test_a_wrong_citation_of_notes_is_found(notes, cited, right):
     assert (broken_anchors(notes) == []) == (right or not cited)
 
 
+@pytest.mark.parametrize(("cited", "right"), [("", True), ("#a-part", True), ("#gone", False)])
+def test_a_wrong_citation_of_another_page_is_found(notes, cited, right):
+    (notes / "docs" / "other.md").write_text("# Other\n\n## A part\n")
+    (notes / "src" / "a.py").write_text("# " + "/".join(("docs", f"other.md{cited}")) + "\n")
+    (notes / "src" / "README.md").write_text("[a](../" + "/".join(("docs", f"other.md{cited})\n")))
+    assert (without_anchor(notes) == []) == right
+    assert (broken_anchors(notes) == []) == right
+    (notes / "docs" / "other.md").unlink()
+    assert without_anchor(notes) != []
+
+
 @pytest.mark.parametrize("text", ["# Another question?\n", "no heading\n"])
 def test_a_page_that_the_index_leaves_out_is_found(notes, text):
     assert unlisted_notes(notes) == []
@@ -165,13 +186,13 @@ def test_a_page_that_the_index_leaves_out_is_found(notes, text):
 
 
 def terms(page: str) -> list[str]:
-    """The terms of the glossary's tables. Raises ValueError for a row without term, meaning and source."""
+    """The terms of the glossary's tables. Raises ValueError for a row without its four cells, two of them filled."""
     found = []
     for line in page.splitlines():
         if line.startswith("| ") and not line.startswith(("| term |", "| ---")):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if len(cells) != 3 or not cells[0] or not cells[1]:
-                raise ValueError(f"expected term, meaning and source; got {line}")
+            if len(cells) != 4 or not cells[0] or not cells[1]:
+                raise ValueError(f"expected term, meaning, source and what it stands instead of; got {line}")
             found += [term.strip(" `") for term in re.split(r", (?![^(]*\))", cells[0])]
     return found
 
@@ -182,15 +203,15 @@ def test_the_glossary_has_each_term_once():
     assert sorted(found) == sorted(set(found))
 
 
-@pytest.mark.parametrize("row", ["| a | b |", "| a | | c |", "| | b | c |"])
+@pytest.mark.parametrize("row", ["| a | b |", "| a | b | c |", "| a | | c | d |", "| | b | c | d |"])
 def test_a_row_of_the_glossary_that_says_too_little_is_found(row):
-    with pytest.raises(ValueError, match="term, meaning and source"):
-        terms(f"| term | meaning | from |\n| --- | --- | --- |\n{row}\n")
+    with pytest.raises(ValueError, match="term, meaning, source"):
+        terms(f"| term | meaning | from | instead of |\n| --- | --- | --- | --- |\n{row}\n")
 
 
 def test_links_lead_somewhere():
     broken = []
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+    for path in pages(ROOT):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
             if "://" not in target and not (path.parent / target).exists():
                 broken.append(f"{path.relative_to(ROOT)}: {target}")

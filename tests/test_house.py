@@ -2,11 +2,13 @@
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+
+from source_tree import imported_names, parse, python_files
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "holdfast"
@@ -20,31 +22,6 @@ ON_ROOF = ("__init__", "__main__")
 
 MAX_LINES = 600
 WRITTEN_BY_HAND = {".py", ".cu", ".cuh", ".h", ".metal", ".sh", ".md"}
-
-
-def python_files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
-
-
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def imported_names(tree: ast.Module, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of everything that the module imports, at any depth in its code."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            outer = package[: len(package) - node.level + 1] if node.level else ()
-            start = ".".join([*outer, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield node.lineno, f"{start}.{alias.name}"
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
-            for argument in node.args[:1]:
-                if isinstance(argument, ast.Constant):
-                    yield node.lineno, str(argument.value)
 
 
 def forbidden_imports(source: Path) -> list[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from followed_page import follow
 from mlx_support import cpu
-from test_adding_a_recurrence import follow
 
 ROOT = Path(__file__).parents[2]
 

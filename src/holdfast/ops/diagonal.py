@@ -19,7 +19,12 @@ from holdfast.recurrences.scalars import flag
 from .check import name_of, needs_grad
 from .registration import define, differentiable
 
-BACKENDS = (HopperScan(), TritonScan(), Chunked(), Reference())
+BACKENDS = (
+    HopperScan(),
+    TritonScan(),
+    Chunked(),
+    Reference(),
+)
 
 # Steps between two states that a backend may keep for its backward pass; plans may keep fewer.
 ENTRY_STEPS = 32

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from holdfast.kernels.lib.gluon.compat import TensorDescriptor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
 def width_of(columns: int) -> int:
