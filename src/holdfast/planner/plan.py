@@ -9,7 +9,10 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """backend: the backend's name. values: (name, integer) pairs, the only tuning argument that a kernel takes."""
+    """backend: whose kernels run. values: (name, integer) pairs, the only tuning argument that a kernel takes.
+
+    A backend whose gradients are another's kernels offers that one's plans for them.
+    """
 
     backend: str
     values: tuple[tuple[str, int], ...] = ()
