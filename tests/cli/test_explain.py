@@ -22,6 +22,13 @@ def test_both_passes_with_their_costs():
         assert words in found.output, words
 
 
+@pytest.mark.parametrize("op", ["gla", "intra_chunk"])
+def test_calls_are_made_on_a_gpu_alone(op):
+    found = explain(op, "--calls", "3")
+    assert isinstance(found.exception, ValueError)
+    assert f"calls: expected 0 for '{op}' on 'cpu'; got 3" in str(found.exception)
+
+
 @pytest.mark.parametrize("op", ["inter_chunk_scan", "intra_chunk", "lstm", "rglru"])
 def test_other_ops(op):
     found = explain(op, "--device", "rtx3090", "--dtype", "float16", "--no-grad")

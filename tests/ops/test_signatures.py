@@ -44,6 +44,7 @@ DEFAULTS = {
     "step": {"backend": None},
     "explain": {
         "sizes": None, "dtype": "float32", "device": "cpu", "needs_grad": True, "varlen": False, "backend": None,
+        "calls": 0,
     },
 }  # fmt: skip
 

@@ -15,8 +15,9 @@ def explain(
     grad: Annotated[bool, typer.Option(help="Whether a backward pass follows.")] = True,
     varlen: Annotated[bool, typer.Option(help="Whether sequences are packed (cu_seqlens).")] = False,
     backend: Annotated[str | None, typer.Option(help="Force a backend.")] = None,
+    calls: Annotated[int, typer.Option(help="Make so many calls first, on cuda: which are not replayed, and why.")] = 0,
 ) -> None:
     """Print the plan of each pass, its predicted cost beside the floor, what it beat, and why others do not run."""
     from holdfast.ops.explain import explain as explain_call
 
-    typer.echo(explain_call(op, sizes_of(shape), dtype, device, grad, varlen, backend))
+    typer.echo(explain_call(op, sizes_of(shape), dtype, device, grad, varlen, backend, calls))

@@ -1,17 +1,20 @@
 """explain: how a call would run, what that should cost, what else was weighed, and why others were passed over."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 import torch
 
 from holdfast.kernels.backend import Backend, describe
+from holdfast.kernels.runtime.replay.refusals import refusals
 from holdfast.kernels.select import Offer, decide
 from holdfast.planner import Candidate, Device, Direction, Floor, Plan, Problem, floor
-from holdfast.recurrences import RECURRENCES, Draw, Sizes
+from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes
 
 from .chunk_primitives import CHUNK_PRIMITIVES
 from .families import backends_of, problem_of
+from .parity import leaves
 
 # candidates that the text shows of each pass; the data has all
 SHOWN = 6
@@ -56,7 +59,8 @@ class Explanation:
     """What a call would do.
 
     passes: forward, and backward where one follows. passed_over: backend -> why another runs instead. ignored: what the
-    device's measured table has of the call that does not apply, and why.
+    device's measured table has of the call that does not apply, and why. in_full: of the calls that this process made,
+    and of what their op runs, (name, why) -> signatures that run in full each time, where others are replayed.
     """
 
     problem: Problem
@@ -64,6 +68,7 @@ class Explanation:
     passes: tuple[Pass, ...]
     passed_over: Mapping[str, str]
     ignored: tuple[str, ...] = ()
+    in_full: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -82,6 +87,9 @@ class Explanation:
             lines += _told(each)
         lines += [f"  not      {name}: {reason}" for name, reason in self.passed_over.items()]
         lines += [f"  ignored  {note}" for note in self.ignored]
+        for (name, reason), count in self.in_full.items():
+            signatures = f"{count} signature{'' if count == 1 else 's'}"
+            lines.append(f"  replay   none of {signatures} of {name}: {reason}")
         return "\n".join(lines)
 
 
@@ -93,8 +101,11 @@ def explain(
     needs_grad: bool = True,
     varlen: bool = False,
     backend: str | None = None,
+    calls: int = 0,
 ) -> Explanation:
     """Plans a call of an op without running it: the plans, their costs, and why each other backend would not run.
+
+    Of calls of the op that this process has made on a GPU it tells which are not replayed from a record, and why.
 
     Args:
         op: the op's name, such as "gla" or "intra_chunk".
@@ -105,6 +116,7 @@ def explain(
         device: one that Device.named knows, such as "cpu" or "h200"; it need not be present. "cuda" is the GPU here.
         needs_grad: whether a backward pass follows. varlen: whether sequences are packed.
         backend: forces a backend, as the op's argument of that name does.
+        calls: how often to make an example call of a recurrence first, on device "cuda"; the second one is recorded.
 
     Raises:
         ValueError: for an unknown op, axis, dtype, device or backend; with every reason if no backend can run the call;
@@ -117,7 +129,12 @@ def explain(
         raise ValueError(f"dtype: expected a floating-point dtype such as 'bfloat16'; got {dtype!r}")
     target = _device(device)
     backends, problem = named_problem(op, sizes or {}, scalar, needs_grad, varlen)
-    return _explanation(backends, problem, target, backend)
+    explanation = _explanation(backends, problem, target, backend)
+    if calls:
+        if device != "cuda" or op not in RECURRENCES:
+            raise ValueError(f"calls: expected 0 for {op!r} on {device!r}; got {calls}")
+        _call(RECURRENCES[op], Sizes(**sizes or {}), Draw(0, scalar, device), needs_grad, varlen, backend, calls)
+    return replace(explanation, in_full=_in_full(problem))
 
 
 def _device(name: str) -> Device:
@@ -153,6 +170,31 @@ def named_problem(
     recurrence = RECURRENCES[op]
     arguments = recurrence.example(draw, Sizes(**sizes))
     return backends_of(recurrence), problem_of(recurrence, arguments, packed, grad)
+
+
+def _call(
+    recurrence: Recurrence, sizes: Sizes, draw: Draw, grad: bool, varlen: bool, backend: str | None, calls: int
+) -> None:
+    """Makes example calls, with a backward pass behind each if grad."""
+    arguments = recurrence.example(draw, replace(sizes, B=1) if varlen else sizes)
+    for x in leaves(arguments):
+        x.requires_grad_(grad)
+    if varlen:
+        arguments["cu_seqlens"] = torch.tensor([0, sizes.T], dtype=torch.int32, device=draw.device)
+    op = getattr(import_module("holdfast.ops"), recurrence.name)
+    for _ in range(calls):
+        outputs = leaves(op(**arguments, backend=backend))
+        if grad:
+            torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
+
+
+def _in_full(problem: Problem) -> dict[tuple[str, str], int]:
+    of_family = (f"{problem.op}_", f"{problem.family}_")
+    return {
+        (name, reason): count
+        for (name, reason), count in refusals().items()
+        if name == problem.op or name.startswith(of_family)
+    }
 
 
 def _explanation(backends: tuple[Backend, ...], problem: Problem, device: Device, name: str | None) -> Explanation:

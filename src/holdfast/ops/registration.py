@@ -16,7 +16,7 @@ from torch import Tensor
 from holdfast.kernels.runtime.compile_pool import side_by_side
 from holdfast.kernels.runtime.dynamo import untraced
 from holdfast.kernels.runtime.replay.autograd_path import note_differentiable
-from holdfast.kernels.runtime.replay.recording import look_beneath
+from holdfast.kernels.runtime.replay.recording import RECORDING, look_beneath, note_written
 from holdfast.kernels.runtime.torch_private import below_autograd, below_views
 from holdfast.recurrences.torch_private import OpOverload, name_of
 
@@ -76,7 +76,10 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
 
         def count_changes(*arguments: Any) -> Any:
             # autograd finds by a tensor's version that what it saved has been written to
-            torch.autograd.graph.increment_version([x for n in places if (x := arguments[n]) is not None])
+            written = [x for n in places if (x := arguments[n]) is not None]
+            torch.autograd.graph.increment_version(written)
+            if RECORDING:
+                note_written(written)
             with below_views():
                 return op(*arguments)
 

@@ -126,6 +126,21 @@ def test_errors_of_the_call_are_its_own():
     assert compiling.side_by_side(lambda x: kernel.launch(x, known), (torch.zeros(1),), {}, fails) == 1
 
 
+def test_an_op_that_tries_something_else_does_not_take_a_missing_kernel_for_an_error():
+    known, kernel, behind, tried = {}, Kernel(), Kernel(), []
+
+    def run(x):
+        try:
+            return behind.launch(kernel.launch(x, known), known)
+        except Exception:
+            tried.append("something else")
+            return x
+
+    x = torch.randn(3)
+    assert torch.equal(compiling.side_by_side(run, (x,), {}), x + 2)
+    assert not tried
+
+
 def test_memory_does_not_wait_for_a_compiler():
     gate, known, kernel = threading.Event(), {}, Kernel()
     slow, refs = Kernel(gate), []

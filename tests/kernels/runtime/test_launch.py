@@ -49,22 +49,27 @@ def specialization(x):
 
 whole = torch.zeros(64)
 VALUES = [
-    0, 1, 2, 16, 17, 2**31 - 1, 2**31, 2**31 + 1, 2**32, 0.0, 2.5,
+    0, 1, 2, 16, 17, 2**31 - 1, 2**31, 2**31 + 1, 2**32, 0.0, 1.0, 2.5, True,
     None, whole, whole[1:], whole[4:], whole.int(), whole.bfloat16(), whole.bfloat16()[1:], whole[:0],
 ]  # fmt: skip
 
 
 def test_one_compiled_kernel_serves_only_what_triton_compiles_alike(kernel):
     for first, second in permutations(VALUES, 2):
-        # an argument's place takes integers or floats, not both
-        if {type(first), type(second)} == {int, float}:
-            continue
         triton_launch._COMPILED.clear()
         kernel.compiled = 0
         run(kernel, first)
         run(kernel, second)
         if specialization(first) != specialization(second):
             assert kernel.compiled == 2, (first, second)
+
+
+@pytest.mark.parametrize("order", list(permutations((1, 1.0, True))), ids=str)
+def test_equal_constants_of_other_types_have_kernels_of_their_own(kernel, order):
+    for n, size in enumerate(order):
+        triton_launch.launch(kernel, (4,), (whole,), (), {"SIZE": size}, 4)
+        assert kernel.compiled == n + 1
+        assert type(kernel.launched[-1][-1]) is type(size)
 
 
 def test_tritons_own_launch_has_the_newer_assembler_too(kernel):

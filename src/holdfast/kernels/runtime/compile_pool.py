@@ -25,8 +25,8 @@ _ATTEMPT, _REHEARSAL = 1, 2
 _THREADS = 8
 
 
-class _Missing(Exception):
-    """A launch of an attempt found no compiled kernel."""
+class _Missing(BaseException):
+    """A launch of an attempt found no compiled kernel. An op that tries one thing after another is not to catch it."""
 
 
 class _Here(threading.local):

@@ -48,7 +48,8 @@ def launch(
         launch_by_triton(kernel, grid, *arguments, **constants, **options)
         return None
     # the function, since a kernel's hash is that of its source and of all that it reads
-    key = (kernel.fn, device, warps, registers, overlaps, cooperative, *constants.values(), *types)
+    values = constants.values()
+    key = (kernel.fn, device, warps, registers, overlaps, cooperative, *values, *map(type, values), *types)
     run = _COMPILED.get(key)
     if run is None:
         found = compiled(key, kernel, grid, arguments, constants | options, device, bool(RECORDING))
@@ -58,6 +59,6 @@ def launch(
     if RECORDING:
         note_launch(run, grid, arguments)
     if WATCHERS:
-        return watched(kernel, arguments, lambda: run(grid, arguments, constants.values()))
-    run(grid, arguments, constants.values())
+        return watched(kernel, arguments, lambda: run(grid, arguments, values))
+    run(grid, arguments, values)
     return None

@@ -22,9 +22,15 @@ _COMPILED: dict[tuple[Any, ...], Run] = {}
 
 
 @lru_cache(maxsize=4096)
-def _kinds(numbers: tuple[int | float, ...]) -> tuple[Any, ...]:
-    """What Triton compiles in of an integer: whether it is 1 or divisible by 16, and its width; of a float nothing."""
-    return tuple((x == 1, x % 16 == 0, -(2**31) <= x < 2**31) if isinstance(x, int) else None for x in numbers)
+def _kinds(numbers: tuple[int | float, ...], types: tuple[type, ...]) -> tuple[Any, ...]:
+    """What Triton compiles in of numbers: types, and whether an integer is 1 or divisible by 16, and its width.
+
+    types: of the numbers, since 1, 1.0 and True are equal.
+    """
+    return tuple(
+        (kind, x == 1, x % 16 == 0, -(2**31) <= x < 2**31) if isinstance(x, int) else kind
+        for x, kind in zip(numbers, types, strict=True)
+    )
 
 
 @lru_cache
@@ -66,7 +72,9 @@ def launch(
     places = [None if x is None else x.data_ptr() for x in tensors]
     types = [None if x is None else (x.dtype, p % 16) for x, p in zip(tensors, places, strict=True)]
     device = torch.cuda.current_device()
-    key = (kernel.fn, device, warps, overlaps, registers, *constants.values(), *types, _kinds(numbers))
+    values = constants.values()
+    kinds = (*map(type, values), *types, _kinds(numbers, tuple(map(type, numbers))))
+    key = (kernel.fn, device, warps, overlaps, registers, *values, *kinds)
     run = _COMPILED.get(key)
     if run is None:
         expected = kernel.arg_names[len(tensors) + len(numbers) :]
@@ -82,9 +90,9 @@ def launch(
     if RECORDING:
         note_launch(run, grid, (*tensors, *numbers))
     if WATCHERS:
-        watched(kernel, tensors, lambda: run(grid, (*places, *numbers), constants.values()))
+        watched(kernel, tensors, lambda: run(grid, (*places, *numbers), values))
         return
-    run(grid, (*places, *numbers), constants.values())
+    run(grid, (*places, *numbers), values)
 
 
 def _options(warps: int, overlaps: bool, registers: int | None) -> dict[str, Any]:

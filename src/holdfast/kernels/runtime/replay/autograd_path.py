@@ -55,8 +55,10 @@ def _slots(values: list[Any]) -> list[tuple[int, int]]:
     return [(at, x.number) for at, x in enumerate(values) if isinstance(x, Slot)]
 
 
-def find(run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Straight | None]:
-    """What run returns, and how other calls that are alike can be made; None where they cannot."""
+def find(
+    run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, Straight | str | None]:
+    """What run returns, and how other calls that are alike can be made, or why they cannot; None: it does not tell."""
     thread = threading.get_ident()
     if thread in _RAN:
         return run(*arguments, **named), None
@@ -66,8 +68,11 @@ def find(run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, A
     finally:
         del _RAN[thread]
     alike = Alike(arguments, named)
-    if not (alike.is_plain and ran):
-        return outputs, None
+    if not alike.is_plain:
+        # others of its kinds may have tensors at other addresses
+        return outputs, None if alike.has_plain_kinds else "its arguments are not all tensors, numbers and names"
+    if not ran:
+        return outputs, "no op of Holdfast's records its gradient"
     tensors = [*alike.tensors((*arguments, *named.values()))]
     if any(is_wrapped(x) for x in tensors):
         return outputs, None
@@ -80,7 +85,7 @@ def find(run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, A
             tensors += made
         returned = _slotted(outputs, tensors)
     except LookupError:
-        return outputs, None
+        return outputs, "it makes tensors around the ops that record its gradient"
     return outputs, Straight(alike, ops, returned)
 
 

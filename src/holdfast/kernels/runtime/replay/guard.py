@@ -1,6 +1,6 @@
 """Whether two calls are alike in all but values and addresses, found out in little time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -19,10 +19,15 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
+def _may_recur(tensors: Sequence[Tensor]) -> bool:
+    """Whether a guard can be made of a call with these tensors: none comes twice, each begins at 16 bytes."""
+    return len({*map(id, tensors)}) == len(tensors) and not any(x.data_ptr() & 15 for x in tensors)
+
+
 class Alike:
     """Finds calls that are like one: it may miss some, and takes none for it that is not.
 
-    is_plain: whether any other call can be found.
+    has_plain_kinds: whether calls of such kinds of arguments can be found. is_plain: whether any like this one can.
     """
 
     def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -30,10 +35,9 @@ class Alike:
         self.names, self.kinds = tuple(named), tuple(map(type, values))
         places = [n for n, x in enumerate(values) if isinstance(x, Tensor)]
         tensors = [values[n] for n in places]
-        # a tensor in a tuple is not seen, nor one that comes twice
-        self.is_plain = tensor_check is not None and bool(places) and {*self.kinds} <= CONSTANT | {Tensor, Parameter}
-        self.is_plain = self.is_plain and len({*map(id, tensors)}) == len(tensors)
-        self.is_plain = self.is_plain and not any(x.data_ptr() & 15 for x in tensors)
+        # a tensor in a tuple is not seen
+        self.has_plain_kinds = bool(places) and {*self.kinds} <= CONSTANT | {Tensor, Parameter}
+        self.is_plain = tensor_check is not None and self.has_plain_kinds and _may_recur(tensors)
         if self.is_plain:
             self.device, self.records = tensors[0].get_device(), torch.is_grad_enabled()
             self.kind = tensors[0].device.type

@@ -46,7 +46,14 @@ def note_values_read() -> None:
     """Keeps the call that this thread records, if it does, from being replayed: what it does depends on values."""
     recorder = RECORDING.get(threading.get_ident())
     if recorder is not None:
-        recorder.failed = "it reads values on the host"
+        recorder.fail("it reads values on the host")
+
+
+def note_written(tensors: Sequence[Tensor]) -> None:
+    """Tells what this thread records, if it does, that an op writes to these."""
+    recorder = RECORDING.get(threading.get_ident())
+    if recorder is not None:
+        recorder.write(tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +192,16 @@ class Recorder(DispatchMode):
         # by slot; held, so that an id stays one tensor's
         self.tensors = list(tensors)
         self.others: list[Tensor] = []
-        self.slots = {id(x): n for n, x in enumerate(tensors)}
+        self.slots: dict[int, int] = {}
+        for n, x in enumerate(tensors):
+            # of one that is several arguments the first: calls that are replayed have the same ones in common
+            self.slots.setdefault(id(x), n)
         # of a view the slot that owns its memory, and where in it the view begins
         self.places: dict[int, tuple[int, int]] = {}
         self.steps: list[Any] = []
-        self.failed = "" if len(self.slots) == len(tensors) else "one tensor is several arguments"
+        self.failed = ""
+        # slots of arguments that ops and operations say they write to
+        self.changed: set[int] = set()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -200,6 +212,10 @@ class Recorder(DispatchMode):
         if not self.failed:
             self._note(op, args, kwargs, out)
         return out
+
+    def fail(self, reason: str) -> None:
+        """Keeps what is recorded from being run again. What a failure brings with it is no other reason."""
+        self.failed = self.failed or reason
 
     def _new(self, x: Tensor) -> int:
         self.slots[id(x)] = number = len(self.tensors)
@@ -213,13 +229,13 @@ class Recorder(DispatchMode):
             # of dtypes, say
             return
         if any(not isinstance(x, Tensor) or x.device != self.device for x in outputs):
-            self.failed = f"{op} leaves the device"
+            self.fail(f"{op} leaves the device")
             return
         if any(tag in op.tags for tag in _UNREPEATABLE):
-            self.failed = f"{op} depends on values"
+            self.fail(f"{op} depends on values")
             return
         if op in _OF_STORAGE and self.address(args[0])[0] < self.count:
-            self.failed = f"{op} depends on where in its storage an argument begins"
+            self.fail(f"{op} depends on where in its storage an argument begins")
             return
         if not many and id(out) in self.slots and not is_mutable(op):
             # its argument, as it came
@@ -237,6 +253,9 @@ class Recorder(DispatchMode):
         schema = schema_of(op)
         aliases = [r.alias_info for r in schema.returns]
         changes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        if changes:
+            given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+            self.write(given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write)
         numbers = [self.slots.get(id(x)) if changes else None for x in outputs]
         numbers = [self._new(x) if n is None else n for n, x in zip(numbers, outputs, strict=True)]
         if not changes and reads and any(alias is not None for alias in aliases):
@@ -252,7 +271,7 @@ class Recorder(DispatchMode):
         if isinstance(x, Tensor):
             number = self.slots.get(id(x))
             if number is None:
-                self.failed = "a tensor from elsewhere"
+                self.fail("a tensor from elsewhere")
                 return x
             reads.append(number)
             return Slot(number)
@@ -266,15 +285,28 @@ class Recorder(DispatchMode):
         """The slot that owns x's memory, and the bytes from its beginning to x."""
         number = self.slots.get(id(x))
         if number is None:
-            self.failed = "a tensor from elsewhere"
+            self.fail("a tensor from elsewhere")
             return 0, 0
         return self.places.get(number, (number, 0))
 
     def launch(self, run: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
         if not hasattr(run, "places"):
-            self.failed = "a launch of Triton's own"
+            self.fail("a launch of Triton's own")
         elif not self.failed:
             self.steps.append(Launch(run, grid, arguments, self))
+
+    def write(self, tensors: Iterable[Any]) -> None:
+        """Takes down which arguments are written to, if these are or are of their memory."""
+        slots = [self.slots[id(x)] for x in tree_leaves(list(tensors)) if id(x) in self.slots]
+        self.changed.update(slot for slot in self._owners(slots) if slot < self.count)
+
+    def written(self, counted: Iterable[int]) -> list[int]:
+        """Of arguments whose version was counted up those that are written to.
+
+        Views of one tensor have one version, which tells nothing of the others: other calls' need not be views of one.
+        """
+        named = [self.tensors[n] for n in self.changed]
+        return [n for n in counted if n in self.changed or not any(shares_storage(self.tensors[n], x) for x in named)]
 
     def needed(self, outputs: Any) -> tuple[list[Any], Any, set[int]] | None:
         """The steps that have to run again, outputs with slots for tensors, and those slots; None where they cannot."""

@@ -32,6 +32,7 @@ from .arena import in_one
 from .autograd_path import find
 from .guard import CONSTANT, Alike, autocast_dtype
 from .recording import RECORDING, Recorder, filled
+from .refusals import count_refusal
 
 
 class Replay:
@@ -87,11 +88,20 @@ def _read(values: Any, key: list[Any], tensors: list[Tensor], grad: bool) -> boo
             key += x
             if not _read(x.values(), key, tensors, grad):
                 return False
+        elif kind is float or kind is bool:
+            # 1, 1.0 and True are equal
+            key += (kind, x)
         elif kind in CONSTANT:
             key.append(x)
         else:
             return False
     return True
+
+
+def _first_places(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Of each tensor, where it is an argument first: which arguments are one."""
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(id(x), n) for n, x in enumerate(tensors)])
 
 
 def allow(device: torch.device) -> None:
@@ -130,6 +140,7 @@ def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool
     changes: run writes to its arguments, so that no rehearsal may run it.
     """
     known: dict[Any, Any] = remembered()
+    name = _name_of(run)
 
     @wraps(run, updated=())
     def call(*arguments: Any, **named: Any) -> Any:
@@ -144,13 +155,15 @@ def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool
         if not (_read(arguments, key, tensors, grad) and (not named or _read((named,), key, tensors, grad))):
             if not _PLAIN and torch.cuda.is_initialized():
                 allow(torch.device("cuda"))
-            return _straight(run, arguments, named, known) if grad else run(*arguments, **named)
+            return _straight(run, name, arguments, named, known) if grad else run(*arguments, **named)
         if not tensors:
             return run(*arguments, **named)
         device = tensors[0].get_device()
         if device >= 0 and device != torch.cuda.current_device():
             return run(*arguments, **named)
         key.append(autocast_dtype(tensors[0].device.type))
+        if len({*map(id, tensors)}) != len(tensors):
+            key.append(_first_places(tensors))
         place = tuple(key)
         found = known.get(place)
         if found.__class__ is Replay:
@@ -165,13 +178,19 @@ def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool
             return run(*arguments, **named) if changes else side_by_side(run, arguments, named)
         elif found is _SEEN and not (is_rehearsal() or (device >= 0 and torch.cuda.is_current_stream_capturing())):
             # what is checked on the host is not while a graph is captured
-            return _record(run, arguments, named, tensors, known, place)
+            return _record(run, name, arguments, named, tensors, known, place)
         return run(*arguments, **named)
 
     return call
 
 
-def _straight(run: Any, arguments: Any, named: Any, known: dict[Any, Any]) -> Any:
+def _name_of(run: Any) -> str:
+    """What is replayed by name: "gla", or of an op's own function and of the op itself "matrix_forward"."""
+    name = run.__name__.removesuffix(".default")
+    return run.__module__.rpartition(".")[2] + name if name.startswith("_") else name
+
+
+def _straight(run: Any, name: str, arguments: Any, named: Any, known: dict[Any, Any]) -> Any:
     """A call that may record a gradient, which may find that others can go straight to the op that does."""
     values = (*arguments, *named.values())
     kinds = (tuple(named), *map(type, values))
@@ -183,13 +202,19 @@ def _straight(run: Any, arguments: Any, named: Any, known: dict[Any, Any]) -> An
             known[_LAST] = each
             return each(alike)
     outputs, each = find(run, arguments, named)
-    # whether they can is a matter of kinds and constants rather than of shapes, of which there may be many
-    known[kinds] = each is not None and [*(found or ())[-7:], each]
+    if isinstance(each, str):
+        # a matter of kinds and constants rather than of shapes, of which there may be many
+        count_refusal(name, each)
+        known[kinds] = False
+    elif each is not None:
+        known[kinds] = [*(found or ())[-7:], each]
     return outputs
 
 
 @untraced
-def _record(run: Any, arguments: Any, named: Any, tensors: list[Tensor], known: dict[Any, Any], place: Any) -> Any:
+def _record(
+    run: Any, name: str, arguments: Any, named: Any, tensors: list[Tensor], known: dict[Any, Any], place: Any
+) -> Any:
     thread, recorder = threading.get_ident(), Recorder(tensors)
     before = [None if x.is_inference() else version_of(x) for x in tensors]
     RECORDING[thread] = recorder
@@ -198,7 +223,11 @@ def _record(run: Any, arguments: Any, named: Any, tensors: list[Tensor], known: 
             outputs = run(*arguments, **named)
     finally:
         del RECORDING[thread]
-    changed = [n for n, x in enumerate(tensors) if before[n] is not None and version_of(x) != before[n]]
+    counted = [n for n, x in enumerate(tensors) if before[n] is not None and version_of(x) != before[n]]
     needed = recorder.needed(outputs)
-    known[place] = False if needed is None else Replay(recorder, *needed, changed)
+    if needed is None:
+        count_refusal(name, recorder.failed)
+        known[place] = False
+    else:
+        known[place] = Replay(recorder, *needed, recorder.written(counted))
     return outputs
