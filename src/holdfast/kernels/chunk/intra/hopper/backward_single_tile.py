@@ -51,14 +51,15 @@ def intra_chunk_bwd_single_tile_tma(
     p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, pairs], [16, TILE // pairs, 16])
     k_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, pairs], [16, K // pairs, 16])
     v_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, pairs], [16, V // pairs, 16])
-    tall: gl.constexpr = K // TILE
+    k_tiles: gl.constexpr = K // TILE
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4 * pairs, 1] if tall == pairs else [4, pairs], [16, V if tall == pairs else V // pairs, 16]
+        [3, 0], [4 * pairs, 1] if k_tiles == pairs else [4, pairs], [16, V if k_tiles == pairs else V // pairs, 16]
     )
     write_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     pairs_shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    _, head, number, batch = program_coords(1, HEADS, chunks)
+    coords = program_coords(1, HEADS, chunks)
+    head, number, batch = coords.head, coords.chunk, coords.batch
     token = number * TILE
     size = gl.minimum(TILE, length - token)
     start = batch.to(gl.int64) * length + token
@@ -108,8 +109,8 @@ def intra_chunk_bwd_single_tile_tma(
     mbarrier.wait(ready.index(1), 0)
     if gate_desc is not None:
         gate = gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
-        value, _ = activate(gate, SIGMOID)
-        do.store((given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32) * value).to(dtype))
+        activation = activate(gate, SIGMOID)
+        do.store((given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32) * activation.value).to(dtype))
         fence_async_shared()
         barrier()
     mbarrier.wait(ready.index(2), 0)
@@ -150,8 +151,8 @@ def intra_chunk_bwd_single_tile_tma(
     dv = warpgroup_mma(p_tile.permute((1, 0)), do, dv, use_acc=False, is_async=True)
     if gate_desc is not None:
         gate = gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
-        _, slope = activate(gate, SIGMOID)
-        slope = slope * scale * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
+        activation = activate(gate, SIGMOID)
+        slope = activation.slope * scale * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
         o, dv = warpgroup_mma_wait(0, deps=(o, dv))
         given_tile.reshape([TILE, V]).store((o * slope).to(dtype))
     else:

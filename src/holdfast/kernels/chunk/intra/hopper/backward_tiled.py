@@ -145,8 +145,8 @@ def store_do(given, gate, into, SIGMOID: gl.constexpr):
     """Store do, the gradient of the output before its gate, in `into`."""
     V: gl.constexpr = given.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // V, V // 8], [gl.num_warps(), 1], [1, 0])
-    value, _ = activate(gate.load(layout).to(gl.float32), SIGMOID)
-    into.store((given.load(layout).to(gl.float32) * value).to(given.dtype))
+    activation = activate(gate.load(layout).to(gl.float32), SIGMOID)
+    into.store((given.load(layout).to(gl.float32) * activation.value).to(given.dtype))
     fence_async_shared()
     barrier()
 
@@ -371,8 +371,8 @@ def query_grads(io, loads, shared, chunk, g, scale, tile, constants):
     barrier()
     q.store((dq * scale).to(dtype))
     if io.gate_desc is not None:
-        _, slope = activate(gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32), constants.SIGMOID)
-        o = o * scale * slope * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
+        activation = activate(gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32), constants.SIGMOID)
+        o = o * scale * activation.slope * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
         do.store(o.to(dtype))
     fence_async_shared()
     barrier()

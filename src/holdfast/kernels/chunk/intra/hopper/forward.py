@@ -201,8 +201,8 @@ def intra_chunk_fwd_tma(
     acc = acc * scale
     if gate_desc is not None:
         gate = wait_item(item + 2, gate_desc, ring, TAKEN)
-        value, _ = activate(gate.load(o_layout).to(gl.float32), SIGMOID)
-        acc = acc * value
+        activation = activate(gate.load(o_layout).to(gl.float32), SIGMOID)
+        acc = acc * activation.value
     o_tile = reinterpret(own, dtype, [1, TILE, 1, V], o_desc.layout)
     o_tile.reshape([TILE, V]).store(acc.to(dtype))
     fence_async_shared()

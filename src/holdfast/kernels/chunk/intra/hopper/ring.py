@@ -21,16 +21,34 @@ class Ring(NamedTuple):
     ready: gl.shared_memory_descriptor
 
 
+class ProgramCoords(NamedTuple):
+    """A program's number among those of a chunk and head, the head, the chunk and the batch."""
+
+    program: gl.tensor
+    head: gl.tensor
+    chunk: gl.tensor
+    batch: gl.tensor
+
+
+class Activation(NamedTuple):
+    """The activation of the output gate, and its derivative."""
+
+    value: gl.tensor
+    slope: gl.tensor
+
+
 @gluon.jit
 def program_coords(PROGRAMS: gl.constexpr, HEADS: gl.constexpr, chunks):
-    """Return a program's number among the PROGRAMS of a chunk and head, the head, the chunk and the batch.
+    """Return this program's coordinates, of PROGRAMS a chunk and head.
 
     Heads lie next to one another in memory, and so do their programs.
     """
     program = gl.program_id(0)
     both = program // (PROGRAMS * HEADS)
     batch = both // chunks
-    return program % PROGRAMS, program // PROGRAMS % HEADS, both - batch * chunks, batch
+    return ProgramCoords(
+        program=program % PROGRAMS, head=program // PROGRAMS % HEADS, chunk=both - batch * chunks, batch=batch
+    )
 
 
 @gluon.jit
@@ -131,4 +149,4 @@ def activate(gate, SIGMOID: gl.constexpr):
     else:
         value = gate * sigmoid
         slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))
-    return value, slope
+    return Activation(value=value, slope=slope)

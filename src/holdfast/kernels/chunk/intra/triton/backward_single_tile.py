@@ -19,7 +19,8 @@ def intra_chunk_bwd_single_tile(
 ):  # fmt: skip
     """Grid (chunks * B * groups,). Arguments are those of `intra_chunk_bwd`, and dg [B, T, H] is written here."""
     groups = heads // ratio
-    _, start, size, number, group = chunk_coords(1, length, chunk, chunks, groups)
+    coords = chunk_coords(1, length, chunk, chunks, groups)
+    start, size, number, group = coords.start, coords.size, coords.chunk, coords.group
     # each pointer at the chunk's first step, of the first value head
     head = group * ratio
     q += (start * groups + group) * keys

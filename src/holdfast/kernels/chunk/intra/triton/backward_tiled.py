@@ -97,16 +97,32 @@ class Constants:
         self.STAGES = tl.constexpr(STAGES)
 
 
+class ChunkCoords(NamedTuple):
+    """A program's number among those of a chunk and query head, the chunk's first step of all, its size and its number
+    of all, and the query head."""
+
+    program: tl.tensor
+    start: tl.tensor
+    size: tl.tensor
+    chunk: tl.tensor
+    group: tl.tensor
+
+
 @triton.jit
 def chunk_coords(programs, length, chunk, chunks, groups):
-    """Return a program's number among the `programs` of a chunk and query head, the chunk's first step of all, its size
-    and its number of all, and the query head."""
+    """Return this program's coordinates, of `programs` a chunk and query head."""
     program = tl.program_id(0)
     group = program // programs % groups
     number = program // programs // groups % chunks
     batch = (program // programs // groups // chunks).to(tl.int64)
     size = tl.minimum(chunk, length - number * chunk)
-    return program % programs, batch * length + number * chunk, size, batch * chunks + number, group
+    return ChunkCoords(
+        program=program % programs,
+        start=batch * length + number * chunk,
+        size=size,
+        chunk=batch * chunks + number,
+        group=group,
+    )
 
 
 @triton.jit
@@ -422,7 +438,8 @@ def intra_chunk_decay_grad(
 
     Grid (ceil(heads / BLOCK_H) * chunks * B,). row_sums, column_sums [B, T, H] are in float32.
     """
-    _, start, size, _, block = chunk_coords(1, length, chunk, chunks, tl.cdiv(heads, BLOCK_H))
+    coords = chunk_coords(1, length, chunk, chunks, tl.cdiv(heads, BLOCK_H))
+    start, size, block = coords.start, coords.size, coords.group
     m, head = tl.arange(0, BLOCK_C), block * BLOCK_H + tl.arange(0, BLOCK_H)
     at = (start + m)[:, None] * heads + head[None, :]
     live = (m < size)[:, None] & (head < heads)[None, :]

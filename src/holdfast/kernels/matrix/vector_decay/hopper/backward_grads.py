@@ -155,16 +155,16 @@ def gla_bwd_grads(
             return
         token = chunk * CHUNK + shift
         T = end + shift
-    v4 = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout)
-    do4 = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], do_desc.layout)
-    s5 = reinterpret(pool.index(2), dtype, [V_SLABS, 1, CHUNK, 1, HALF], states_desc.layout)
-    ds5 = reinterpret(pool.index(3), dtype, [V_SLABS, 1, CHUNK, 1, HALF], dstates_desc.layout)
+    v_tile = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout)
+    do_tile = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], do_desc.layout)
+    states_tiles = reinterpret(pool.index(2), dtype, [V_SLABS, 1, CHUNK, 1, HALF], states_desc.layout)
+    dstates_tiles = reinterpret(pool.index(3), dtype, [V_SLABS, 1, CHUNK, 1, HALF], dstates_desc.layout)
     states_bytes: gl.constexpr = V_SLABS * (states_desc.block_type.nbytes + dstates_desc.block_type.nbytes)
     qkg_bytes: gl.constexpr = 2 * q_desc.block_type.nbytes + g_desc.block_type.nbytes
     # in the order of their use
     mbarrier.expect(v_ready, v_desc.block_type.nbytes + do_desc.block_type.nbytes)
-    tma_load(v_desc, [batch, token, head // v_group, 0], v_ready, v4)
-    tma_load(do_desc, [batch, token, head, 0], v_ready, do4)
+    tma_load(v_desc, [batch, token, head // v_group, 0], v_ready, v_tile)
+    tma_load(do_desc, [batch, token, head, 0], v_ready, do_tile)
     mbarrier.expect(qkg_ready, qkg_bytes)
     tma_load(g_desc, [batch, token, head // g_group, half * HALF], qkg_ready, g_tile)
     tma_load(q_desc, [batch, token, head // qk_group, half * HALF], qkg_ready, q_tile)
@@ -172,8 +172,8 @@ def gla_bwd_grads(
     mbarrier.expect(states_ready, states_bytes)
     for slab in gl.static_range(V_SLABS):
         place = [batch, chunk * CHUNK, head, (half * V_SLABS + slab) * HALF]
-        tma_load(states_desc, place, states_ready, s5.index(slab))
-        tma_load(dstates_desc, place, states_ready, ds5.index(slab))
+        tma_load(states_desc, place, states_ready, states_tiles.index(slab))
+        tma_load(dstates_desc, place, states_ready, dstates_tiles.index(slab))
     v = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout).reshape([CHUNK, V])
     do = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], do_desc.layout).reshape([CHUNK, V])
     s = reinterpret(pool.index(2), dtype, [V, HALF], flat)
@@ -189,8 +189,8 @@ def gla_bwd_grads(
     mbarrier.wait(v_ready, 0)
     if cu_ptr is not None:  # noqa: SIM102 - known while compiling
         if token + CHUNK > T:
-            zero_tail_rows(v4, T - token)
-            zero_tail_rows(do4, T - token)
+            zero_tail_rows(v_tile, T - token)
+            zero_tail_rows(do_tile, T - token)
             barrier()
     intra_block = intra_block_product(do, v) * scale
     weighted = intra_block
@@ -284,15 +284,15 @@ def gla_bwd_grads(
     place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
     if beta_ptr is not None:
         dbeta_at = dbeta_ptr + first.to(gl.int64) * H
-    ahead, ahead_states, ahead_32, behind_ends, behind_32 = nothing, nothing, nothing, nothing, nothing
+    ahead, ahead_states, ahead_32, behind_dstates, behind_32 = nothing, nothing, nothing, nothing, nothing
     end = gl.full(own[0].shape, 1.0, gl.float32, TOKEN_LAYOUT)
-    from_states, from_ends = _load_tokens(pool.index(2)), _load_tokens(pool.index(3))
-    sums_16_by_token, sums_32_by_token = _load_tokens(pool.index(0)), _load_tokens(pool.index(1))
-    later = ()
-    earlier = ()
+    from_states, from_dstates = _load_tokens(pool.index(2)), _load_tokens(pool.index(3))
+    parts_16, parts_32 = _load_tokens(pool.index(0)), _load_tokens(pool.index(1))
+    crossing = ()
+    behind = ()
     # beside betas they would spill: in the place of tiles that are in registers by then
-    laters = reinterpret(g_tile, gl.float32, [BLOCK_TOKENS, BLOCKS, HALF], _PLAIN)
-    earliers = (
+    crossing_tile = reinterpret(g_tile, gl.float32, [BLOCK_TOKENS, BLOCKS, HALF], _PLAIN)
+    behind_tiles = (
         reinterpret(q_tile, gl.float32, [BLOCK_TOKENS // 2, BLOCKS, HALF], _PLAIN),
         reinterpret(k_tile, gl.float32, [BLOCK_TOKENS // 2, BLOCKS, HALF], _PLAIN),
     )
@@ -300,9 +300,9 @@ def gla_bwd_grads(
         to_query = _load_weights(by_query, t)
         to_key = _load_weights(by_key, t)
         q, k = qs[t].to(gl.float32), ks[t].to(gl.float32)
-        state_part, end_part, part_32 = from_states[t], from_ends[t], sums_32_by_token[t]
+        state_part, dstate_part, part_32 = from_states[t], from_dstates[t], parts_32[t]
         # of earlier tokens, one factor of their decay after the other
-        before_it = state_part * before + sums_16_by_token[t] * q_factor_16 + part_32 * q_factor_32
+        before_it = state_part * before + parts_16[t] * q_factor_16 + part_32 * q_factor_32
         for i in gl.static_range(t):
             before_it = before_it * own[i] + to_query[i] * ks[i].to(gl.float32)
         before_it = before_it * own[t]
@@ -314,7 +314,7 @@ def gla_bwd_grads(
         if t < BLOCK_TOKENS - 1:
             after_it = after_it * own[t + 1]
             end = end * own[t + 1]
-        back = end_part * after + sums_16_by_token[t] * k_factor_16 + part_32 * k_factor_32
+        back = dstate_part * after + parts_16[t] * k_factor_16 + part_32 * k_factor_32
         inside = (first + t < T) & (columns < KEYS)
         at = place + t * (H * KEYS)
         gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
@@ -329,16 +329,16 @@ def gla_bwd_grads(
         ahead_states = (ahead_states + q * state_part) * own[t]
         ahead_32 = (ahead_32 + q * part_32) * own[t]
         key = k * end
-        behind_ends += key * end_part
+        behind_dstates += key * dstate_part
         behind_32 += key * part_32
         if beta_ptr is None:
-            later = (ahead,) + later
-            earlier = (key * back,) + earlier
+            crossing = (ahead,) + crossing
+            behind = (key * back,) + behind
         else:
-            laters.index(t).store(ahead)
-            earliers[t % 2].index(t // 2).store(key * back)
+            crossing_tile.index(t).store(ahead)
+            behind_tiles[t % 2].index(t // 2).store(key * back)
     sums.slice(BLOCKS, BLOCKS, 0).store(ahead_states * before)
-    sums.slice(2 * BLOCKS, BLOCKS, 0).store(behind_ends * after)
+    sums.slice(2 * BLOCKS, BLOCKS, 0).store(behind_dstates * after)
     sums.slice(3 * BLOCKS, BLOCKS, 0).store(ahead_32 * q_factor_32 + behind_32 * k_factor_32)
     barrier()
     rest = state_grad_dot.load(gl.SliceLayout(0, TOKEN_LAYOUT))[None, :] * (t0 * t1 * t2 * t3)
@@ -349,7 +349,7 @@ def gla_bwd_grads(
     rest += gl.where(block == 2, sums.slice(3 * BLOCKS + 3, 1, 0).load(TOKEN_LAYOUT), 0.0)
     for i in gl.static_range(BLOCK_TOKENS):
         inside = (first + i < T) & (columns < KEYS)
-        crossing_it = later[i] if beta_ptr is None else laters.index(i).load(TOKEN_LAYOUT)
-        behind_it = earlier[i] if beta_ptr is None else earliers[i % 2].index(i // 2).load(TOKEN_LAYOUT)
+        crossing_it = crossing[i] if beta_ptr is None else crossing_tile.index(i).load(TOKEN_LAYOUT)
+        behind_it = behind[i] if beta_ptr is None else behind_tiles[i % 2].index(i // 2).load(TOKEN_LAYOUT)
         gl.store(dg_ptr + place + i * (H * KEYS), crossing_it + rest, mask=inside)
         rest += behind_it

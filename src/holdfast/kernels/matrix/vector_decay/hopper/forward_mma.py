@@ -69,10 +69,10 @@ def _store_tail(tile, memory, VALUES: gl.constexpr):
     """Store the rows of a sequence's last chunk that are its own."""
     # found again: what is kept for this takes registers from the loop
     heads = opaque(memory.H)
-    _, shift, end = packed_sequence(memory.cu_ptr, gl.program_id(0) // heads, memory.T)
-    token = (end - 1) // CHUNK * CHUNK
-    corner = memory.o_ptr + ((token + shift).to(gl.int64) * heads + gl.program_id(0) % heads) * VALUES
-    store_tail(tile, corner, heads * VALUES, end - token, VALUES)
+    sequence = packed_sequence(memory.cu_ptr, gl.program_id(0) // heads, memory.T)
+    token = (sequence.end - 1) // CHUNK * CHUNK
+    corner = memory.o_ptr + ((token + sequence.shift).to(gl.int64) * heads + gl.program_id(0) % heads) * VALUES
+    store_tail(tile, corner, heads * VALUES, sequence.end - token, VALUES)
 
 
 @gluon.jit

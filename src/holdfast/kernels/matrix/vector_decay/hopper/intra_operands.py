@@ -107,6 +107,13 @@ class OperandBarriers(NamedTuple):
     scores_empty: gl.shared_memory_descriptor
 
 
+class MmaOperands(NamedTuple):
+    """Both operands of products of each warp's 16 tokens with one another, [8, 16, 32] and [8, 32, 16]."""
+
+    a: gl.tensor
+    b: gl.tensor
+
+
 @gluon.jit
 def other_row(x):
     """Return [8, channels] with the two rows of each warp exchanged."""
@@ -168,19 +175,18 @@ def _join_tokens(tokens):
         for i in gl.static_range(4 >> level):
             wider = wider + (gl.join(parts[2 * i], parts[2 * i + 1]),)
         parts = wider
-    whole = gl.reshape(gl.permute(parts[0], (0, 5, 1, 4, 3, 2)), [CHUNK, width])
-    return gl.convert_layout(whole, _CHUNK_LAYOUT, assert_trivial=True)
+    tile = gl.reshape(gl.permute(parts[0], (0, 5, 1, 4, 3, 2)), [CHUNK, width])
+    return gl.convert_layout(tile, _CHUNK_LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def _mma_operands(x):
-    """Return x [64, 64] as both operands of products of each warp's 16 tokens with one another: [8, 16, 32] and
-    [8, 32, 16]."""
+    """Return x [64, 64] as MmaOperands."""
     parts = gl.permute(gl.reshape(x, [BLOCKS, BLOCK_TOKENS, 2, _WARP_CHANNELS]), (2, 0, 1, 3))
     parts = gl.reshape(parts, [2 * BLOCKS, BLOCK_TOKENS, _WARP_CHANNELS])
     a = gl.convert_layout(parts, gl.DotOperandLayout(0, _MMA, 2), assert_trivial=True)
     b = gl.convert_layout(gl.permute(parts, (0, 2, 1)), gl.DotOperandLayout(1, _MMA, 2), assert_trivial=True)
-    return a, b
+    return MmaOperands(a=a, b=b)
 
 
 @gluon.jit
@@ -216,10 +222,10 @@ def _double_blocks(to_here, to_end, totals, bit: gl.constexpr):
         else:
             here = here + (to_here[i],)
             end = end + (to_end[i] * totals[(i >> bit) ^ 1],)
-    whole = ()
+    doubled = ()
     for j in gl.static_range(THREAD_TOKENS >> (bit + 1)):
-        whole = whole + (totals[2 * j] * totals[2 * j + 1],)
-    return here, end, whole
+        doubled = doubled + (totals[2 * j] * totals[2 * j + 1],)
+    return here, end, doubled
 
 
 @gluon.jit
@@ -228,7 +234,7 @@ def _double_blocks_across_rows(to_here, to_end, totals, late):
     the second."""
     here = ()
     end = ()
-    whole = ()
+    doubled = ()
     for j in gl.static_range(2):
         other = other_row(totals[j])
         before = gl.where(late, other, 1.0)
@@ -236,8 +242,8 @@ def _double_blocks_across_rows(to_here, to_end, totals, late):
         for i in gl.static_range(4):
             here = here + (to_here[4 * j + i] * before,)
             end = end + (to_end[4 * j + i] * after,)
-        whole = whole + (totals[j] * other,)
-    return here, end, whole
+        doubled = doubled + (totals[j] * other,)
+    return here, end, doubled
 
 
 @gluon.jit
@@ -276,7 +282,7 @@ def _intra_block_coords():
 @gluon.jit
 def _add_level_scores(scores, tokens, level: gl.constexpr):
     """Add a tile's product with itself where tokens meet at a level."""
-    a, b = _mma_operands(gl.convert_layout(_join_tokens(tokens), _MMA_ROWS))
+    operands = _mma_operands(gl.convert_layout(_join_tokens(tokens), _MMA_ROWS))
     row, column = _intra_block_coords()
     # said so that the compiler finds which do not depend on the thread, and which are the same
     if level == 3:
@@ -284,7 +290,7 @@ def _add_level_scores(scores, tokens, level: gl.constexpr):
     else:
         late, early = row % 8 >> level, column % 8 >> level
         meet = (row // 8 == column // 8) & (early % 2 == 0) & (late == early + 1)
-    return gl.where(meet, mma_v2(a, b, scores), scores)
+    return gl.where(meet, mma_v2(operands.a, operands.b, scores), scores)
 
 
 @gluon.jit
@@ -294,11 +300,11 @@ def _add_intra_block_scores(q, k, to_here, late, scores):
 
     Also returns q and k by tokens, and the decays that _double_blocks has for blocks of 16.
     """
-    qa, _ = _mma_operands(q.load(_MMA_ROWS))
-    _, kb = _mma_operands(k.load(_MMA_ROWS))
+    q_operands = _mma_operands(q.load(_MMA_ROWS))
+    k_operands = _mma_operands(k.load(_MMA_ROWS))
     row, column = _intra_block_coords()
     same = (row // 8 == column // 8) & (row % 8 == column % 8)
-    scores = gl.where(same, mma_v2(qa, kb, scores), scores)
+    scores = gl.where(same, mma_v2(q_operands.a, k_operands.b, scores), scores)
     qs = _split_tokens(q.load(_CHUNK_LAYOUT))
     ks = _split_tokens(k.load(_CHUNK_LAYOUT))
     scores = _add_level_scores(scores, _level_tokens(qs, ks, to_here, to_here, 0), 0)

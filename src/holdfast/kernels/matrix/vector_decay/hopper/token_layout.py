@@ -23,8 +23,7 @@ MMA_BLOCK_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1, 1], [1,
 def split_tokens(x):
     """Split [64, channels] into the 16 tokens of every warp, each [4, channels]."""
     width: gl.constexpr = x.shape[1]
-    whole = gl.permute(gl.reshape(x, [BLOCKS, 2, 2, 2, 2, width]), (0, 5, 4, 3, 2, 1))
-    parts = (whole,)
+    parts = (gl.permute(gl.reshape(x, [BLOCKS, 2, 2, 2, 2, width]), (0, 5, 4, 3, 2, 1)),)
     for level in gl.static_range(4):
         finer = ()
         for i in gl.static_range(1 << level):

@@ -72,11 +72,11 @@ def gla_chunk_grads(
     state_grad_dot = tl.zeros([BLOCK_K], tl.float32)
     for piece in tl.range(0, PIECES, num_stages=1):
         values = piece * BLOCK_V + tl.arange(0, BLOCK_V)
-        tall = values < COLUMNS
-        mask = live[:, None] & tall[None, :]
+        in_values = values < COLUMNS
+        mask = live[:, None] & in_values[None, :]
         v = tl.load(v_ptr + (steps * V_STEP)[:, None] + values[None, :], mask=mask, other=0.0)
         do = tl.load(do_ptr + (steps * DO_STEP)[:, None] + values[None, :], mask=mask, other=0.0)
-        mask = tall[:, None] & (columns < WIDTH)[None, :]
+        mask = in_values[:, None] & (columns < WIDTH)[None, :]
         place = state_offsets(values, columns, slot, head, H, WIDTH, COLUMNS)
         state = tl.load(states_ptr + place, mask=mask, other=0.0)
         if FOLDED:

@@ -46,12 +46,12 @@ def gla_chunk_fwd(
         slot = first_slot(n, first)
     rows = tl.arange(0, BLOCK_K)
     steps = tl.arange(0, CHUNK)
-    wide, tall = rows < WIDTH, columns < COLUMNS
+    in_keys, in_values = rows < WIDTH, columns < COLUMNS
     v_ptr += batch * v_batch + head * v_head
 
     # transposed, so that its registers, rounded, are the left operand of the product that reads it
     state_at = (n * H + head) * WIDTH * COLUMNS + columns[:, None] + (rows * COLUMNS)[None, :]
-    mask = tall[:, None] & wide[None, :]
+    mask = in_values[:, None] & in_keys[None, :]
     if initial_ptr is None:
         state = tl.zeros([BLOCK_V, BLOCK_K], tl.float32)
     else:
@@ -65,11 +65,11 @@ def gla_chunk_fwd(
         start = first + chunk * CHUNK
         live = steps < (end - start).to(tl.int32)
         token = (batch * T + start) * H + head
-        chunk_decay = tl.load(chunk_decay_ptr + ((slot + chunk) * H + head) * WIDTH + rows, mask=wide, other=0.0)
+        chunk_decay = tl.load(chunk_decay_ptr + ((slot + chunk) * H + head) * WIDTH + rows, mask=in_keys, other=0.0)
         at = token * WIDTH + (steps * H * WIDTH)[:, None] + rows[None, :]
-        k_decayed = tl.load(k_decayed_ptr + at, mask=live[:, None] & wide[None, :], other=0.0)
+        k_decayed = tl.load(k_decayed_ptr + at, mask=live[:, None] & in_keys[None, :], other=0.0)
         v = tl.load(v_ptr + start * V_STEP + (steps * V_STEP)[:, None] + columns[None, :],
-                    mask=live[:, None] & tall[None, :], other=0.0)  # fmt: skip
+                    mask=live[:, None] & in_values[None, :], other=0.0)  # fmt: skip
         rounded = state.to(v.dtype)
         if saved_ptr is not None:
             if FOLDED:
@@ -78,7 +78,7 @@ def gla_chunk_fwd(
                 at_saved = state_offsets(columns, rows, slot + chunk, head, H, WIDTH, COLUMNS)
             tl.store(saved_ptr + at_saved, rounded, mask=mask)
         if out_ptr is not None:
-            q_decayed = tl.load(q_decayed_ptr + at, mask=live[:, None] & wide[None, :], other=0.0)
+            q_decayed = tl.load(q_decayed_ptr + at, mask=live[:, None] & in_keys[None, :], other=0.0)
             at_scores = token * CHUNK + (steps * H * CHUNK)[:, None] + steps[None, :]
             scores = tl.load(scores_ptr + at_scores, mask=live[:, None], other=0.0)
             if not REVERSE:
@@ -86,7 +86,9 @@ def gla_chunk_fwd(
             out = tl.dot(rounded, tl.trans(q_decayed), input_precision=PRECISION)
             out = tl.dot(tl.trans(v), scores, out, input_precision=PRECISION)
             at_out = token * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
-            tl.store(out_ptr + at_out, tl.trans(out.to(out_ptr.dtype.element_ty)), mask=live[:, None] & tall[None, :])
+            tl.store(
+                out_ptr + at_out, tl.trans(out.to(out_ptr.dtype.element_ty)), mask=live[:, None] & in_values[None, :]
+            )
         state *= chunk_decay[None, :]
         state = tl.dot(tl.trans(v), k_decayed, state, input_precision=PRECISION)
     if final_ptr is not None:

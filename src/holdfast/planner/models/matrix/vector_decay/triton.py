@@ -53,10 +53,10 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
                 found = _all_chunks(problem, device, plan, "gla_chunk_prepare")
                 if direction == "forward":
-                    yield _chunk_fwd(problem, device, plan, shared, reads=True, keeps=False).after(found)
+                    yield _chunk_fwd(problem, device, plan, shared, reads=True, saves=False).after(found)
                     continue
-                found = _chunk_fwd(problem, device, plan, shared, reads=True, keeps=True).after(found)
-                found = _chunk_fwd(problem, device, plan, shared, reads=False, keeps=True).after(found)
+                found = _chunk_fwd(problem, device, plan, shared, reads=True, saves=True).after(found)
+                found = _chunk_fwd(problem, device, plan, shared, reads=False, saves=True).after(found)
                 yield _all_chunks(problem, device, plan, "gla_chunk_grads").after(found)
 
 
@@ -72,19 +72,19 @@ def _shared(width: int, block: int, warps: int, stages: int, size: int) -> int:
     return stages * (CHUNK * (2 * width + block + CHUNK) * size + 4 * width) + exchanged
 
 
-def _chunk_fwd(problem: Problem, device: Device, plan: Plan, shared: int, reads: bool, keeps: bool) -> Candidate:
-    """Model a launch of `gla_chunk_fwd`. reads: whether it has an output. keeps: whether states go to memory."""
+def _chunk_fwd(problem: Problem, device: Device, plan: Plan, shared: int, reads: bool, saves: bool) -> Candidate:
+    """Model a launch of `gla_chunk_fwd`. reads: whether it has an output. saves: whether states go to memory."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
     block, warps, stages = plan["columns"], plan["warps"], plan["stages"]
-    size, wide = 4 if problem.dtype == "float32" else 2, padded(K)
+    size, tile_k = 4 if problem.dtype == "float32" else 2, padded(K)
     chunks = -(-T // CHUNK)
     grid = Grid(pairs * -(-V // block), 32 * warps, 255 if warps == 4 else 232, shared)
     moved = pairs * (T * size * (K + V) + 8 * K * V + 4 * chunks * K)
     if reads:
         moved += pairs * T * size * (K + V + CHUNK)
-    if keeps:
+    if saves:
         moved += pairs * chunks * size * K * V
-    operations = 2 * CHUNK * block * (wide + (wide + CHUNK if reads else 0))
+    operations = 2 * CHUNK * block * (tile_k + (tile_k + CHUNK if reads else 0))
     # a warp takes 16 rows of the transposed state; more warps than that repeat each other's work
     working = min(warps, max(1, block // 16))
     alone = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) < 2
