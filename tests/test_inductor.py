@@ -75,6 +75,7 @@ def packed(offsets):
     return {"x": x, "cu_seqlens": cu_seqlens}
 
 
+@pytest.mark.slow
 def test_a_short_convolution_before_an_op_compiles_for_any_length():
     """A convolution of symbolic length, beside views of four axes that are kept for the backward pass."""
     conv, proj = ShortConvolution(8), torch.nn.Linear(8, 8)
