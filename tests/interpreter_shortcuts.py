@@ -16,6 +16,7 @@ def take() -> None:
     """After read_loop_bounds, without which Triton's interpreter does not run."""
     _patch_the_language_once()
     _keep_shapes()
+    _keep_what_needs_no_broadcast()
     _keep_numpys_types()
     _look_for_no_overflow()
 
@@ -86,6 +87,18 @@ def _keep_shapes() -> None:
     core._unwrap_if_constexpr = unwrapped
     core.tuple.__init__, core.tuple.__getattr__ = init_tuple, get_of_tuple
     core.block_type.__init__, core.tensor.__init__ = init_kept_block, init_kept_tensor
+
+
+def _keep_what_needs_no_broadcast() -> None:
+    broadcast = semantic.TritonSemantic.broadcast_impl_value
+
+    def kept(self: Any, lhs: Any, rhs: Any) -> Any:
+        first, second = lhs.type, rhs.type
+        if first.is_block() and second.is_block() and first.shape.values == second.shape.values:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    semantic.TritonSemantic.broadcast_impl_value = kept
 
 
 def _keep_numpys_types() -> None:
