@@ -92,6 +92,11 @@ def on_cpu(monkeypatch, tmp_path_factory):
         cached.cache_clear()
 
 
+# of elman and gru resets and packed sequences run in either layout below
+CELLS = [pytest.param(elman, marks=slow), lstm, pytest.param(gru, marks=slow), slstm, own]
+every_cell = pytest.mark.parametrize("which", CELLS, ids=lambda c: c.name)
+
+
 def check(which, plan, B, T, H, D, dtype=torch.bfloat16, reset=False, initial=True, bias=True, final=True, **options):
     definition = RECURRENCES.get(which.name) or recurrence(which)
     arguments = definition.example(Draw(0, dtype), Sizes(B=B, T=T, H=H, D=D))
@@ -124,13 +129,13 @@ def check(which, plan, B, T, H, D, dtype=torch.bfloat16, reset=False, initial=Tr
     assert all(error <= limit for error in errors.values()), errors
 
 
-@pytest.mark.parametrize("which", [elman, lstm, gru, slstm, own], ids=lambda c: c.name)
+@every_cell
 @pytest.mark.parametrize("fours", [0, pytest.param(1, marks=slow), pytest.param(2, marks=slow)])
 def test_a_head_in_one_block(on_cpu, which, fours):
     check(which, one_block(fours), B=7, T=7, H=2, D=32, reset=True)
 
 
-@pytest.mark.parametrize("which", [elman, lstm, gru, slstm, own], ids=lambda c: c.name)
+@every_cell
 def test_a_head_over_several_blocks(on_cpu, which):
     check(which, spread(40), B=5, T=6, H=1, D=40, reset=True)
     assert not on_cpu.any()
