@@ -1,4 +1,4 @@
-"""What launches of the matrix family's kernels on Hopper are given, beside q, k and v."""
+"""What the launches of the matrix family's kernels on Hopper are given, beside q, k and v."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ ROUNDING = {torch.bfloat16: 2.0**-18, torch.float16: 2.0**-24}
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
-    """What weighs writes and states: natural-log decay and strength [B, T, H], or None, and scale."""
+class DecayAndBeta:
+    """g and beta [B, T, H], natural-log decay and what writes are multiplied by, or None; and scale."""
 
     g: Tensor | None
     beta: Tensor | None
     scale: float
 
     def types(self) -> tuple[Any, ...]:
-        """What of them decides how a kernel is compiled: dtypes, and which strides are integers of 32 bits."""
+        """Return what decides how a kernel is compiled: dtypes, and which strides are integers of 32 bits."""
         dtypes = (None if x is None else x.dtype for x in (self.g, self.beta))
         return *dtypes, *(stride < 2**31 for stride in self.strides())
 
@@ -34,10 +34,11 @@ class Gates:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """What each segment but the last adds to the state: [B, segments - 1, H, K * V in whole tiles], rounded.
+class SegmentSums:
+    """What each segment but the last adds to the state.
 
-    decay: log2 of each one's, [B, segments - 1, H], or None.
+    states: [B, segments - 1, H, K * V in whole tiles], rounded. decay: log2 of each segment's, [B, segments - 1, H], or
+    None.
     """
 
     states: Tensor
@@ -45,31 +46,32 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """States [B, segments, H, K, V] in float32 where a sweep's segments start, and [B, H, K, V] at the sequence's end.
+class StateIO:
+    """Boundary states that a kernel reads and writes, in float32.
 
-    turned: whether its tiles hold them transposed. against, as start: gradients of the states after the segments.
-    passing [slices, B, segments, H]: where the parts of their products with the states before the segments' last chunks
-    go. before: room for those states, in whole tiles. All three or none. added: of a sequence in segments, whose start
-    is then the first's alone.
+    start: [B, segments, H, K, V], where segments start. end: [B, H, K, V], after the sequence. transposed: the kernel's
+    tiles hold them as [V, K]. against, as start: gradients of the states after the segments; passing [slices, B,
+    segments, H]: parts of their products with the states before the segments' last chunks; before: room for those
+    states, in whole tiles. All three or none. added: of a sequence in segments, whose start is then the first one's
+    alone.
     """
 
     start: Tensor | None = None
     end: Tensor | None = None
-    turned: bool = False
+    transposed: bool = False
     against: Tensor | None = None
     before: Tensor | None = None
     passing: Tensor | None = None
-    added: Added | None = None
+    added: SegmentSums | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What the sweep for dq leaves to the adjoint sweep, for the log decay's gradient.
+class Residuals:
+    """What the kernel for dq leaves to the backward kernel, for the log decay's gradient.
 
     x: q. row: [slices, B, H, T]. log: [B, H, T], log decays to base 2. saved: [B, H, n, K * V], the state before every
-    `save` chunks of each segment, the wider of K and V first. n: of each sequence in turn, if they are packed
-    (scalar_decay/hopper/forward.py). begins: whether the first state is 0, and not saved.
+    `save` chunks of each segment, the wider of K and V first; n as scalar_decay_fwd says. from_zero: the first state is
+    0, and not saved.
     """
 
     x: Tensor
@@ -77,14 +79,14 @@ class Kept:
     log: Tensor
     saved: Tensor
     save: int
-    begins: bool
+    from_zero: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Of a state in slices of K, what the outputs of those before add up to: see lib/gluon/slice_sums.py.
+class SliceSums:
+    """Of a state in slices of K, what the outputs of earlier slices add up to: see lib/gluon/slice_sums.py.
 
-    adds: whether there are some. leaves: whether there are more to come.
+    adds: there are earlier ones. leaves: there are later ones.
     """
 
     sums: Tensor
@@ -92,24 +94,24 @@ class Sums:
     leaves: bool
 
 
-def sums_of(out: Tensor, width: int, slices: int, cu_seqlens: Tensor | None) -> Iterator[Sums]:
-    """For each slice of K in turn. out [B, T, H, V]. width: columns of v a block."""
+def slice_sums(out: Tensor, width: int, slices: int, cu_seqlens: Tensor | None) -> Iterator[SliceSums]:
+    """Yield the sums for each slice of K in turn. out [B, T, H, V]. width: columns of v a block."""
     batch, length, heads, values = out.shape
     chunks = batch * -(-length // TOKENS) if cu_seqlens is None else length // TOKENS + cu_seqlens.shape[0] - 1
     shape = (chunks, heads, -(-values // width), width * TOKENS)
     sums = torch.empty(shape, dtype=torch.float32, device=out.device)
     for i in range(slices):
-        yield Sums(sums, i > 0, i < slices - 1)
+        yield SliceSums(sums, i > 0, i < slices - 1)
 
 
-def _tiles(x: Tensor, width: int, tokens: int = TOKENS) -> Any:
+def tile_descriptor(x: Tensor, width: int, tokens: int = TOKENS) -> Any:
     return tiles(x, [1, tokens, 1, width], TILE_LAYOUT)
 
 
-def kind(x: Tensor | None) -> Any:
+def dtype_or_none(x: Tensor | None) -> Any:
     return None if x is None else x.dtype
 
 
-def _blocks(batch: int, length: int, span: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
-    """Sequences, and segments of each."""
+def sequences_and_segments(batch: int, length: int, span: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
+    """Return the number of sequences, and of segments of each."""
     return (batch, -(-length // (span * TOKENS))) if cu_seqlens is None else (cu_seqlens.shape[0] - 1, 1)

@@ -11,7 +11,7 @@ from kernels.matrix.scalar_decay.hopper.test_backend import example, over, plans
 
 def test_the_scan_over_segments_runs_on_its_tensors_device(monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from holdfast.kernels.matrix.args import Gates
+    from holdfast.kernels.matrix.args import DecayAndBeta
     from holdfast.kernels.matrix.state_passing.hopper import launch as state_launch
 
     current, ran_on = [], []
@@ -29,10 +29,10 @@ def test_the_scan_over_segments_runs_on_its_tensors_device(monkeypatch):
     scan = defaultdict(lambda: lambda *_, **__: ran_on.append(current[-1] if current else None))
     monkeypatch.setattr(torch.cuda, "device_of", DeviceOf)
     monkeypatch.setattr(state_launch, "launch", lambda *_: None)
-    monkeypatch.setattr(state_launch, "compose", scan)
+    monkeypatch.setattr(state_launch, "segment_scan_both_ways", scan)
     call = example()
-    gates, turn = Gates(call.g, None, 1.0), state_launch.Turn(call.k, call.v, None)
-    states = state_launch.entering(turn, turn, None, gates, 1)
+    gates, turn = DecayAndBeta(call.g, None, 1.0), state_launch.ScanOperands(call.k, call.v, None)
+    states = state_launch.initial_states_of_segments(turn, turn, None, gates, 1)
     assert [x.device == states.device and x.shape == states.shape for x in ran_on] == [True]
 
 
@@ -45,13 +45,13 @@ def test_the_scan_over_segments_in_the_interpreter():
 
 def test_the_scan_over_segments_compiles():
     pytest.importorskip("triton")
-    from holdfast.kernels.matrix.state_passing.triton.segment_scan_backward import compose
+    from holdfast.kernels.matrix.state_passing.triton.segment_scan_backward import segment_scan_both_ways
     from triton_compile import compile_for
 
     names = ("local_ptr", "decay_ptr", "first_ptr", "back_first_ptr", "enter_ptr", "back_last_ptr")
     pointers = dict.fromkeys(names, torch.float32)
     sizes = {"H": 8, "size": 16384, "segments": 16, "PADDED": 16, "BLOCK": 128, "OVERLAPS": True}
-    assert compile_for(compose, 90, pointers | sizes, num_warps=4).stack == 0
+    assert compile_for(segment_scan_both_ways, 90, pointers | sizes, num_warps=4).stack == 0
 
 
 @pytest.mark.gpu

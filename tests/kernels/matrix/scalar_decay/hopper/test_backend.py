@@ -94,12 +94,19 @@ def test_plans_compile_and_fit(K, V, beta, monkeypatch):
     cotangents = torch.randn_like(call.v), torch.randn(call.initial_state.shape)
     launches = recorded(monkeypatch, *launches_of())
     # a plain Triton kernel, compiled below
-    monkeypatch.setattr(launches_of()[1], "compose", defaultdict(lambda: lambda *_, **__: None))
+    monkeypatch.setattr(launches_of()[1], "segment_scan_both_ways", defaultdict(lambda: lambda *_, **__: None))
     (forward, *_), (backward, *_) = plans_of(call)
     Hopper().forward(forward.plan, call, None)
     Hopper().forward(over(forward.plan, span=1), call, None)
     Hopper().backward(over(backward.plan, span=1), call, None, *cotangents)
-    names = ["sweep", "advance", "sweep", "advance", "sweep", "scalar_decay_bwd"]
+    names = [
+        "scalar_decay_fwd",
+        "hopper_segment_states",
+        "scalar_decay_fwd",
+        "hopper_segment_states",
+        "scalar_decay_fwd",
+        "scalar_decay_bwd",
+    ]
     assert [launch.kernel.__name__ for launch in launches] == names
     whole = H200.shared_per_block
     summing = model._sweep(problem_of(call), H200, backward.plan, (V, K), True).shared
@@ -122,11 +129,11 @@ def test_states_of_long_segments_compile_and_fit(monkeypatch):
 
     call = example(B=1, T=128 * model.LONG_SPAN, H=2)
     launches = recorded(monkeypatch, *launches_of())
-    monkeypatch.setattr(launches_of()[1], "compose", defaultdict(lambda: lambda *_, **__: None))
+    monkeypatch.setattr(launches_of()[1], "segment_scan_both_ways", defaultdict(lambda: lambda *_, **__: None))
     _, (backward, *_) = plans_of(call)
     Hopper().backward(over(backward.plan, span=model.LONG_SPAN), call, None, torch.randn_like(call.v), None)
     made = compile_launch(launches[0])
-    assert launches[0].kernel.__name__ == "advance"
+    assert launches[0].kernel.__name__ == "hopper_segment_states"
     assert launches[0].constants["TOKENS"] == 128
     assert made.shared <= H200.shared_per_block
     assert "(C75" not in made.notes, "a product waits for the one before it"
@@ -143,7 +150,11 @@ def test_kernels_for_packed_sequences_compile(monkeypatch):
     (forward, *_), (backward, *_) = plans_of(call, packed=True)
     Hopper().forward(forward.plan, call, offsets)
     Hopper().backward(backward.plan, call, offsets, *cotangents)
-    assert [launch.kernel.__name__ for launch in launches] == ["sweep", "sweep", "scalar_decay_bwd"]
+    assert [launch.kernel.__name__ for launch in launches] == [
+        "scalar_decay_fwd",
+        "scalar_decay_fwd",
+        "scalar_decay_bwd",
+    ]
     for launch in launches:
         made = compile_launch(launch)
         assert made.shared <= H200.shared_per_block
@@ -151,9 +162,9 @@ def test_kernels_for_packed_sequences_compile(monkeypatch):
 
 
 def gates_of(*strides):
-    from holdfast.kernels.matrix.args import Gates
+    from holdfast.kernels.matrix.args import DecayAndBeta
 
-    return Gates(torch.empty(1, device="meta").as_strided((2, 130, 4), strides), None, 1.0)
+    return DecayAndBeta(torch.empty(1, device="meta").as_strided((2, 130, 4), strides), None, 1.0)
 
 
 def test_kernels_are_told_apart_by_the_width_of_strides():

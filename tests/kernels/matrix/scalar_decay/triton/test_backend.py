@@ -9,16 +9,16 @@ from holdfast.planner.models.matrix.scalar_decay.triton import candidates
 from holdfast.recurrences.definition import MatrixCall
 
 pytest.importorskip("triton")
-from holdfast.kernels.matrix.scalar_decay.triton.decay_grad import smooth
+from holdfast.kernels.matrix.scalar_decay.triton.decay_grad import scalar_decay_dg
 from holdfast.kernels.matrix.scalar_decay.triton.launch import Passes
-from holdfast.kernels.matrix.scalar_decay.triton.single_pass import sweep
-from holdfast.kernels.matrix.state_passing.triton.segment_scan import compose
-from holdfast.kernels.matrix.state_passing.triton.segment_states import advance
+from holdfast.kernels.matrix.scalar_decay.triton.single_pass import scalar_decay_single_pass
+from holdfast.kernels.matrix.state_passing.triton.segment_scan import segment_scan
+from holdfast.kernels.matrix.state_passing.triton.segment_states import triton_segment_states
 from interpreted import interpret
 from kernels.matrix.scalar_decay.triton.parity import plan
 from triton_compile import TARGETS, compile_for
 
-POINTERS = tuple(name for name in sweep.arg_names if name.endswith("_ptr"))
+POINTERS = tuple(name for name in scalar_decay_single_pass.arg_names if name.endswith("_ptr"))
 GRADIENTS = ("rows_ptr", "products_ptr", "full_ptr")
 SIZES = ("kept_offset", "products_size", "state_size", "state_k", "state_v", "state_add")
 NUMBERS = ("T", "H", "segment", "tokens", *SIZES)
@@ -63,7 +63,7 @@ def test_what_passes_a_chunk_compiles_for_gpus_that_are_not_here(capability):
     pointers = dict.fromkeys(names, torch.float32) | {"cu_seqlens": torch.int32}
     sizes = dict.fromkeys(("T", "H", "segment", "tokens", "products_size"), 4096)
     sizes |= {"SPLITS": 3, "CHUNK": 64, "SEGMENTS": 1, "KEEP": 8, "BLOCK": 64, "VARIANCE": 2.0**-18}
-    assert compile_for(smooth, capability, pointers | sizes, num_warps=1).stack == 0
+    assert compile_for(scalar_decay_dg, capability, pointers | sizes, num_warps=1).stack == 0
 
 
 EVERYWHERE = [(passed, 90) for passed in ("o", "dq", "dk", "dv")]
@@ -72,7 +72,7 @@ EVERYWHERE += [(passed, capability) for passed in ("o", "dk") for capability in 
 
 @pytest.mark.parametrize(("passed", "capability"), EVERYWHERE)
 def test_compiles_for_gpus_that_are_not_here(passed, capability):
-    made = compile_for(sweep, capability, arguments(passed, torch.bfloat16, 64, 64, 64), num_warps=4)
+    made = compile_for(scalar_decay_single_pass, capability, arguments(passed, torch.bfloat16, 64, 64, 64), num_warps=4)
     assert "cp.async" in made.ptx
     assert ("wgmma" if capability == 90 else "tcgen05.mma" if capability == 100 else "mma.sync") in made.ptx
     # the passes that also sum gates' gradients spill most: see docs/notes/scalar-decay-backward.md#portable-triton
@@ -89,22 +89,29 @@ def test_compiles_for_gpus_that_are_not_here(passed, capability):
     ],
 )
 def test_compiles_with_a_normaliser_and_packed(passed, options, most):
-    made = compile_for(sweep, 90, arguments(passed, torch.float16, 64, 64, 64, **options), num_warps=4)
+    made = compile_for(
+        scalar_decay_single_pass, 90, arguments(passed, torch.float16, 64, 64, 64, **options), num_warps=4
+    )
     assert made.stack <= most
 
 
 def test_compiles_in_float32():
-    made = compile_for(sweep, 80, arguments("o", torch.float32, 64, 64, 32), num_warps=4)
+    made = compile_for(scalar_decay_single_pass, 80, arguments("o", torch.float32, 64, 64, 32), num_warps=4)
     assert "tf32" in made.ptx
 
 
 def test_the_composition_compiles():
     given = arguments("dq", torch.bfloat16, 64, 64, 64)
     given |= {"source_add_ptr": None, "last_ptr": torch.float32, "decay_ptr": torch.float32}
-    assert compile_for(advance, 90, {name: given[name] for name in advance.arg_names}, num_warps=4).stack == 0
+    assert (
+        compile_for(
+            triton_segment_states, 90, {name: given[name] for name in triton_segment_states.arg_names}, num_warps=4
+        ).stack
+        == 0
+    )
     states = {"states_ptr": torch.float32, "decay_ptr": torch.float32, "first_ptr": None, "last_ptr": torch.float32}
     numbers = {"H": 16, "size": 4096, "SEGMENTS": 16, "REVERSE": False, "BLOCK": 512}
-    assert compile_for(compose, 90, states | numbers, num_warps=4).stack == 0
+    assert compile_for(segment_scan, 90, states | numbers, num_warps=4).stack == 0
 
 
 def test_tensors_that_kernels_cannot_read_are_copied():
@@ -121,7 +128,12 @@ def test_tensors_that_kernels_cannot_read_are_copied():
 @pytest.mark.parametrize(("name", "stack"), [("o", 16), ("dk", 32)])
 def test_compiles_for_one_token_and_one_head(name, stack):
     ones = dict.fromkeys(("T", "H", "tokens", "q_step", "q_head", "kept_offset"), 1)
-    assert compile_for(sweep, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4).stack <= stack
+    assert (
+        compile_for(
+            scalar_decay_single_pass, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4
+        ).stack
+        <= stack
+    )
 
 
 @pytest.mark.slow
@@ -133,7 +145,10 @@ def test_planned_blocks_fit_shared_memory(dtype, width):
         chosen = candidates(given, device, direction)[0].plan
         sizes = {"CHUNK": chosen["chunk"], "STAGES": chosen["stages"]}
         made = compile_for(
-            sweep, 90, arguments(passed, dtype, width, width, chosen[block], **sizes), num_warps=chosen["warps"]
+            scalar_decay_single_pass,
+            90,
+            arguments(passed, dtype, width, width, chosen[block], **sizes),
+            num_warps=chosen["warps"],
         )
         assert made.shared <= device.shared_per_block
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.kernels.matrix.state_passing.triton.segment_scan_backward import compose
+from holdfast.kernels.matrix.state_passing.triton.segment_scan_backward import segment_scan_both_ways
 from parity import relative_error
 
 
@@ -23,7 +23,9 @@ def check(B, H, segments, size, given):
     last = torch.full((B, H, size), torch.nan)
     enter = torch.full_like(local, torch.nan)
     padded = 1 << (segments - 1).bit_length()
-    compose[(B * H, -(-size // 16), 2)](local, decay, *firsts, enter, last, H, size, segments, padded, 16, False)
+    segment_scan_both_ways[(B * H, -(-size // 16), 2)](
+        local, decay, *firsts, enter, last, H, size, segments, padded, 16, False
+    )
     for back in range(2):
         state = torch.zeros(B, H, size, dtype=torch.float64) if firsts[back] is None else firsts[back].double()
         for segment in reversed(range(segments)) if back else range(segments):

@@ -48,7 +48,7 @@ class HopperDelta:
 
             with torch.cuda.device_of(call.v):
                 return triton_delta_passes.forward(plan, call, cu_seqlens, WidePasses)
-        from holdfast.kernels.matrix.args import TOKENS, Gates
+        from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta
         from holdfast.kernels.runtime.tma import tileable
 
         from . import launch_forward as launch
@@ -62,7 +62,7 @@ class HopperDelta:
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
         start = aligned(call.initial_state)
-        gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        gates, stages, span = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["span"]
         a = launch.run_prepare(k, heads, gates, cu_seqlens)
         if span * TOKENS < length:
             start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start, None, cu_seqlens)

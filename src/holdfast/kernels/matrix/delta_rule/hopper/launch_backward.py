@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.kernels import varlen
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.lib.triton.group_sum import sum_over_groups
-from holdfast.kernels.matrix.args import TOKENS, Gates, kind
+from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import pull_back
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
@@ -78,7 +78,7 @@ def _inverse(a: Tensor) -> object:
 
 
 def run_states(
-    k: Tensor, v: Tensor, a: Tensor, u: Tensor, kept: Kept, gates: Gates, start: Tensor | None, plan: Plan,
+    k: Tensor, v: Tensor, a: Tensor, u: Tensor, kept: Kept, gates: DecayAndBeta, start: Tensor | None, plan: Plan,
     cu_seqlens: Tensor | None = None,
 ) -> None:  # fmt: skip
     """One launch of `delta_states`: u [B, T, H, V] and the states of every chunk.
@@ -94,7 +94,7 @@ def run_states(
         sequences, length, heads, heads // k.shape[2], *gates.strides(), span,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": consumers, "STAGES": plan["stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), start is None, sequences is None, kind(cu_seqlens))
+    types = (*gates.types(), k.dtype, width_of(keys), start is None, sequences is None, dtype_or_none(cu_seqlens))
     blocks, segments = blocks_of(batch, length, span, cu_seqlens)
     grid = (blocks * heads, -(-values // plan["columns"]), segments)
     overlaps = start is None or (sequences is None and segments == 1)
@@ -115,7 +115,7 @@ def run_pull_back(w: Tensor, do: Tensor, local: Tensor, span: int, cu_seqlens: T
 
 
 def entering_both(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, w: Tensor, gates: Gates, start: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, w: Tensor, gates: DecayAndBeta, start: Tensor | None,
     last: Tensor | None, plan: Plan, cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The state before each segment and the gradient of that after it, float32 [B, segments, H, K, V].
@@ -135,7 +135,7 @@ def entering_both(
 
 
 def run_adjoint(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, u: Tensor, states: Kept, gates: Gates,
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, u: Tensor, states: Kept, gates: DecayAndBeta,
     start: Tensor | None, end: Tensor | None, grads: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     span: int, cu_seqlens: Tensor | None = None,
 ) -> None:  # fmt: skip
@@ -160,7 +160,16 @@ def run_adjoint(
     constants = {"KEYS": keys, "VALUES": values}
     wide = tuple(stride < 2**31 for stride in v.stride()[:3])
     optional = (start is None, end is None, dg is None, dbeta is None, sequences is None)
-    types = (*gates.types(), k.dtype, width_of(keys), width_of(values), parts, *optional, *wide, kind(cu_seqlens))
+    types = (
+        *gates.types(),
+        k.dtype,
+        width_of(keys),
+        width_of(values),
+        parts,
+        *optional,
+        *wide,
+        dtype_or_none(cu_seqlens),
+    )
     blocks, segments = blocks_of(batch, length, span, cu_seqlens)
     grid = (blocks * heads, segments, 1)
     launch(delta_adjoint, grid, arguments, constants, width_of(values) // 16, types)
@@ -172,7 +181,7 @@ def backward(
     """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
     q, k, v = (tileable(x) for x in call[:3])
     batch, length, heads, values = v.shape
-    gates = Gates(call.g, call.beta, call.scale)
+    gates = DecayAndBeta(call.g, call.beta, call.scale)
     cu_seqlens = varlen.on_device(cu_seqlens, length, v.device)
     grad_state = None
     if call.initial_state is not None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
-from holdfast.kernels.matrix.args import TOKENS, Gates, kind
+from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.segment_scan import compose
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
@@ -40,7 +40,7 @@ def blocks_of(batch: int, length: int, span: int, cu_seqlens: Tensor | None) -> 
     return cu_seqlens.shape[0] - 1, 1
 
 
-def run_prepare(k: Tensor, heads: int, gates: Gates, cu_seqlens: Tensor | None = None) -> Tensor:
+def run_prepare(k: Tensor, heads: int, gates: DecayAndBeta, cu_seqlens: Tensor | None = None) -> Tensor:
     """A of every chunk, transposed, [B * H, chunks, 64, 64] in k's dtype, of k [B, T, *, K].
 
     cu_seqlens [N + 1]: where packed sequences begin and end, with B = 1.
@@ -61,7 +61,7 @@ def run_prepare(k: Tensor, heads: int, gates: Gates, cu_seqlens: Tensor | None =
         *gates.strides(),
     )
     constants = {"HALVES": width_of(keys) // 64}
-    types = (*gates.types(), k.dtype, kind(cu_seqlens))
+    types = (*gates.types(), k.dtype, dtype_or_none(cu_seqlens))
     grid = (batch * heads, chunks, 1) if cu_seqlens is None else (heads * chunks, 1, 1)
     launch(prepare, grid, arguments, constants, 1, types, PREPARE_REGISTERS)
     return a
@@ -73,7 +73,7 @@ def run_sweep(
     v: Tensor | None,
     a: Tensor,
     out: Tensor | None,
-    gates: Gates,
+    gates: DecayAndBeta,
     start: Tensor | None,
     end: Tensor | None,
     transition: Tensor | None,
@@ -120,7 +120,7 @@ def run_sweep(
     )
     constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // column, "STAGES": stages}
     optional = (q, v, start, end, transition, sequences)
-    types = (*gates.types(), k.dtype, wide, *(x is None for x in optional), kind(cu_seqlens))
+    types = (*gates.types(), k.dtype, wide, *(x is None for x in optional), dtype_or_none(cu_seqlens))
     blocks, segments = blocks_of(batch, length, span, cu_seqlens)
     # it waits for the inverses alone: states of segments have to be there before it starts
     overlaps = start is None or (sequences is None and segments == 1)
@@ -143,7 +143,7 @@ def entering(
     k: Tensor,
     v: Tensor,
     a: Tensor,
-    gates: Gates,
+    gates: DecayAndBeta,
     columns: int,
     stages: int,
     span: int,

@@ -63,7 +63,7 @@ class HopperMLSTM:
 
         calls: one for each slice, with the same v. norm: the whole, then each slice's part of earlier chunks.
         """
-        from holdfast.kernels.matrix.args import Gates, sums_of
+        from holdfast.kernels.matrix.args import DecayAndBeta, slice_sums
         from holdfast.kernels.runtime.tma import aligned, tileable
 
         from . import launch
@@ -74,7 +74,7 @@ class HopperMLSTM:
         norm = torch.empty(1 + len(calls), batch, heads, length, dtype=torch.float32, device=v.device)
         sums, finals, slices_norm = [None], [], None
         if len(calls) > 1:
-            sums = sums_of(o, tile(values), len(calls), None)
+            sums = slice_sums(o, tile(values), len(calls), None)
         for i, (call, each) in enumerate(zip(calls, sums, strict=True)):
             q, k = (tileable(x) for x in call[:2])
             initial = call.initial_state
@@ -85,7 +85,7 @@ class HopperMLSTM:
                 continue
             so_far = norm[0] if i + 1 == len(calls) else torch.empty_like(norm[0])
             norms = launch.Norms(so_far, norm[1 + i], slices_norm)
-            inputs = launch.Inputs(q, k, v, Gates(call.g, call.beta, call.scale), call.stabilizer, call.eps)
+            inputs = launch.Inputs(q, k, v, DecayAndBeta(call.g, call.beta, call.scale), call.stabilizer, call.eps)
             launch.run_fwd(inputs, o, norms, aligned(initial), final, plan["stages"], each)
             slices_norm = so_far
         return o, finals, norm
@@ -105,7 +105,7 @@ class HopperMLSTM:
         norm: what forward returned; None runs it again. o is read where the call is a slice of K.
         """
         from holdfast.kernels.lib.triton.group_sum import ungroup
-        from holdfast.kernels.matrix.args import TOKENS, Gates
+        from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta
         from holdfast.kernels.matrix.mlstm.triton.row_dot import row_dot
         from holdfast.kernels.runtime.tma import aligned, tileable
 
@@ -124,7 +124,7 @@ class HopperMLSTM:
             norm = self.forward(plan, call, cu_seqlens)[2]
         do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
 
-        inputs = launch.Inputs(q, k, v, Gates(call.g, call.beta, call.scale), call.stabilizer, call.eps)
+        inputs = launch.Inputs(q, k, v, DecayAndBeta(call.g, call.beta, call.scale), call.stabilizer, call.eps)
         save, chunks = plan["save"], -(-length // TOKENS)
         entries = -(-chunks // save)
         saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=v.device)

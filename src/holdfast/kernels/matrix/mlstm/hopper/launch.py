@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
-from holdfast.kernels.matrix.args import ROUNDING, TOKENS, Gates, Sums
+from holdfast.kernels.matrix.args import ROUNDING, TOKENS, DecayAndBeta, SliceSums
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
 
@@ -22,7 +22,7 @@ class Inputs:
     q: Tensor
     k: Tensor
     v: Tensor
-    gates: Gates
+    gates: DecayAndBeta
     m: Tensor
     eps: float
 
@@ -79,7 +79,7 @@ def run_fwd(
     initial: Tensor | None,
     final: Tensor,
     stages: int,
-    sums: Sums | None = None,
+    sums: SliceSums | None = None,
 ) -> None:
     """Write o [B, T, H, V], the final state and the norms. initial, final: states [B, H, K, V + 1].
 

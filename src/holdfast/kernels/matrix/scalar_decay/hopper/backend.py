@@ -1,8 +1,8 @@
 """The additive recurrence with scalar decay on Hopper: forward in one launch, backward in two.
 
-With u the gradient of o, the gradient of q is the forward sweep again with roles exchanged, dq = sweep(q=u, k=v, v=k):
-it finds the states anew, so that none is kept from the forward pass. The adjoint sweep gives dk, dv, dg, dbeta and the
-gradient of the initial state.
+With do the gradient of o, the gradient of q is the forward kernel again with roles exchanged, dq = fwd(q=do, k=v, v=k):
+it computes the states again, so that none is saved by the forward pass. The backward kernel gives dk, dv, dg, dbeta and
+the gradient of the initial state.
 """
 
 from collections.abc import Sequence
@@ -50,46 +50,49 @@ class Hopper:
         self, plan: Plan, calls: Sequence[MatrixCall], cu_seqlens: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         """o, and the final state of each slice of K. calls: a slice each, beside the same v."""
-        from holdfast.kernels.matrix.args import sums_of
+        from holdfast.kernels.matrix.args import slice_sums
         from holdfast.kernels.runtime.tma import tileable
 
         v = tileable(calls[0].v)
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
-        sums = [None] if len(calls) == 1 else sums_of(o, plan["columns"], len(calls), cu_seqlens)
-        return o, [self._swept(plan, call, v, o, cu_seqlens, each) for call, each in zip(calls, sums, strict=True)]
+        sums = [None] if len(calls) == 1 else slice_sums(o, plan["columns"], len(calls), cu_seqlens)
+        return o, [
+            self._forward_slice(plan, call, v, o, cu_seqlens, each) for call, each in zip(calls, sums, strict=True)
+        ]
 
-    def _swept(
+    def _forward_slice(
         self, plan: Plan, call: MatrixCall, v: Tensor, o: Tensor, cu_seqlens: Tensor | None, sums: Any
     ) -> Tensor:
-        """The final state; o is filled or, with more slices to come, sums."""
-        from holdfast.kernels.matrix.args import TOKENS, Ends, Gates
-        from holdfast.kernels.matrix.state_passing.hopper.launch import added
+        """Return the final state; fill o or, with more slices to come, sums."""
+        from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, StateIO
+        from holdfast.kernels.matrix.state_passing.hopper.launch import segment_sums
         from holdfast.kernels.runtime.tma import aligned, tileable
 
-        from .launch import run_sweep
-        from .onchip.launch import run_resident
+        from .launch import ForwardPlan, run_forward
+        from .onchip.launch import run_onchip
 
         q, k = (tileable(x) for x in call[:2])
         final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
-        start, span, gates = aligned(call.initial_state), plan["span"], Gates(call.g, call.beta, call.scale)
+        start, span, gates = aligned(call.initial_state), plan["span"], DecayAndBeta(call.g, call.beta, call.scale)
         if plan["resident"]:
-            run_resident(q, k, v, o, gates, start, final)
+            run_onchip(q, k, v, o, gates, start, final)
             return final
-        ends = Ends(start, final)
+        states = StateIO(start, final)
         if cu_seqlens is None and span * TOKENS < v.shape[1]:
-            ends = Ends(start, final, added=added(k, v, gates, span))
-        run_sweep(q, k, v, o, gates, ends, plan["columns"], plan["stages"], span, None, cu_seqlens, sums)
+            states = StateIO(start, final, added=segment_sums(k, v, gates, span))
+        forward_plan = ForwardPlan(plan["columns"], plan["stages"], span)
+        run_forward(q, k, v, o, gates, states, forward_plan, None, cu_seqlens, sums)
         return final
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
         from holdfast.kernels.lib.triton.group_sum import ungroup
-        from holdfast.kernels.matrix.args import TOKENS, Ends, Gates, Kept
-        from holdfast.kernels.matrix.state_passing.hopper.launch import Turn, entering
+        from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, Residuals, StateIO
+        from holdfast.kernels.matrix.state_passing.hopper.launch import ScanOperands, initial_states_of_segments
         from holdfast.kernels.runtime.tma import aligned, tileable, width_of
 
         from . import launch
@@ -105,16 +108,16 @@ class Hopper:
             if grad_state is not None:
                 grad_state = grad_state.zero_() if w is None else grad_state.copy_(w)
             return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_state
-        u = torch.zeros(v.shape, dtype=v.dtype, device=device) if grad_o is None else tileable(grad_o)
+        do = torch.zeros(v.shape, dtype=v.dtype, device=device) if grad_o is None else tileable(grad_o)
 
-        gates, stages, span = Gates(call.g, call.beta, call.scale), plan["stages"], plan["span"]
-        ends, grad_ends = Ends(start, turned=True), Ends(w, grad_state)
+        gates, stages, span = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        states, grad_states = StateIO(start, transposed=True), StateIO(w, grad_state)
         segments = 1 if cu_seqlens is not None else -(-length // (span * TOKENS))
         if segments > 1:
-            forth, back = Turn(k, v, start), Turn(q, u, w)
-            states, grad_states = entering(forth, back, grad_state, gates, span)
-            ends, grad_ends = Ends(states, turned=True), Ends(grad_states)
-        kept = dg = None
+            forth, back = ScanOperands(k, v, start), ScanOperands(q, do, w)
+            starts, grad_starts = initial_states_of_segments(forth, back, grad_state, gates, span)
+            states, grad_states = StateIO(starts, transposed=True), StateIO(grad_starts)
+        residuals = dg = None
         if call.g is not None:
             entries = segments * -(-span // save)
             if cu_seqlens is not None:
@@ -122,20 +125,21 @@ class Hopper:
             saved = torch.empty(batch, heads, entries, keys * values, dtype=v.dtype, device=device)
             rows = torch.empty(-(-keys // plan["columns"]), batch, heads, length, dtype=torch.float32, device=device)
             log = torch.empty(batch, heads, length, dtype=torch.float32, device=device)
-            kept = Kept(q, rows, log, saved, save, ends.start is None)
+            residuals = Residuals(q, rows, log, saved, save, states.start is None)
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
-            if grad_ends.start is not None:
+            if grad_states.start is not None:
                 passing = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)
                 size = width_of(values) * plan["columns"]
                 before = torch.empty(passing.numel(), size, dtype=torch.float32, device=device)
-                ends = Ends(ends.start, None, True, grad_ends.start, before, passing)
+                states = StateIO(states.start, None, True, grad_states.start, before, passing)
         dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
         dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=device) for _ in range(2))
         dv = torch.empty(v.shape, dtype=v.dtype, device=device)
-        launch.run_sweep(u, v, k, dq, gates, ends, plan["columns"], stages, span, kept, cu_seqlens)
-        adjoint_stages = plan["adjoint_stages"]
-        launch.run_adjoint(
-            q, k, u, v, dk, dv, dg, dbeta, gates, grad_ends, adjoint_stages, span, kept, ends.passing, cu_seqlens
+        forward_plan = launch.ForwardPlan(plan["columns"], stages, span)
+        launch.run_forward(do, v, k, dq, gates, states, forward_plan, residuals, cu_seqlens)
+        inputs, grads = launch.BackwardInputs(q, k, do, v), launch.Grads(dk, dv, dg, dbeta)
+        launch.run_backward(
+            inputs, grads, gates, grad_states, plan["adjoint_stages"], span, residuals, states.passing, cu_seqlens
         )
         return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, None], grad_state
 

@@ -1,67 +1,103 @@
 """Launches of scalar decay's kernels on Hopper: descriptors of tensors, grids and strides."""
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
-from holdfast.kernels.matrix.args import ROUNDING, Ends, Gates, Kept, Sums, _blocks, _tiles, kind
+from holdfast.kernels.matrix.args import (
+    ROUNDING,
+    DecayAndBeta,
+    Residuals,
+    SliceSums,
+    StateIO,
+    dtype_or_none,
+    sequences_and_segments,
+    tile_descriptor,
+)
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
 
 from .backward import scalar_decay_bwd
-from .forward import sweep
+from .forward import scalar_decay_fwd
 
 
-def run_sweep(
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """columns: of v a block, 64 or 128. stages: chunks in flight. span: chunks a segment."""
+
+    columns: int
+    stages: int
+    span: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardInputs:
+    """q, k [B, T, *, K], and v and the output's gradient [B, T, *, V]."""
+
+    q: Tensor
+    k: Tensor
+    do: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Grads:
+    """To be filled: dk [B, T, H, K], dv [B, T, H, V], and dg and dbeta [B, T, H], or None."""
+
+    dk: Tensor
+    dv: Tensor
+    dg: Tensor | None
+    dbeta: Tensor | None
+
+
+def run_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     out: Tensor,
-    gates: Gates,
-    ends: Ends,
-    width: int,
-    stages: int,
-    span: int,
-    kept: Kept | None = None,
+    gates: DecayAndBeta,
+    states: StateIO,
+    plan: ForwardPlan,
+    residuals: Residuals | None = None,
     cu_seqlens: Tensor | None = None,
-    sums: Sums | None = None,
+    sums: SliceSums | None = None,
 ) -> None:
-    """One launch of `sweep`: out [B, T, H, V] of q, k [B, T, *, K] and v [B, T, *, V]; H is a multiple of their heads.
+    """Launch scalar_decay_fwd: out [B, T, H, V] of q, k [B, T, *, K] and v [B, T, *, V]; their heads divide H.
 
     cu_seqlens [N + 1]: where packed sequences begin and end, none of them in segments; out is then contiguous.
-    width: columns of v a block, 64 or 128. stages: chunks in flight. span: chunks a segment.
     """
     batch, length, heads, columns = out.shape
     keys = q.shape[3]
-    wide = width_of(keys)
-    saved = None if kept is None else kept.saved
+    wide, width = width_of(keys), plan.columns
+    saved = None if residuals is None else residuals.saved
     constants = {
         "KEYS": keys,
         "VALUES": columns,
-        "TURNED": ends.turned,
-        "SAVE": 0 if kept is None else kept.save,
-        "SAVE_TURNED": wide > width_of(columns),
+        "TRANSPOSED": states.transposed,
+        "SAVE": 0 if residuals is None else residuals.save,
         "ADDS": sums is not None and sums.adds,
         "LEAVES": sums is not None and sums.leaves,
-        "STAGES": stages,
+        "STAGES": plan.stages,
     }
     arguments = (
-        _tiles(q, wide),
-        _tiles(k, wide),
-        _tiles(v, width),
-        _tiles(out, width),
-        None if kept is None else _tiles(kept.x, width),
+        tile_descriptor(q, wide),
+        tile_descriptor(k, wide),
+        tile_descriptor(v, width),
+        tile_descriptor(out, width),
+        None if residuals is None else tile_descriptor(residuals.x, width),
         gates.g,
         gates.beta,
-        ends.start,
-        None if ends.added is None else ends.added.states,
-        None if ends.added is None else ends.added.decay,
-        ends.end,
+        states.start,
+        None if states.added is None else states.added.states,
+        None if states.added is None else states.added.decay,
+        states.end,
         saved,
-        None if kept is None else kept.row,
-        None if kept is None else kept.log,
-        ends.against,
-        ends.before,
-        ends.passing,
+        None if residuals is None else residuals.row,
+        None if residuals is None else residuals.log,
+        states.against,
+        states.before,
+        states.passing,
         cu_seqlens,
         None if cu_seqlens is None else out,
         None if sums is None else sums.sums,
@@ -69,76 +105,72 @@ def run_sweep(
         heads,
         heads // q.shape[2],
         heads // v.shape[2],
-        1 if kept is None else heads // kept.x.shape[2],
+        1 if residuals is None else heads // residuals.x.shape[2],
         *gates.strides(),
-        span,
+        plan.span,
         gates.scale,
     )
-    added = None if ends.added is None else ends.added.states
-    optional = (ends.start, added, ends.end, ends.passing, None if kept is None else kept.row, cu_seqlens)
-    types = (*gates.types(), q.dtype, wide, width, *map(kind, optional), sums is None)
-    sequences, segments = _blocks(batch, length, span, cu_seqlens)
+    added = None if states.added is None else states.added.states
+    row = None if residuals is None else residuals.row
+    optional = (states.start, added, states.end, states.passing, row, cu_seqlens)
+    types = (*gates.types(), q.dtype, wide, width, *map(dtype_or_none, optional), sums is None)
+    sequences, segments = sequences_and_segments(batch, length, plan.span, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
-    launch(sweep, grid, arguments, constants, width // 16, types, None, segments > 1)
+    launch(scalar_decay_fwd, grid, arguments, constants, width // 16, types, None, segments > 1)
 
 
-def run_adjoint(
-    q: Tensor,
-    k: Tensor,
-    u: Tensor,
-    v: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dg: Tensor | None,
-    dbeta: Tensor | None,
-    gates: Gates,
-    ends: Ends,
+def run_backward(
+    inputs: BackwardInputs,
+    grads: Grads,
+    gates: DecayAndBeta,
+    states: StateIO,
     stages: int,
     span: int,
-    kept: Kept | None,
+    residuals: Residuals | None,
     passing: Tensor | None,
     cu_seqlens: Tensor | None = None,
 ) -> None:
-    """One launch of `adjoint`: dk and dv [B, T, H, *], dg and dbeta [B, T, H], of the output's gradient u [B, T, H, V].
+    """Launch scalar_decay_bwd, which fills grads.
 
-    cu_seqlens: as for run_sweep.
-    passing: of the Ends of the sweep for dq.
+    stages, span, cu_seqlens: as for run_forward. passing: of the StateIO of the forward kernel for dq.
     """
-    turned = width_of(v.shape[3]) > width_of(k.shape[3])
-    if turned:
+    q, k, do, v, dk, dv = inputs.q, inputs.k, inputs.do, inputs.v, grads.dk, grads.dv
+    transposed = width_of(v.shape[3]) > width_of(k.shape[3])
+    if transposed:
         # the kernel's first side is the wider, and the equations are the same with the sides exchanged
-        q, k, u, v, dk, dv = u, v, q, k, dv, dk
+        q, k, do, v, dk, dv = do, v, q, k, dv, dk
     batch, length, heads, keys = dk.shape
     values = dv.shape[3]
     wide, narrow = width_of(keys), width_of(values)
     saved = None
-    if kept is not None:
-        saved = tiles(kept.saved.view(-1, kept.saved.shape[2], keys, values), [1, 1, wide, narrow], TILE_LAYOUT)
+    if residuals is not None:
+        blocks = residuals.saved.view(-1, residuals.saved.shape[2], keys, values)
+        saved = tiles(blocks, [1, 1, wide, narrow], TILE_LAYOUT)
     constants = {
         "KEYS": keys,
         "VALUES": values,
-        "TRANSPOSED": turned,
-        "SAVE": 0 if kept is None else kept.save,
-        "FROM": 0 if kept is None else int(kept.begins),
+        "TRANSPOSED": transposed,
+        "SAVE": 0 if residuals is None else residuals.save,
+        "FROM": 0 if residuals is None else int(residuals.from_zero),
         "ROUNDING": ROUNDING[q.dtype],
         "STAGES": stages,
     }
     arguments = (
-        _tiles(q, wide),
-        _tiles(k, wide),
-        _tiles(u, narrow),
-        _tiles(v, narrow),
-        _tiles(dk, wide),
-        _tiles(dv, narrow),
+        tile_descriptor(q, wide),
+        tile_descriptor(k, wide),
+        tile_descriptor(do, narrow),
+        tile_descriptor(v, narrow),
+        tile_descriptor(dk, wide),
+        tile_descriptor(dv, narrow),
         saved,
-        None if kept is None else kept.log,
+        None if residuals is None else residuals.log,
         gates.beta,
-        ends.start,
-        ends.end,
-        None if kept is None else kept.row,
+        states.start,
+        states.end,
+        None if residuals is None else residuals.row,
         passing,
-        dg,
-        dbeta,
+        grads.dg,
+        grads.dbeta,
         cu_seqlens,
         None if cu_seqlens is None else dk,
         None if cu_seqlens is None else dv,
@@ -147,12 +179,12 @@ def run_adjoint(
         heads // q.shape[2],
         heads // v.shape[2],
         *gates.strides()[3:],
-        1 if kept is None else kept.row.shape[0],
+        1 if residuals is None else residuals.row.shape[0],
         span,
         gates.scale,
     )
-    optional = (ends.start, ends.end, passing, cu_seqlens)
-    types = (*gates.types(), q.dtype, wide, narrow, *map(kind, optional))
-    sequences, segments = _blocks(batch, length, span, cu_seqlens)
+    optional = (states.start, states.end, passing, cu_seqlens)
+    types = (*gates.types(), q.dtype, wide, narrow, *map(dtype_or_none, optional))
+    sequences, segments = sequences_and_segments(batch, length, span, cu_seqlens)
     grid = (sequences * heads, segments, 1)
     launch(scalar_decay_bwd, grid, arguments, constants, wide // 16, types, None, True)

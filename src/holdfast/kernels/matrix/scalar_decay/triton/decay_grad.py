@@ -71,7 +71,7 @@ def crossing(later, earlier, g):
 
 
 @triton.jit
-def smooth(
+def scalar_decay_dg(
     g_ptr, read_ptr, written_ptr, products_ptr, out_ptr, cu_seqlens, T, H, segment, tokens, products_size,
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
     VARIANCE: tl.constexpr,

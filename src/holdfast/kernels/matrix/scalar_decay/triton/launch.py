@@ -9,15 +9,15 @@ from torch import Tensor
 from holdfast.kernels import varlen
 from holdfast.kernels.lib.triton.group_sum import sum_over_groups
 from holdfast.kernels.lib.triton.normalizer import normalizer_grad
-from holdfast.kernels.matrix.state_passing.triton.segment_scan import compose
-from holdfast.kernels.matrix.state_passing.triton.segment_states import advance
+from holdfast.kernels.matrix.state_passing.triton.segment_scan import segment_scan
+from holdfast.kernels.matrix.state_passing.triton.segment_states import triton_segment_states
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
 from holdfast.planner.models.matrix.scalar_decay.triton import ADVANCE_COLUMNS, padded
 from holdfast.recurrences.definition import MatrixCall
 
-from .decay_grad import smooth
-from .single_pass import sweep
+from .decay_grad import scalar_decay_dg
+from .single_pass import scalar_decay_single_pass
 
 
 def _ceil(size: int, part: int) -> int:
@@ -161,7 +161,7 @@ class Passes:
         }
         blocks = (_ceil(columns, block) * self.heads * self.sequences * self.segments,)
         launch(
-            sweep,
+            scalar_decay_single_pass,
             blocks,
             tensors,
             numbers,
@@ -186,7 +186,7 @@ class Passes:
         if self.cu_seqlens is None:
             windows = _ceil(self.segment, self.plan["keep"] * self.plan["chunk"])
         # one warp: scans of 64 numbers, and a second would only be waited for
-        launch(smooth, (self.sequences * self.segments, self.heads, windows), tensors, numbers, constants, 1)
+        launch(scalar_decay_dg, (self.sequences * self.segments, self.heads, windows), tensors, numbers, constants, 1)
 
     def entering(
         self,
@@ -225,11 +225,11 @@ class Passes:
             "ADD": self.m is not None,
         }
         blocks = (_ceil(columns, block) * self.heads * shape[0],)
-        launch(advance, blocks, tensors, numbers, constants | self.numbers(), 4)
+        launch(triton_segment_states, blocks, tensors, numbers, constants | self.numbers(), 4)
         cells = state["state_size"]
         constants = {"SEGMENTS": self.segments, "REVERSE": reverse, "BLOCK": 512}
         blocks = (self.sequences * self.heads, _ceil(cells, 512))
-        launch(compose, blocks, (states, decay, first, last), (self.heads, cells), constants, 4)
+        launch(segment_scan, blocks, (states, decay, first, last), (self.heads, cells), constants, 4)
         return states
 
 

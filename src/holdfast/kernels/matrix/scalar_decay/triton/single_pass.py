@@ -26,7 +26,7 @@ from holdfast.kernels.lib.triton.tiles import NARROW, as_first_row, load_tile
 
 
 @triton.jit
-def as_halves(x, like):
+def split_hi_lo_rows(x, like):
     """[n] -> [NARROW, n] in the dtype of `like`: x rounded, what that leaves of it, and zeros. Their sum errs by 2^-16
     in bfloat16, where x rounded once errs by 2^-8."""
     row = tl.arange(0, NARROW)[:, None]
@@ -36,7 +36,7 @@ def as_halves(x, like):
 
 
 @triton.jit
-def settled(x):
+def wait_for_product(x):
     """x, a product, once it is there.
 
     Triton 3.6 may leave a product running into the loop's next turn with no more buffers than loads ahead, and then
@@ -46,7 +46,7 @@ def settled(x):
 
 
 @triton.jit
-def keep(
+def save_state(
     state, added, place, columns, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Stores a state, rounded, and beside it the added column's."""
@@ -58,7 +58,7 @@ def keep(
 
 
 @triton.jit
-def leave_product(
+def store_state_product(
     state, added, kept, products, columns, rows,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +78,7 @@ def leave_product(
 
 
 @triton.jit
-def sweep(
+def scalar_decay_single_pass(
     q_ptr, k_ptr, v_ptr, o_ptr, x_ptr,
     g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, m_ptr,
     first_ptr, last_ptr, kept_ptr,
@@ -161,13 +161,13 @@ def sweep(
     if not ADD:
         added = 0.0
     if not REVERSE and kept_ptr is not None:
-        keep(state, added, kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
+        save_state(state, added, kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
     if products_ptr is not None:
         products_ptr += split * products_size + slot * BLOCK_V
         # of the state before the last chunk: what that leaves of it may be less than rounding of what it writes
         before = kept_ptr + tl.cdiv(count - 1, KEEP) * H * kept_offset
         left = products_ptr + tl.cdiv(count, KEEP) * H * BLOCK_V
-        leave_product(state, added, before, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V)
+        store_state_product(state, added, before, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V)
     for i in tl.range(0, count, num_stages=STAGES):
         if REVERSE:
             chunk = count - 1 - i
@@ -298,25 +298,25 @@ def sweep(
             if g_ptr is not None:
                 write_add *= to_end
                 added *= whole
-            added = tl.dot(as_halves(write_add, v), v, added, input_precision=PRECISION)
+            added = tl.dot(split_hi_lo_rows(write_add, v), v, added, input_precision=PRECISION)
         if NORMALIZE:
             if g_ptr is not None:
                 norm *= whole
-            norm = tl.dot(as_halves(write, k), k, norm, input_precision=PRECISION)
+            norm = tl.dot(split_hi_lo_rows(write, k), k, norm, input_precision=PRECISION)
         written = (tl.trans(v).to(tl.float32) * write[None, :]).to(v.dtype)
         state = tl.dot(written, k, state, input_precision=PRECISION)
         if NORMALIZE or ADD:
-            state = settled(state)
+            state = wait_for_product(state)
 
         if not REVERSE and kept_ptr is not None:  # noqa: SIM102 (compile time, then run time)
             if (chunk == count - 2) | ((chunk % KEEP == KEEP - 1) & (chunk < count - 1)):
                 entry = kept_ptr + tl.cdiv(chunk + 1, KEEP) * H * kept_offset
-                keep(state, added, entry, columns, rows, COLUMNS, WIDTH, ADD)
+                save_state(state, added, entry, columns, rows, COLUMNS, WIDTH, ADD)
         if products_ptr is not None:  # noqa: SIM102
             if chunk % KEEP == 0:
                 entry = (chunk // KEEP) * H
                 left = products_ptr + entry * BLOCK_V
-                leave_product(
+                store_state_product(
                     state, added, kept_ptr + entry * kept_offset, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V
                 )
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def compose(
+def segment_scan(
     states_ptr, decay_ptr, first_ptr, last_ptr, H, size,
     SEGMENTS: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

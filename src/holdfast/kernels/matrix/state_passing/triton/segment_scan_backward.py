@@ -10,12 +10,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _then(decay, add, later_decay, later_add):
+def _compose(decay, add, later_decay, later_add):
     return decay * later_decay, add * later_decay + later_add
 
 
 @triton.jit
-def compose(
+def segment_scan_both_ways(
     local_ptr,
     decay_ptr,
     first_ptr,
@@ -53,7 +53,7 @@ def compose(
         decay = tl.full([PADDED], 1.0, tl.float32)
     else:
         decay = tl.exp2(tl.load(decay_ptr + row, mask=turn < segments, other=0.0))
-    decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _then)
+    decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _compose)
 
     pair = tl.program_id(0).to(tl.int64) * size + cell
     start = tl.zeros([BLOCK], tl.float32)

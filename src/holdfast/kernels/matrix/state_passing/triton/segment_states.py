@@ -9,11 +9,11 @@ import triton.language as tl
 from holdfast.kernels.lib.triton.decay import log_decay_cumsum
 from holdfast.kernels.lib.triton.sequence import sequence_bounds
 from holdfast.kernels.lib.triton.tiles import NARROW, load_tile
-from holdfast.kernels.matrix.scalar_decay.triton.single_pass import as_halves
+from holdfast.kernels.matrix.scalar_decay.triton.single_pass import split_hi_lo_rows
 
 
 @triton.jit
-def advance(
+def triton_segment_states(
     k_ptr, v_ptr, g_ptr, source_ptr, source_add_ptr, last_ptr, decay_ptr,
     T, H, segment, scale, k_batch, k_step, k_head, v_batch, v_step, v_head,
     state_size, state_k, state_v, state_add,
@@ -73,7 +73,7 @@ def advance(
         if ADD:
             if REVERSE:
                 weight_add *= scale
-            added = tl.dot(as_halves(weight_add, v), v, added, input_precision=PRECISION)
+            added = tl.dot(split_hi_lo_rows(weight_add, v), v, added, input_precision=PRECISION)
         written = (tl.trans(v).to(tl.float32) * weight[None, :]).to(v.dtype)
         state = tl.dot(written, k, state, input_precision=PRECISION)
 

@@ -64,7 +64,7 @@ class HopperGLA:
         The plan saves states of a whole call alone.
         """
         from holdfast.kernels import varlen
-        from holdfast.kernels.matrix.args import sums_of
+        from holdfast.kernels.matrix.args import slice_sums
         from holdfast.kernels.runtime.tma import aligned
 
         from . import launch
@@ -72,7 +72,7 @@ class HopperGLA:
         shape, dtype, device = calls[0].v.shape, calls[0].v.dtype, calls[0].v.device
         cu_seqlens = varlen.on_device(cu_seqlens, shape[1], device)
         o = torch.empty(shape, dtype=dtype, device=device)
-        sums = [None] if len(calls) == 1 else sums_of(o, tile(shape[3]), len(calls), cu_seqlens)
+        sums = [None] if len(calls) == 1 else slice_sums(o, tile(shape[3]), len(calls), cu_seqlens)
         finals, saved = [], None
         for call, each in zip(calls, sums, strict=True):
             inputs = launch.Inputs.of(call, cu_seqlens)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.lib.gluon.compat import gl
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
-from holdfast.kernels.matrix.args import TOKENS, Sums, kind
+from holdfast.kernels.matrix.args import TOKENS, SliceSums, dtype_or_none
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import aligned, tileable, tiles, width_of
 from holdfast.recurrences.definition import MatrixCall
@@ -60,7 +60,7 @@ class Grads:
 
 
 def run_forward(
-    inputs: Inputs, v: Tensor, out: Tensor, states: States, reverse: bool = False, sums: Sums | None = None
+    inputs: Inputs, v: Tensor, out: Tensor, states: States, reverse: bool = False, sums: SliceSums | None = None
 ) -> None:
     """Launch `gla_fwd`; out's heads are a multiple of those of q, k, g and v, which may be other than inputs.v."""
     q, k, g, beta, cu_seqlens = inputs.q, inputs.k, inputs.g, inputs.beta, inputs.cu_seqlens
@@ -96,7 +96,7 @@ def run_forward(
         "LEAVES": sums is not None and sums.leaves,
     }
     optional = (states.initial, states.final, states.saved, beta, None if sums is None else sums.sums)
-    types = (k.dtype, tile_k, tile_v, *(x is None for x in optional), kind(cu_seqlens))
+    types = (k.dtype, tile_k, tile_v, *(x is None for x in optional), dtype_or_none(cu_seqlens))
     launch(gla_fwd, (sequences * heads, 1, 1), arguments, constants, tile_v // 16, types)
 
 
@@ -128,7 +128,7 @@ def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor, grads
         heads // v.shape[2],
         inputs.scale,
     )
-    types = (q.dtype, tile_v, beta is None, kind(cu_seqlens))
+    types = (q.dtype, tile_v, beta is None, dtype_or_none(cu_seqlens))
     launch(gla_bwd_grads, grid, arguments, {"H": heads, "KEYS": keys}, 4, types)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
-from holdfast.kernels.matrix.args import TOKENS, kind
+from holdfast.kernels.matrix.args import TOKENS, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.launch import DeltaPasses, Slots
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import aligned, tileable, tiles
@@ -77,5 +77,5 @@ class WidePasses(DeltaPasses):
         )
         constants = {"KEYS": keys, "VALUES": values, "BACK": back, "STAGES": STAGES}
         optional = (q, out, slots, self.g, self.beta, start, end)
-        types = (v.dtype, *(x is None for x in optional), kind(self.cu_seqlens))
+        types = (v.dtype, *(x is None for x in optional), dtype_or_none(self.cu_seqlens))
         launch(delta_walk, (self.sequences * self.heads, -(-values // columns), 1), arguments, constants, 4, types)

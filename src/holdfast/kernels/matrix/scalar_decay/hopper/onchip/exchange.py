@@ -26,7 +26,7 @@ _BATCH = gl.constexpr(8)
 
 
 @gluon.jit
-def exchange(tiles, gates, signals, sources, memory, sizes, KEYS: gl.constexpr, VALUES: gl.constexpr):
+def load_partition(tiles, gates, signals, sources, memory, sizes, KEYS: gl.constexpr, VALUES: gl.constexpr):
     """All that the warps that multiply wait for."""
     q_tiles, k_tiles, v_tiles, scores = tiles
     written, asked, gated, entered, added, taken, scored = signals
@@ -75,9 +75,9 @@ def exchange(tiles, gates, signals, sources, memory, sizes, KEYS: gl.constexpr, 
     # not sooner: other blocks' k and v are what all wait for
     mbarrier.wait(written.index(1), 0)
     for i in gl.static_range(2, 4):
-        _ask(q_desc, q_tiles, asked, i, batch, first, head // qk_group)
+        _load_queries(q_desc, q_tiles, asked, i, batch, first, head // qk_group)
     for i in gl.static_range(2):
-        _ask(q_desc, q_tiles, asked, i, batch, first, head // qk_group)
+        _load_queries(q_desc, q_tiles, asked, i, batch, first, head // qk_group)
 
     state = reinterpret(scores, k_desc.dtype, [1, K, V], states_desc.layout)
     mbarrier.wait(added.index(0), 0)
@@ -89,7 +89,7 @@ def exchange(tiles, gates, signals, sources, memory, sizes, KEYS: gl.constexpr, 
     grid_wait(before)
 
     entering = gl.num_programs(0) * segments
-    _scan(states_ptr, start_ptr, end_ptr, decay_ptr, entering, k_desc.dtype, K, V, KEYS, VALUES)
+    _scan_states(states_ptr, start_ptr, end_ptr, decay_ptr, entering, k_desc.dtype, K, V, KEYS, VALUES)
     grid_arrive()
     mbarrier.wait(scored.index(0), 0)
     # all of them have arrived twice, and the bit is what it was
@@ -100,14 +100,14 @@ def exchange(tiles, gates, signals, sources, memory, sizes, KEYS: gl.constexpr, 
 
 
 @gluon.jit
-def _ask(q_desc, q_tiles, asked, chunk: gl.constexpr, batch, first, head):
+def _load_queries(q_desc, q_tiles, asked, chunk: gl.constexpr, batch, first, head):
     """Has a chunk of q loaded."""
     mbarrier.expect(asked.index(chunk), q_desc.block_type.nbytes)
     tma_load(q_desc, [batch, first + chunk * CHUNK, head, 0], asked.index(chunk), q_tiles.index(chunk))
 
 
 @gluon.jit
-def _scan(
+def _scan_states(
     states_ptr,
     start_ptr,
     end_ptr,

@@ -13,8 +13,8 @@ from holdfast.kernels.lib.gluon.decay import CHUNK
 from holdfast.kernels.lib.gluon.sequence import head_offset
 from holdfast.planner.models.matrix.scalar_decay.hopper import RESIDENT_CHUNKS
 
-from .exchange import exchange
-from .mma import multiply
+from .exchange import load_partition
+from .mma import mma_partition
 
 # chunks of a segment, as queries; keys and values come in halves of a segment
 CHUNKS = gl.constexpr(RESIDENT_CHUNKS)
@@ -25,7 +25,7 @@ _HALF = gl.constexpr(128)
     do_not_specialize=["T", "H", "qk_group", "v_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h"],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "decay_ptr"],
 )
-def resident(
+def scalar_decay_fwd_onchip(
     q_desc,
     k_desc,
     v_desc,
@@ -102,9 +102,9 @@ def resident(
     signals = (written, asked, gated, entered, added, taken, scored)
     gl.warp_specialize(
         [
-            (multiply, (tiles, gates, signals, o_desc, states_desc, H, scale)),
+            (mma_partition, (tiles, gates, signals, o_desc, states_desc, H, scale)),
             (
-                exchange,
+                load_partition,
                 (
                     tiles,
                     gates,

@@ -4,17 +4,19 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.compat import gl
-from holdfast.kernels.matrix.args import TOKENS, Gates
+from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
 
-from .kernel import CHUNKS, resident
+from .kernel import CHUNKS, scalar_decay_fwd_onchip
 
 _LAYOUTS = {rank: gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank) for rank in (3, 4)}
 SEGMENT = CHUNKS.value * TOKENS
 
 
-def run_resident(q: Tensor, k: Tensor, v: Tensor, out: Tensor, gates: Gates, start: Tensor | None, end: Tensor) -> None:
+def run_onchip(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, gates: DecayAndBeta, start: Tensor | None, end: Tensor
+) -> None:
     """out [B, T, H, V] of q, k [B, T, *, K] and v [B, T, *, V]; the state before and after it, float32 [B, H, K, V].
 
     Raises RuntimeError where its blocks, one for each batch, head and 256 tokens, cannot all run at once.
@@ -50,4 +52,4 @@ def run_resident(q: Tensor, k: Tensor, v: Tensor, out: Tensor, gates: Gates, sta
     )
     types = (*gates.types(), q.dtype, wide, width, start is None)
     constants = {"KEYS": keys, "VALUES": columns}
-    launch(resident, (pairs, segments, 1), arguments, constants, width // 16, types, cooperative=True)
+    launch(scalar_decay_fwd_onchip, (pairs, segments, 1), arguments, constants, width // 16, types, cooperative=True)

@@ -22,7 +22,7 @@ from holdfast.kernels.lib.gluon.split import opaque
 
 
 @gluon.jit
-def multiply(tiles, gates, signals, o_desc, states_desc, H, scale):
+def mma_partition(tiles, gates, signals, o_desc, states_desc, H, scale):
     """A segment's own state, its outputs from a state of zero, and what the state that enters it adds to them."""
     _, k_tiles, v_tiles, scores = tiles
     written, asked, gated, entered, added, taken, scored = signals
