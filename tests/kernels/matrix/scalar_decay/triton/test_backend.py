@@ -51,10 +51,9 @@ def arguments(passed, dtype, width, columns, block, **given):
     if passed in ("dq", "dk"):
         found |= {"x_ptr": dtype, "kept_ptr": dtype}
     found |= dict.fromkeys((*NUMBERS, *STRIDES), 4096) | {"cu_seqlens": None, "scale": 0.5, "eps": 1e-6}
-    found |= {"Q_GROUP": 1, "K_GROUP": 1, "V_GROUP": 1, "X_GROUP": 1, "WIDTH": width, "COLUMNS": columns}
+    found |= {"QK_GROUP": 1, "VX_GROUP": 1, "WIDTH": width, "COLUMNS": columns}
     found |= {"BLOCK_K": width, "BLOCK_V": block, "CHUNK": 32 if wide else 64, "SEGMENTS": 1, "KEEP": 8, "STAGES": 2}
-    found |= {"REVERSE": reverse, "ADD": False, "NORMALIZE": False, "PRECISION": "tf32x3"}
-    return found | {"WIDE": wide} | given
+    return found | {"REVERSE": reverse, "ADD": False} | given
 
 
 @pytest.mark.parametrize("capability", TARGETS)
@@ -82,7 +81,7 @@ def test_compiles_for_gpus_that_are_not_here(passed, capability):
 @pytest.mark.parametrize(
     ("passed", "options", "most"),
     [
-        ("o", {"NORMALIZE": True, "m_ptr": torch.float32, "norm_ptr": torch.float32}, 256),
+        ("o", {"m_ptr": torch.float32, "norm_ptr": torch.float32}, 256),
         ("dq", {"ADD": True, "output_ptr": torch.float32, "output_add_ptr": torch.float32}, 304),
         ("dk", {"ADD": True}, 480),
         ("o", {"cu_seqlens": torch.int64}, 16),
@@ -103,6 +102,7 @@ def test_compiles_in_float32():
 def test_the_composition_compiles():
     given = arguments("dq", torch.bfloat16, 64, 64, 64)
     given |= {"source_add_ptr": None, "last_ptr": torch.float32, "decay_ptr": torch.float32}
+    given |= {"K_GROUP": 1, "V_GROUP": 1, "WIDE": False, "PRECISION": "tf32x3"}
     assert (
         compile_for(
             triton_segment_states, 90, {name: given[name] for name in triton_segment_states.arg_names}, num_warps=4

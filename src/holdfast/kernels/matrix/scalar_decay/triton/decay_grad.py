@@ -22,13 +22,13 @@ FAINT = tl.constexpr(-12.0)
 
 @triton.jit
 def _at(x, index, slots):
-    """x[index] of a vector over slots."""
+    """Return x[index] of a vector over slots."""
     return tl.sum(tl.where(slots == index, x, 0.0), 0)
 
 
 @triton.jit
 def _rows(ptr, at, live, stride, SPLITS: tl.constexpr):
-    """The sum of all splits' rows."""
+    """Return the sum of all splits' rows."""
     x = tl.load(ptr + at, mask=live, other=0.0)
     for split in tl.static_range(1, SPLITS):
         x += tl.load(ptr + split * stride + at, mask=live, other=0.0)
@@ -37,7 +37,7 @@ def _rows(ptr, at, live, stride, SPLITS: tl.constexpr):
 
 @triton.jit
 def _product(ptr, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of all splits' and columns' numbers."""
+    """Return the sum of all splits' and columns' numbers."""
     x = tl.load(ptr + tl.arange(0, BLOCK))
     for split in tl.static_range(1, SPLITS):
         x += tl.load(ptr + split * size + tl.arange(0, BLOCK))
@@ -56,8 +56,8 @@ def _onward(sums, passed, next_sums, passes):
 
 
 @triton.jit
-def crossing(later, earlier, g):
-    """For each token of a chunk, the sum over all pairs of a token before it and one that is not.
+def pairs_across(later, earlier, g):
+    """Return, for each token of a chunk, the sum over all pairs of a token before it and one that is not.
 
     later, earlier: the sums over each token's pairs with earlier and with later ones; g: log decays. From a token on
     the first less the second is that sum. Where a decay leaves little of it, it is their rounding, which may not go
@@ -76,12 +76,19 @@ def scalar_decay_dg(
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
     VARIANCE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences or segments of them, of which there may be any number, H, programs that share the windows of KEEP
+    """Turn the sums of the passes for dq and dk into dg.
+
+    Grid (sequences, or segments of them, of which there may be any number; H; programs that share the windows of KEEP
     chunks).
 
-    g, out: [B, T, H]. read [SPLITS, 3, B, T, H], written [SPLITS, B, T, H]: rows of triton_sweep.sweep forward and in
-    reverse; products: see there. VARIANCE: of a rounded
-    operand, relative to its square.
+    read:
+        g        float32 [B, T, H]: log decays
+        read, written, products
+                 float32 [SPLITS, 3, B, T, H], [SPLITS, B, T, H] and [SPLITS, products_size]: rows of
+                 scalar_decay_single_pass forward and in reverse, and its products
+    written:
+        out      [B, T, H]: dg
+    VARIANCE: of a rounded operand, relative to its square.
     """
     head = tl.program_id(1)
     n = tl.program_id(0)
@@ -96,10 +103,10 @@ def scalar_decay_dg(
         low = window * KEEP
         high = tl.minimum(low + KEEP, count)
         pasts = tl.zeros([KEEP], tl.float32)
-        strays = tl.zeros([KEEP], tl.float32)
-        shares = tl.zeros([KEEP], tl.float32)
+        innovations = tl.zeros([KEEP], tl.float32)
+        rts_gains = tl.zeros([KEEP], tl.float32)
         carry = _product(products_ptr + (window + 1) * H * BLOCK, products_size, SPLITS, BLOCK)
-        doubt = tl.zeros([], tl.float32) + VARIANCE
+        variance = tl.zeros([], tl.float32) + VARIANCE
         for i in range(high - low):
             chunk = high - 1 - i
             at = base + (chunk * CHUNK + steps).to(tl.int64) * H
@@ -108,22 +115,22 @@ def scalar_decay_dg(
             decay = tl.exp2(tl.sum(tl.maximum(g, LOG_DECAY_FLOOR).to(tl.float32) * LOG2E, 0))
             read = tl.sum(_rows(read_ptr, at, live, 3 * plane, SPLITS), 0)
             expected = carry - tl.sum(_rows(written_ptr, at, live, plane, SPLITS), 0)
-            doubted = doubt + VARIANCE
-            known = decay * decay / (decay * decay + doubted)
+            predicted = variance + VARIANCE
+            gain = decay * decay / (decay * decay + predicted)
             # of the next chunk's error, the share that is this one's too
-            share = doubt / doubted
+            rts_gain = variance / predicted
             # what passes the last chunk is known as it is
             ends = chunk == count - 1
-            doubt = tl.where(ends, 0.0, doubted * known)
-            past = tl.where(ends, decay * carry, expected * known)
+            variance = tl.where(ends, 0.0, predicted * gain)
+            past = tl.where(ends, decay * carry, expected * gain)
             if chunk == low:
                 exact = _product(products_ptr + window * H * BLOCK, products_size, SPLITS, BLOCK)
                 past = tl.where(ends, past, tl.where(decay > 0.0, exact - read, 0.0))
             carry = past + read
             here = slots == chunk - low
             pasts = tl.where(here, past, pasts)
-            strays = tl.where(here, past - expected, strays)
-            shares = tl.where(here, share, shares)
+            innovations = tl.where(here, past - expected, innovations)
+            rts_gains = tl.where(here, rts_gain, rts_gains)
         error = tl.zeros([], tl.float32)
         for chunk in range(low, high):
             at = base + (chunk * CHUNK + steps).to(tl.int64) * H
@@ -138,8 +145,8 @@ def scalar_decay_dg(
             written = _rows(written_ptr - H, at, live & (steps > 0), plane, SPLITS)
             g = tl.load(g_ptr + at, mask=live, other=0.0)
             # past is 0 in a chunk with a decay of zero, which lets nothing pass
-            dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0) + crossing(later, earlier, g)
+            dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0) + pairs_across(later, earlier, g)
             dg += _at(pasts, chunk - low, slots) + error
             dg = tl.where(g <= LOG_DECAY_FLOOR, 0.0, dg)
             tl.store(out_ptr + at, dg.to(out_ptr.dtype.element_ty), mask=live)
-            error = _at(shares, chunk - low, slots) * (error + _at(strays, chunk - low, slots))
+            error = _at(rts_gains, chunk - low, slots) * (error + _at(innovations, chunk - low, slots))

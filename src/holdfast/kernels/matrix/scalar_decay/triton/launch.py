@@ -40,6 +40,58 @@ _VARIANCE = {dtype: (torch.finfo(dtype).eps / 4) ** 2 for dtype in (torch.float3
 
 
 @dataclass(frozen=True)
+class Roles:
+    """The tensors of a pass: out, or None, of q, k and v, `block` of v's columns a program.
+
+    state: strides of the states, as Passes.by_value or by_key has them.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor | None
+    block: int
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a pass multiplies with, [B, T, H] each or None. add: with the added column."""
+
+    source: Tensor | None = None
+    source_add: Tensor | None = None
+    output: Tensor | None = None
+    output_add: Tensor | None = None
+    after: Tensor | None = None
+    add: bool = False
+
+
+@dataclass(frozen=True)
+class States:
+    """The state that enters a pass and the one that leaves it, or None."""
+
+    first: Tensor | None = None
+    last: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a pass finds beside its output, or None; the fields are scalar_decay_single_pass's arguments of these names.
+
+    m, with norm: the stabiliser, if outputs are divided. keep: chunks from one kept state to the next.
+    """
+
+    x: Tensor | None = None
+    keep: int = 1
+    kept: Tensor | None = None
+    rows: Tensor | None = None
+    products: Tensor | None = None
+    full: Tensor | None = None
+    norm: Tensor | None = None
+    m: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Passes:
     """A call as the kernels take it. segments: of each sequence; segment: steps of each."""
 
@@ -98,76 +150,39 @@ class Passes:
         """The same where the output has k's columns."""
         return self.by_value() | {"state_k": 1, "state_v": self.state_shape()[3]}
 
-    def numbers(self) -> dict[str, Any]:
-        """What decides precision: sums of log decays beside float32 inputs are float64, products 3xTF32."""
-        return {"WIDE": self.v.dtype == torch.float32, "PRECISION": "tf32x3"}
-
-    def sweep(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor | None,
-        block: int,
-        state: dict[str, Any],
-        *,
-        x: Tensor | None = None,
-        first: Tensor | None = None,
-        last: Tensor | None = None,
-        reverse: bool = False,
-        add: bool = False,
-        normalize: bool = False,
-        keep: int = 1,
-        kept: Tensor | None = None,
-        source: Tensor | None = None,
-        source_add: Tensor | None = None,
-        output: Tensor | None = None,
-        output_add: Tensor | None = None,
-        after: Tensor | None = None,
-        rows: Tensor | None = None,
-        products: Tensor | None = None,
-        full: Tensor | None = None,
-        norm: Tensor | None = None,
+    def launch_pass(
+        self, roles: "Roles", weights: "Weights", states: "States", sums: "Sums", reverse: bool = False
     ) -> None:
-        """One launch; the arguments are those of triton_sweep.sweep."""
-        width, columns = q.shape[3], v.shape[3]
+        """Launch scalar_decay_single_pass."""
+        q, k, v, x = roles.q, roles.k, roles.v, sums.x
+        width, columns, block = q.shape[3], v.shape[3], roles.block
         strides = [y.stride()[:3] if y is not None else (0, 0, 0) for y in (q, k, v, x)]
         tensors = (
-            q, k, v, out, x,
-            self.g, source, source_add, output, output_add, after, self.m if normalize else None,
-            first, last, kept, rows, products, full, norm, self.cu_seqlens,
+            q, k, v, roles.out, x,
+            self.g, weights.source, weights.source_add, weights.output, weights.output_add, weights.after, sums.m,
+            states.first, states.last, sums.kept, sums.rows, sums.products, sums.full, sums.norm, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
             self.v.shape[1], self.heads, self.segment, self.scale, self.eps, self.tokens,
-            0 if kept is None else kept.stride(1), 0 if products is None else products.stride(0),
-            *(number for y in strides for number in y), *state.values(),
+            0 if sums.kept is None else sums.kept.stride(1), 0 if sums.products is None else sums.products.stride(0),
+            *(number for y in strides for number in y), *roles.state.values(),
         )  # fmt: skip
         constants = {
-            "Q_GROUP": self.heads // q.shape[2],
-            "K_GROUP": self.heads // k.shape[2],
-            "V_GROUP": self.heads // v.shape[2],
-            "X_GROUP": 1 if x is None else self.heads // x.shape[2],
+            "QK_GROUP": self.heads // q.shape[2],
+            "VX_GROUP": self.heads // v.shape[2],
             "WIDTH": width,
             "COLUMNS": columns,
             "BLOCK_K": padded(width),
             "BLOCK_V": block,
             "CHUNK": self.plan["chunk"],
             "SEGMENTS": self.segments,
-            "KEEP": keep,
+            "KEEP": sums.keep,
             "STAGES": self.plan["stages"],
             "REVERSE": reverse,
-            "ADD": add,
-            "NORMALIZE": normalize,
+            "ADD": weights.add,
         }
         blocks = (_ceil(columns, block) * self.heads * self.sequences * self.segments,)
-        launch(
-            scalar_decay_single_pass,
-            blocks,
-            tensors,
-            numbers,
-            constants | self.numbers(),
-            self.plan["warps"],
-        )
+        launch(scalar_decay_single_pass, blocks, tensors, numbers, constants, self.plan["warps"])
 
     def decay_gradient(self, read: Tensor, written: Tensor, products: Tensor, out: Tensor) -> None:
         """The log decay's gradient from what the sweeps left of it."""
@@ -223,9 +238,11 @@ class Passes:
             "STAGES": self.plan["stages"],
             "REVERSE": reverse,
             "ADD": self.m is not None,
+            "WIDE": self.v.dtype == torch.float32,
+            "PRECISION": "tf32x3",
         }
         blocks = (_ceil(columns, block) * self.heads * shape[0],)
-        launch(triton_segment_states, blocks, tensors, numbers, constants | self.numbers(), 4)
+        launch(triton_segment_states, blocks, tensors, numbers, constants, 4)
         cells = state["state_size"]
         constants = {"SEGMENTS": self.segments, "REVERSE": reverse, "BLOCK": 512}
         blocks = (self.sequences * self.heads, _ceil(cells, 512))
@@ -244,10 +261,8 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
     first, last = run.state, final
     if run.segments > 1:
         first, last = run.entering(run.v, run.k, run.beta, run.beta, run.state, final, reverse=False), None
-    run.sweep(
-        run.q, run.k, run.v, out, plan["columns"], run.by_value(),
-        first=first, last=last, source=run.beta, normalize=run.m is not None, norm=norm,
-    )  # fmt: skip
+    roles = Roles(run.q, run.k, run.v, out, plan["columns"], run.by_value())
+    run.launch_pass(roles, Weights(source=run.beta), States(first, last), Sums(norm=norm, m=run.m))
     return out, final
 
 
@@ -289,26 +304,32 @@ def backward(
     per_head = (*call.v.shape[:3], call.k.shape[3])
     grouped = run.heads != call.q.shape[2]
     dq, dk = (call.q.new_empty(per_head) if grouped else grads[name] for name in ("q", "k"))
-    run.sweep(
-        do, run.v, run.k, dq, keys, run.by_key(),
-        x=None if read is None else run.q, first=first, add=normalize, keep=keep, kept=kept,
-        source=run.beta, source_add=run.beta, output=weight, output_add=add, rows=read,
-    )  # fmt: skip
+    run.launch_pass(
+        Roles(do, run.v, run.k, dq, keys, run.by_key()),
+        Weights(source=run.beta, source_add=run.beta, output=weight, output_add=add, add=normalize),
+        States(first),
+        Sums(x=None if read is None else run.q, keep=keep, kept=kept, rows=read),
+    )
 
     last_grad, end = grad_state, grad_final
     if run.segments > 1:
         end, last_grad = run.entering(do, run.q, weight, add, grad_final, grad_state, reverse=True), None
     dbeta = None if run.beta is None else run.per_token(splits)
-    run.sweep(
-        run.v, do, run.q, dk, keys, run.by_key(),
-        x=None if read is None and dbeta is None else run.k, first=end, last=last_grad, reverse=True, add=normalize,
-        keep=keep, kept=kept, source=weight, source_add=add, after=run.beta, rows=written, products=products,
-        full=dbeta,
-    )  # fmt: skip
-    run.sweep(
-        run.k, run.q, do, grads["v"], values, run.by_value(),
-        first=end, reverse=True, source=weight, after=run.beta,
-    )  # fmt: skip
+    x = None if read is None and dbeta is None else run.k
+    run.launch_pass(
+        Roles(run.v, do, run.q, dk, keys, run.by_key()),
+        Weights(source=weight, source_add=add, after=run.beta, add=normalize),
+        States(end, last_grad),
+        Sums(x=x, keep=keep, kept=kept, rows=written, products=products, full=dbeta),
+        reverse=True,
+    )
+    run.launch_pass(
+        Roles(run.k, run.q, do, grads["v"], values, run.by_value()),
+        Weights(source=weight, after=run.beta),
+        States(end),
+        Sums(),
+        reverse=True,
+    )
     if written is not None:
         run.decay_gradient(read, written, products, grads["g"])
     if dbeta is not None:
@@ -322,10 +343,8 @@ def _normalizer(run: Passes, do: Tensor, first: Tensor | None, block: int) -> tu
     """1 / what outputs are divided by, and the gradients of scale n . q and of m, [B, T, H] each."""
     splits = _ceil(run.v.shape[3], block)
     norm, across = run.per_token(), run.per_token(splits)
-    run.sweep(
-        run.q, run.k, run.v, None, block, run.by_value(),
-        x=do, first=first, source=run.beta, normalize=True, norm=norm, rows=across,
-    )  # fmt: skip
+    roles = Roles(run.q, run.k, run.v, None, block, run.by_value())
+    run.launch_pass(roles, Weights(source=run.beta), States(first), Sums(x=do, rows=across, norm=norm, m=run.m))
     weight, add, dm = run.per_token(), run.per_token(), run.per_token()
     count = norm.numel()
     if count:

@@ -1,4 +1,4 @@
-"""Device code of the single pass: one program walks a sequence chunk by chunk with the state in its registers.
+"""The single pass: one program goes over a sequence chunk by chunk with the state in its registers.
 
 The operator of MatrixCall, a_t = exp(g_t) and s over the tokens up to t, with S the state that enters the chunk,
 
@@ -16,28 +16,30 @@ The state is held transposed, [V, K], as the accumulator of the product that upd
 left operand of the product that reads it. Programs of one head split the columns of v, and each forms q . k again.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from holdfast.kernels.lib.triton.decay import log_decay_cumsum
 from holdfast.kernels.lib.triton.normalizer import denominator_floor
 from holdfast.kernels.lib.triton.sequence import sequence_bounds
-from holdfast.kernels.lib.triton.tiles import NARROW, as_first_row, load_tile
+from holdfast.kernels.lib.triton.tiles import NARROW, as_first_row, load_tile, split_hi_lo_rows
+
+# products of float32 operands; of others it is not looked at
+PRECISION = tl.constexpr("tf32x3")
 
 
-@triton.jit
-def split_hi_lo_rows(x, like):
-    """[n] -> [NARROW, n] in the dtype of `like`: x rounded, what that leaves of it, and zeros. Their sum errs by 2^-16
-    in bfloat16, where x rounded once errs by 2^-8."""
-    row = tl.arange(0, NARROW)[:, None]
-    high = x.to(like.dtype)
-    low = (x - high.to(tl.float32)).to(like.dtype)
-    return tl.where(row == 0, high[None, :], tl.where(row == 1, low[None, :], tl.zeros_like(low)[None, :]))
+class States(NamedTuple):
+    """A state [V, K], and the added column's [NARROW, V]: its sum over rows is [V]. 0.0 where there is none."""
+
+    state: tl.tensor
+    added: tl.tensor
 
 
 @triton.jit
 def wait_for_product(x):
-    """x, a product, once it is there.
+    """Return x, a product, once it is there.
 
     Triton 3.6 may leave a product running into the loop's next turn with no more buffers than loads ahead, and then
     copies of later chunks reach its operands (tests/pipelined_buffers.py finds that). What looks at x waits for it.
@@ -46,35 +48,32 @@ def wait_for_product(x):
 
 
 @triton.jit
-def save_state(
-    state, added, place, columns, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    """Stores a state, rounded, and beside it the added column's."""
+def save_state(states, place, columns, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr):
+    """Store a state, rounded, and beside it the added column's."""
     inside = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
-    tl.store(place + columns[:, None] * WIDTH + rows[None, :], state.to(place.dtype.element_ty), mask=inside)
+    tl.store(place + columns[:, None] * WIDTH + rows[None, :], states.state.to(place.dtype.element_ty), mask=inside)
     if ADD:
-        x = tl.sum(added, 0).to(place.dtype.element_ty)
+        x = tl.sum(states.added, 0).to(place.dtype.element_ty)
         tl.store(place + COLUMNS * WIDTH + columns, x, mask=columns < COLUMNS)
 
 
 @triton.jit
 def store_state_product(
-    state, added, kept, products, columns, rows,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Stores the product of a state's gradient and a kept state, by v's columns: [BLOCK]."""
+    states, saved, products, columns, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr
+):
+    """Store the product of a state's gradient and a saved state, by v's columns."""
     inside = (columns < COLUMNS)[:, None] & (rows < WIDTH)[None, :]
-    x = tl.load(kept + columns[:, None] * WIDTH + rows[None, :], mask=inside, other=0.0)
-    # in two parts of the kept state's width, which take fewer registers on their way to where it is
-    high = state.to(kept.dtype.element_ty)
-    low = (state - high.to(tl.float32)).to(kept.dtype.element_ty)
+    x = tl.load(saved + columns[:, None] * WIDTH + rows[None, :], mask=inside, other=0.0)
+    # in two parts of the saved state's width, which take fewer registers on their way to where it is
+    high = states.state.to(saved.dtype.element_ty)
+    low = (states.state - high.to(tl.float32)).to(saved.dtype.element_ty)
     product = tl.sum(high.to(tl.float32) * x.to(tl.float32), 1)
     product += tl.sum(low.to(tl.float32) * x.to(tl.float32), 1)
     if ADD:
-        x_add = tl.load(kept + COLUMNS * WIDTH + columns, mask=columns < COLUMNS, other=0.0)
-        product += tl.sum(added, 0) * x_add.to(tl.float32)
+        x_add = tl.load(saved + COLUMNS * WIDTH + columns, mask=columns < COLUMNS, other=0.0)
+        product += tl.sum(states.added, 0) * x_add.to(tl.float32)
     # the sum of them to one number, after other products, fails to compile for sm_100
-    tl.store(products + tl.arange(0, BLOCK), product)
+    tl.store(products + tl.arange(0, columns.shape[0]), product)
 
 
 @triton.jit
@@ -86,26 +85,42 @@ def scalar_decay_single_pass(
     cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset, products_size,
     q_batch, q_step, q_head, k_batch, k_step, k_head, v_batch, v_step, v_head, x_batch, x_step, x_head,
     state_size, state_k, state_v, state_add,
-    Q_GROUP: tl.constexpr, K_GROUP: tl.constexpr, V_GROUP: tl.constexpr, X_GROUP: tl.constexpr,
+    QK_GROUP: tl.constexpr, VX_GROUP: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, STAGES: tl.constexpr,
-    REVERSE: tl.constexpr, ADD: tl.constexpr, NORMALIZE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    REVERSE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """One pass over one sequence, head and block of v's columns.
+    """One pass over one sequence, or segment of one, one head and one block of v's columns.
 
-    WIDTH, COLUMNS: of q, k and of v, o; BLOCK_K >= WIDTH covers the first. source, output, after [B, T, H]: weights, 1
-    where None. ADD: source_add, output_add are added to q . k as one more column of k and q; its state is [V].
-    NORMALIZE (forward only): o is divided by max(|scale n . q|, exp(-m)) + eps, and norm [B, T, H] gets n . q.
-    first, last [N, H, ...]: state that enters and leaves, addressed by its strides over WIDTH and COLUMNS; state_add is
-    where the added column (the normaliser's, for NORMALIZE) starts.
-    With x [B, T, H, COLUMNS], rows [splits, B, T, H] gets x . o; unless NORMALIZE of what the state holds alone, and
-    forward [splits, 3, B, T, H] of pairs inside the chunk too, by the token that reads and by the one that writes. The
-    log decay's gradient is theirs (decay_grad.py), and that of products [splits, products_size] of [kept state,
-    H, BLOCK_V].
-    full gets x . o / after, diagonal and all. kept: the rounded state before every KEEP-th chunk and the last,
-    written forward, read in reverse. Sequence n's chunks are first // CHUNK + 2 n on, and so are its kept states, in
-    KEEP chunks for one.
+    Grid (splits of v's columns * H * sequences * SEGMENTS).
+
+    read:
+        q, k    [B, T, H / QK_GROUP, WIDTH], by strides; BLOCK_K >= WIDTH covers a row
+        v, x    [B, T, H / VX_GROUP, COLUMNS], by strides; x or None
+        g       float32 [B, T, H]: log decays; or None
+        source, output, after
+                float32 [B, T, H]: c, w and what outputs are multiplied with at last; 1 where None
+        source_add, output_add
+                as these; with ADD they are one more column of k and of q, whose state is [V]
+        m       float32 [B, T, H], or None. With it (forward only) o is divided by max(|scale n . q|, exp(-m)) + eps
+        first   float32 [N, H, ...]: the state that enters, by its strides state_k over WIDTH and state_v over COLUMNS;
+                state_add is where the added column, or the normaliser, starts; or None for 0
+    written:
+        o       [B, T, H, COLUMNS], or None
+        last    as first: the state that leaves; or None
+        norm    float32 [B, T, H], with m: n . q
+        rows    float32 [splits, B, T, H], with x: x . o. Without m of what the state holds alone, and forward [splits,
+                3, B, T, H], of pairs inside the chunk too, by the token that reads and by the one that writes. The log
+                decay's gradient is theirs (decay_grad.py), and that of products
+        full    float32 [splits, B, T, H]: x . o / after, diagonal and all; or None
+        kept    the rounded state before every KEEP-th chunk and the last, written forward, read in reverse; or None.
+                Sequence n's chunks are first // CHUNK + 2 n on, and so are its kept states, in KEEP chunks for one
+        products
+                float32 [splits, products_size] of [kept state, H, BLOCK_V], in reverse; or None
     """
+    # float32 inputs, whose log decays are summed in float64
+    WIDE: tl.constexpr = v_ptr.dtype.element_ty == tl.float32
+    NORMALIZE: tl.constexpr = m_ptr is not None
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
     EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
@@ -128,11 +143,11 @@ def scalar_decay_single_pass(
         reads = steps[:, None] <= steps[None, :]
     itself = steps[:, None] == steps[None, :]
 
-    q_ptr += batch * q_batch + (head // Q_GROUP) * q_head
-    k_ptr += batch * k_batch + (head // K_GROUP) * k_head
-    v_ptr += batch * v_batch + (head // V_GROUP) * v_head
+    q_ptr += batch * q_batch + (head // QK_GROUP) * q_head
+    k_ptr += batch * k_batch + (head // QK_GROUP) * k_head
+    v_ptr += batch * v_batch + (head // VX_GROUP) * v_head
     if x_ptr is not None:
-        x_ptr += batch * x_batch + (head // X_GROUP) * x_head
+        x_ptr += batch * x_batch + (head // VX_GROUP) * x_head
     out_rows = split.to(tl.int64) * tokens * H
 
     state_at = (n * H + head) * state_size
@@ -161,13 +176,13 @@ def scalar_decay_single_pass(
     if not ADD:
         added = 0.0
     if not REVERSE and kept_ptr is not None:
-        save_state(state, added, kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
+        save_state(States(state=state, added=added), kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
     if products_ptr is not None:
         products_ptr += split * products_size + slot * BLOCK_V
         # of the state before the last chunk: what that leaves of it may be less than rounding of what it writes
         before = kept_ptr + tl.cdiv(count - 1, KEEP) * H * kept_offset
         left = products_ptr + tl.cdiv(count, KEEP) * H * BLOCK_V
-        store_state_product(state, added, before, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V)
+        store_state_product(States(state=state, added=added), before, left, columns, rows, COLUMNS, WIDTH, ADD)
     for i in tl.range(0, count, num_stages=STAGES):
         if REVERSE:
             chunk = count - 1 - i
@@ -311,13 +326,20 @@ def scalar_decay_single_pass(
         if not REVERSE and kept_ptr is not None:  # noqa: SIM102 (compile time, then run time)
             if (chunk == count - 2) | ((chunk % KEEP == KEEP - 1) & (chunk < count - 1)):
                 entry = kept_ptr + tl.cdiv(chunk + 1, KEEP) * H * kept_offset
-                save_state(state, added, entry, columns, rows, COLUMNS, WIDTH, ADD)
+                save_state(States(state=state, added=added), entry, columns, rows, COLUMNS, WIDTH, ADD)
         if products_ptr is not None:  # noqa: SIM102
             if chunk % KEEP == 0:
                 entry = (chunk // KEEP) * H
                 left = products_ptr + entry * BLOCK_V
                 store_state_product(
-                    state, added, kept_ptr + entry * kept_offset, left, columns, rows, COLUMNS, WIDTH, ADD, BLOCK_V
+                    States(state=state, added=added),
+                    kept_ptr + entry * kept_offset,
+                    left,
+                    columns,
+                    rows,
+                    COLUMNS,
+                    WIDTH,
+                    ADD,
                 )
 
     if last_ptr is not None:

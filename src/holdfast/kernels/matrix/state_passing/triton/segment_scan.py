@@ -1,4 +1,4 @@
-"""The states that enter a sequence's segments, from what each adds."""
+"""The scan over a sequence's segments: from what each adds to the state to what enters it."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,12 @@ def segment_scan(
     states_ptr, decay_ptr, first_ptr, last_ptr, H, size,
     SEGMENTS: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """states [B, SEGMENTS, H, size]: from what each segment ends in from zero to what enters it; last: what leaves."""
+    """Turn the states that segments end in, started from zero, into those that enter them, in place.
+
+    Grid (B * H, blocks of BLOCK of a state's `size` cells).
+    states: float32 [B, SEGMENTS, H, size]. decay: [B, SEGMENTS, H], log2 of each segment's, or None.
+    first, last: [B, H, size], the state before the first segment and after the last, or None.
+    """
     row = tl.program_id(0)
     batch = (row // H).to(tl.int64)
     head = row % H

@@ -1,5 +1,6 @@
-"""The backward pass's scan over a sequence's segments: from what each adds to the state and its gradient
-(hopper/segment_states.py) to what enters it.
+"""The backward pass's scan over a sequence's segments, of states and of their gradients.
+
+It goes from what each segment adds (hopper/segment_states.py) to what enters it.
 
 All of a cell's segments are loaded at once. A loop over them, which must wait for each, took about a microsecond each.
 """
@@ -43,16 +44,16 @@ def segment_scan_both_ways(
     head = tl.program_id(0) % H
     back = tl.program_id(2)
     cell = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    turn = tl.arange(0, PADDED)
-    segment = tl.where(back == 1, segments - 1 - turn, turn)
+    step = tl.arange(0, PADDED)
+    segment = tl.where(back == 1, segments - 1 - step, step)
     row = (batch * segments + segment) * H + head
-    inside = (turn < segments)[:, None] & (cell < size)[None, :]
+    inside = (step < segments)[:, None] & (cell < size)[None, :]
     states = tl.num_programs(0).to(tl.int64) * segments * size * back
     add = tl.load(local_ptr + states + row[:, None] * size + cell[None, :], mask=inside, other=0.0)
     if decay_ptr is None:
         decay = tl.full([PADDED], 1.0, tl.float32)
     else:
-        decay = tl.exp2(tl.load(decay_ptr + row, mask=turn < segments, other=0.0))
+        decay = tl.exp2(tl.load(decay_ptr + row, mask=step < segments, other=0.0))
     decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _compose)
 
     pair = tl.program_id(0).to(tl.int64) * size + cell
@@ -63,11 +64,11 @@ def segment_scan_both_ways(
         start += tl.load(back_first_ptr + pair, mask=(cell < size) & (back == 1), other=0.0)
     after += decay * start[None, :]
     # what leaves a segment enters the next
-    step = tl.where(back == 1, -H, H)
-    onward = inside & (turn < segments - 1)[:, None]
-    tl.store(enter_ptr + states + (row + step)[:, None] * size + cell[None, :], after, mask=onward)
+    next_row = tl.where(back == 1, -H, H)
+    onward = inside & (step < segments - 1)[:, None]
+    tl.store(enter_ptr + states + (row + next_row)[:, None] * size + cell[None, :], after, mask=onward)
     opening = tl.where(back == 1, segments - 1, 0)
     tl.store(enter_ptr + states + ((batch * segments + opening) * H + head) * size + cell, start, mask=cell < size)
-    ending = inside & (turn == segments - 1)[:, None]
+    ending = inside & (step == segments - 1)[:, None]
     if back_last_ptr is not None:
         tl.store(tl.broadcast_to((back_last_ptr + pair)[None, :], [PADDED, BLOCK]), after, mask=ending & (back == 1))

@@ -1,6 +1,7 @@
-"""Few sequences fill a GPU only if each is cut: its segments' local states, a scan over them, a sweep a segment.
+"""The state that each segment of a sequence ends in if it starts from zero.
 
-The composition is exact: a segment that starts from S ends in exp(sum of g) S + (what it ends in from zero).
+Few sequences fill a GPU only if each is cut. A scan over the segments (segment_scan.py) and a pass a segment follow.
+That is exact: a segment that starts from S ends in exp(sum of g) S + (the state that it ends in from zero).
 """
 
 import triton
@@ -8,8 +9,7 @@ import triton.language as tl
 
 from holdfast.kernels.lib.triton.decay import log_decay_cumsum
 from holdfast.kernels.lib.triton.sequence import sequence_bounds
-from holdfast.kernels.lib.triton.tiles import NARROW, load_tile
-from holdfast.kernels.matrix.scalar_decay.triton.single_pass import split_hi_lo_rows
+from holdfast.kernels.lib.triton.tiles import NARROW, load_tile, split_hi_lo_rows
 
 
 @triton.jit
@@ -22,7 +22,13 @@ def triton_segment_states(
     CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, STAGES: tl.constexpr,
     REVERSE: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """last [B * SEGMENTS, H, ...]: the state after a segment that starts from zero; decay: log2 of its decay."""
+    """Find the state after each segment, started from zero, and log2 of the segment's decay.
+
+    Grid (splits of v's columns * H * B * SEGMENTS). k [B, T, H / K_GROUP, WIDTH] and v [B, T, H / V_GROUP, COLUMNS], by
+    strides. g, source, source_add: float32 [B, T, H], as in scalar_decay_single_pass; each may be None.
+    last: float32 [B * SEGMENTS, H, ...], by the strides state_k over WIDTH and state_v over COLUMNS, with ADD the added
+    column's from state_add on. decay: float32 [B * SEGMENTS, H], with g.
+    """
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
     split = program % SPLITS
