@@ -120,7 +120,7 @@ def tensors_without_dtype(source: Path) -> list[str]:
 # files where private names of another package may be used, which look whether they are there
 FOR_PRIVATE_NAMES = {
     "kernels/runtime/torch_private.py", "recurrences/torch_private.py",
-    "kernels/lib/gluon/compat.py", "kernels/runtime/driver.py",
+    "kernels/lib/gluon/compat.py", "kernels/lib/triton/compat.py", "kernels/runtime/driver.py",
 }  # fmt: skip
 # a name without a meaning for PyTorch or Triton: Python's own, and operators, whose names ATen promises
 PYTHONS = {"_asdict", "_exit", "_fields", "_make", "_replace"}

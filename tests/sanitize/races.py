@@ -19,7 +19,7 @@ Key = tuple[str, str, str, str]
 # compiler moved there
 _ACCESS = re.compile(
     r"\.(load|store|index|slice)\(|\b(tma_|warpgroup_mma|copy_to_shared)|\[.*\] ="
-    r"|\b(reduce_warp_partials|publish_decays|weigh|causal_decay)"
+    r"|\b(reduce_warp_partials|publish_decays|make_intra_operands|causal_decay)"
 )
 
 

@@ -31,14 +31,26 @@ PRODUCTS, SWEEP, SPREAD = (
     "matrix/scalar_decay/hopper/forward.py",
     "dense/cuda/many_blocks/forward.cu",
 )
-STORE = (PRODUCTS, "multiply", "o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))")
-WEIGH = (SWEEP, "_gate", "publish_decays(gates, decays, gated, stage, log, beta.to(gl.float32), scale, False)")
-READ = (PRODUCTS, "multiply", "read = gates.index(stage * VECTORS + READ).load(gl.SliceLayout(0, o_layout))")
-WRITTEN = (PRODUCTS, "_written", "write = gates.index(stage * VECTORS + WRITE).load(gl.SliceLayout(0, read_layout))")
+STORE = (
+    PRODUCTS,
+    "mma_partition",
+    "buffers.o_tiles.index(slot).reshape([CHUNK, V]).permute((1, 0)).store(o.to(dtype))",
+)
+WEIGH = (SWEEP, "_decay_partition", "publish_decays(")
+READ = (
+    PRODUCTS,
+    "mma_partition",
+    "read = stages.decays.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, o_layout))",
+)
+WRITTEN = (
+    PRODUCTS,
+    "_written",
+    "write = decays.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))",
+)
 # written by a function that several kernels share
 SHARED = next(line for lines in races.table() for line in lines.writes if line[0] == "lib/gluon/decay.py")
 DELTA = "matrix/delta_rule/hopper/forward.py"
-KNOWN = (Lines(("sweep",), "the mbarriers gated and free", (READ, WRITTEN), (WEIGH,)),)
+KNOWN = (Lines(("scalar_decay_fwd",), "the mbarriers decays_ready and empty", (READ, WRITTEN), (WEIGH,)),)
 
 
 def line_of(place: tuple[str, str, str]) -> int:
@@ -62,13 +74,13 @@ def output(planted: str = "") -> list[str]:
     return f"""\
 ========= COMPUTE-SANITIZER
 @@ simple_gla, small
-========= Error: Race reported between Write access at sweep+0x2f70 in {with_folders(WEIGH)}
-=========     and Read access at sweep+0x5c10 in {with_folders(READ)} [64 hazards]
-=========     and Read access at sweep+0x5d00 in {with_folders(WRITTEN)} [32 hazards]
+========= Error: Race reported between Write access at scalar_decay_fwd+0x2f70 in {with_folders(WEIGH)}
+=========     and Read access at scalar_decay_fwd+0x5c10 in {with_folders(READ)} [64 hazards]
+=========     and Read access at scalar_decay_fwd+0x5d00 in {with_folders(WRITTEN)} [32 hazards]
 =========
 {planted}@@ simple_gla, again
-========= Warning: Race reported between Read access at 0x5c10 in {at(READ)}:sweep
-=========     and Write access at 0x2f70 in {at(WEIGH)}:sweep [4 hazards]
+========= Warning: Race reported between Read access at 0x5c10 in {at(READ)}:scalar_decay_fwd
+=========     and Write access at 0x2f70 in {at(WEIGH)}:scalar_decay_fwd [4 hazards]
 ========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect.
 @@ lstm
 ========= Invalid __global__ read of size 4 bytes
@@ -80,11 +92,11 @@ def output(planted: str = "") -> list[str]:
 =========         Host Frame: [0x2f] in libcuda.so.1
 =========
 ========= Uninitialized __global__ memory read of size 2 bytes
-=========     at sweep+0x70 in {at(READ)}
+=========     at scalar_decay_fwd+0x70 in {at(READ)}
 =========     by thread (4,0,0) in block (1,0,0)
 =========
 ========= Barrier error detected. Divergent thread(s) in block
-=========     at sweep+0x90 in {at(WEIGH)}
+=========     at scalar_decay_fwd+0x90 in {at(WEIGH)}
 ========= Target application returned an error
 ========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)
 ========= ERROR SUMMARY: 3 errors
@@ -95,12 +107,12 @@ def test_the_output_is_read():
     first, again, invalid, uninitialised, barrier = findings(output())
     assert (first.kind, first.kernel, first.call, first.count) == (
         "Error: Race reported",
-        "sweep",
+        "scalar_decay_fwd",
         "simple_gla, small",
         96,
     )
     assert [p.key() for p in first.places] == [("Write", *WEIGH), ("Read", *READ), ("Read", *WRITTEN)]
-    assert (again.kernel, again.call, again.count) == ("sweep", "simple_gla, again", 4)
+    assert (again.kernel, again.call, again.count) == ("scalar_decay_fwd", "simple_gla, again", 4)
     assert (invalid.kind, invalid.call) == ("Invalid __global__ read of size 4 bytes", "lstm")
     assert [(p.file, p.line, p.function) for p in invalid.places] == [(SPREAD, 100, "spread_forward")]
     assert uninitialised.kind == "Uninitialized __global__ memory read of size 2 bytes"
@@ -132,9 +144,16 @@ def read_by(kernel: str) -> str:
 
 
 def test_kernels_of_pytorch_are_told_from_ours():
-    places = (f"{SUM}+0xb5a0", f"{SUM}+0xb5a0", f"{COPY}+0x870", "sweep+0x70", f"sweep+0x70 in {at(READ)}", "0x70")
+    places = (
+        f"{SUM}+0xb5a0",
+        f"{SUM}+0xb5a0",
+        f"{COPY}+0x870",
+        "scalar_decay_fwd+0x70",
+        f"scalar_decay_fwd+0x70 in {at(READ)}",
+        "0x70",
+    )
     found = list(findings("".join(map(read_by, places)).splitlines()))
-    assert [f.kernel for f in found] == [SUM, SUM, COPY, "sweep", "sweep", ""]
+    assert [f.kernel for f in found] == [SUM, SUM, COPY, "scalar_decay_fwd", "scalar_decay_fwd", ""]
     assert [f.in_pytorch() for f in found] == [True, True, True, False, False, False]
     spread = "spread_forward(at::Tensor, const char *)+0x1a0 in many_blocks_forward.cu:100"
     (invalid,) = findings(read_by(spread).splitlines())
@@ -176,7 +195,7 @@ def test_the_report_tells_both_apart_and_keeps_the_output(job, tmp_path):
     assert len(said["tools"]["racecheck"]["not run"]) == 3
     assert gzip.decompress((tmp_path / "initcheck.txt.gz").read_bytes()).decode() == log
     assert not report(tmp_path, [0, 1, 2], [first], [clean], ["initcheck"])["bad"]
-    for tool, kernel in (("initcheck", "sweep+0x70"), ("memcheck", f"{SUM}+0xb5a0")):
+    for tool, kernel in (("initcheck", "scalar_decay_fwd+0x70"), ("memcheck", f"{SUM}+0xb5a0")):
         faulty = job(tool, f"{marks[0]}{read_by(kernel)}{marks[1]}{marks[2]}", [0, 1, 2])
         said = report(tmp_path, [0, 1, 2], [first], [faulty], [tool])
         assert said["bad"]
@@ -232,38 +251,42 @@ def test_pairs_of_the_table_are_explained():
 
 def test_an_unexplained_pair_is_told():
     planted = f"""\
-========= Error: Race reported between Write access at sweep+0x7000 in {at(STORE)}
-=========     and Write access at sweep+0x7000 in {at(STORE)} [8 hazards]
+========= Error: Race reported between Write access at scalar_decay_fwd+0x7000 in {at(STORE)}
+=========     and Write access at scalar_decay_fwd+0x7000 in {at(STORE)} [8 hazards]
 =========
 """
     first, race, *_ = findings(output(planted))
     assert race.call == "simple_gla, small"
-    assert races.unexplained([first, race], KNOWN) == [Pair("sweep", ("Write", *STORE), ("Write", *STORE))]
+    assert races.unexplained([first, race], KNOWN) == [Pair("scalar_decay_fwd", ("Write", *STORE), ("Write", *STORE))]
     # the same lines in another kernel are others, and so is a line without an entry
-    pairs = [Pair("sweep", ("Read", *line), ("Write", *WEIGH)) for line in sorted((READ, WRITTEN))]
+    pairs = [Pair("scalar_decay_fwd", ("Read", *line), ("Write", *WEIGH)) for line in sorted((READ, WRITTEN))]
     assert races.unexplained([first], ()) == pairs
-    assert races.unexplained([first], (replace(KNOWN[0], kernels=("advance",)),)) == pairs
+    assert races.unexplained([first], (replace(KNOWN[0], kernels=("hopper_segment_states",)),)) == pairs
     assert races.unexplained([first], (replace(KNOWN[0], reads=(READ,)),)) == [
-        Pair("sweep", ("Read", *WRITTEN), ("Write", *WEIGH))
+        Pair("scalar_decay_fwd", ("Read", *WRITTEN), ("Write", *WEIGH))
     ]
 
 
 def test_which_pairs_of_lines_a_run_reports_makes_no_difference():
     read, write, own = ("Read", *READ), ("Write", *WEIGH), ("Write", *STORE)
     (lines,) = KNOWN
-    assert lines.explains(Pair("sweep", read, write))
-    assert lines.explains(Pair("sweep", write, write))
-    assert lines.explains(Pair("sweep", write, read))
+    assert lines.explains(Pair("scalar_decay_fwd", read, write))
+    assert lines.explains(Pair("scalar_decay_fwd", write, write))
+    assert lines.explains(Pair("scalar_decay_fwd", write, read))
     # two reads race with nobody, and what is read there is not what may be written there
-    assert not lines.explains(Pair("sweep", read, read))
-    assert not lines.explains(Pair("sweep", ("Write", *READ), write))
-    assert not lines.explains(Pair("sweep", own, write))
+    assert not lines.explains(Pair("scalar_decay_fwd", read, read))
+    assert not lines.explains(Pair("scalar_decay_fwd", ("Write", *READ), write))
+    assert not lines.explains(Pair("scalar_decay_fwd", own, write))
     # an instruction that the compiler moved to a line without an access is one of its function's
-    moved = ("Read", PRODUCTS, "multiply", "for i in range(count):")
-    assert lines.explains(Pair("sweep", moved, write))
-    assert not lines.explains(Pair("sweep", ("Write", *moved[1:]), write))
-    assert not lines.explains(Pair("sweep", ("Read", PRODUCTS, "score", "for i in range(count):"), write))
-    assert not lines.explains(Pair("sweep", ("Read", PRODUCTS, "multiply", "x = parts.load(layout)"), write))
+    moved = ("Read", PRODUCTS, "mma_partition", "for i in range(chunks.count):")
+    assert lines.explains(Pair("scalar_decay_fwd", moved, write))
+    assert not lines.explains(Pair("scalar_decay_fwd", ("Write", *moved[1:]), write))
+    assert not lines.explains(
+        Pair("scalar_decay_fwd", ("Read", PRODUCTS, "score_partition", "for i in range(chunks.count):"), write)
+    )
+    assert not lines.explains(
+        Pair("scalar_decay_fwd", ("Read", PRODUCTS, "mma_partition", "x = parts.load(layout)"), write)
+    )
 
 
 def test_a_race_without_places_is_not_explained():
@@ -274,22 +297,22 @@ def test_a_race_without_places_is_not_explained():
 def test_the_table_is_of_lines_that_there_are():
     assert races.stale() == []
     assert races.stale(KNOWN) == []
-    gone = (SWEEP, "_gate", "publish_decays(gates)")
-    assert races.stale((Lines(("sweep",), "none", (READ,), (gone,)),)) == [gone]
+    gone = (SWEEP, "_decay_partition", "publish_decays(gates)")
+    assert races.stale((Lines(("scalar_decay_fwd",), "none", (READ,), (gone,)),)) == [gone]
 
 
 def test_a_table_says_what_orders_lines(tmp_path):
-    pair = Pair("sweep", ("Read", *READ), ("Write", *WEIGH))
+    pair = Pair("scalar_decay_fwd", ("Read", *READ), ("Write", *WEIGH))
     good = races.entry(pair, "ring")
     path = tmp_path / "races.toml"
     path.write_text(f'[orders]\nring = "mbarriers"\n{good}')
-    assert races.table(path) == (Lines(("sweep",), "mbarriers", (READ,), (WEIGH,)),)
+    assert races.table(path) == (Lines(("scalar_decay_fwd",), "mbarriers", (READ,), (WEIGH,)),)
     row = good[good.index("reads = [\n") + 10 : good.index("]\nwrites")]
     for spoil, said in (
         (good.replace(row, row * 2), "expected lines of three texts, each once"),
-        (good.replace('"multiply", ', ""), "expected lines of three texts, each once"),
+        (good.replace('"mma_partition", ', ""), "expected lines of three texts, each once"),
         (races.entry(pair, "flag"), "order: expected one of ring; got flag"),
-        (races.entry(Pair("sweep", pair.first, pair.first), "ring"), "expected a write beside"),
+        (races.entry(Pair("scalar_decay_fwd", pair.first, pair.first), "ring"), "expected a write beside"),
         (good.replace("kernels", "of"), "expected kernels, order, reads and writes"),
     ):
         other = tmp_path / f"{abs(hash(spoil))}.toml"
@@ -300,15 +323,15 @@ def test_a_table_says_what_orders_lines(tmp_path):
 
 def test_lines_of_the_first_warps_are_found():
     """Triton gives the instructions of a function that is compiled into the kernel itself their line, and its file."""
-    first = line_of((SWEEP, "sweep", "def sweep("))
+    first = line_of((SWEEP, "scalar_decay_fwd", "def scalar_decay_fwd("))
     of = places.place(SWEEP, first)[0], places.first_warps(SWEEP, first)
-    assert of == ("sweep", {SWEEP}), "the kernel's own first line: the compiler gives none"
+    assert of == ("scalar_decay_fwd", {SWEEP}), "the kernel's own first line: the compiler gives none"
     line = line_of(READ)
     said = f"""\
-========= Error: Race reported between Write access at sweep+0x22d0 in {at(SHARED)}
-=========     and Read access at sweep+0x6420 in forward.py:{line} [24 hazards]
+========= Error: Race reported between Write access at scalar_decay_fwd+0x22d0 in {at(SHARED)}
+=========     and Read access at scalar_decay_fwd+0x6420 in forward.py:{line} [24 hazards]
 ========= Barrier error detected. Already initialized. Invalidate before reinitializing.
-=========     at sweep+0x5a70 in forward.py:{line}
+=========     at scalar_decay_fwd+0x5a70 in forward.py:{line}
 """
     race, barrier = findings(said.splitlines())
     assert [p.key() for p in race.places] == [("Write", *SHARED), ("Read", *READ)]
@@ -456,4 +479,4 @@ def test_racecheck_reports_no_pair_that_is_not_explained(tmp_path):
 def test_synccheck_reports_nothing_of_packed_calls(tmp_path):
     said = sanitized(tmp_path, "synccheck", PACKED, 5)
     assert said["findings"] == []
-    assert "sweep" in said["tables put right"]
+    assert "scalar_decay_fwd" in said["tables put right"]
