@@ -192,37 +192,37 @@ class Kernels:
     def __init__(self, source: Path) -> None:
         self.modules = modules(source)
         self.jits = {(each.name, f.name): f for each in self.modules for f in functions(each.tree) if is_jit(f)}
-        self.device = {target for each in self.modules for target in self._called(each)}
-        self.entries = {key for key in self.jits if key not in self.device and not self._is_method(key)}
+        called = {target for each in self.modules for target in self._called(each)}
+        self.entries = {key for key in self.jits if key not in called and not self._is_called_otherwise(*key)}
 
-    def _is_method(self, key: tuple[str, str]) -> bool:
-        return any(each.arg == "self" for each in self.jits[key].args.args[:1])
+    def _is_called_otherwise(self, where: str, name: str) -> bool:
+        """Methods, and what generated code calls."""
+        return ".codegen." in where or any(each.arg == "self" for each in self.jits[where, name].args.args[:1])
 
     def _called(self, module: Module) -> Iterator[tuple[str, str]]:
-        """The jit functions that jit functions of a module refer to, by their own names or as a module's."""
-        names = self._names(module)
-        for function in functions(module.tree):
-            if not is_jit(function):
+        """The jit functions that a module's jit functions refer to, by their own names or as a module's."""
+        names = _imported(module) | {name: f"{where}.{name}" for where, name in self.jits if where == module.name}
+        for node in (node for f in filter(is_jit, functions(module.tree)) for node in ast.walk(f)):
+            if isinstance(node, ast.Name):
+                where, _, name = names.get(node.id, "").rpartition(".")
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                where, name = names.get(node.value.id, ""), node.attr
+            else:
                 continue
-            for node in ast.walk(function):
-                if isinstance(node, ast.Name) and (module.name, node.id) in self.jits and node.id != function.name:
-                    yield module.name, node.id
-                elif isinstance(node, ast.Name) and node.id in names:
-                    package, _, name = names[node.id].rpartition(".")
-                    yield package, name
-                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
-                    yield names[node.value.id], node.attr
+            if (where, name) in self.jits:
+                yield where, name
 
-    def _names(self, module: Module) -> dict[str, str]:
-        """Local name -> what it is from, of the module's imports."""
-        found = {}
-        package = ("holdfast", "kernels", *module.path.parts[:-1])
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ImportFrom):
-                outer = package[: len(package) - node.level + 1] if node.level else ()
-                start = ".".join([*outer, *([node.module] if node.module else [])])
-                found |= {alias.asname or alias.name: f"{start}.{alias.name}" for alias in node.names}
-        return found
+
+def _imported(module: Module) -> dict[str, str]:
+    """Local name -> what it is from, of the module's imports."""
+    found = {}
+    package = ("holdfast", "kernels", *module.path.parts[:-1])
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom):
+            outer = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join([*outer, *([node.module] if node.module else [])])
+            found |= {alias.asname or alias.name: f"{start}.{alias.name}" for alias in node.names}
+    return found
 
 
 LIMITS = {"device": 8, "entry": 40, "host": 10}
