@@ -90,13 +90,15 @@ def anchors(page: Path) -> set[str]:
 
 
 def without_anchor(root: Path) -> list[str]:
-    """Places in code that cite a page of notes whole, or a page or heading of the docs that does not exist."""
+    """Places where code says a page of notes whole, or a page or heading of the docs that does not exist."""
     found = []
     for folder in ("src", "tests", "benchmarks"):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".py", ".cu", ".cuh"}:
                 continue
-            for page, anchor in re.findall(r"\bdocs/([\w/-]+)\.md(?:#([\w-]+))?", path.read_text()):
+            text = path.read_text()
+            said = prose(path, text) if "docs/" in text else ""
+            for page, anchor in re.findall(r"\bdocs/([\w/-]+)\.md(?:#([\w-]+))?", said):
                 target = root / "docs" / f"{page}.md"
                 may_be_whole = not page.startswith("notes/") and not anchor
                 if not target.exists() or not (may_be_whole or anchor in anchors(target)):
@@ -254,8 +256,8 @@ def gone_places(root: Path) -> list[str]:
     """
     pages = [page for name in ("README.md", "CONTRIBUTING.md") if (page := root / name).exists()]
     code = [path for folder in ("src", "tests", "benchmarks") for path in sorted((root / folder).rglob("*.*"))]
-    code = [path for path in code if path.suffix in {".py", ".cu", ".cuh"}]
     there = set()
+    code = [path for path in code if path.suffix in {".py", ".cu", ".cuh", ".md"}]
     for path in code:
         parts = path.relative_to(root).parts
         there |= {"/".join(parts[first:last]) for last in range(1, len(parts) + 1) for first in range(last)}
@@ -264,11 +266,12 @@ def gone_places(root: Path) -> list[str]:
         text, own = path.read_text(), path.relative_to(root)
         names = {name for pattern in (FILE, BELOW) for name in pattern.findall(text)} - there - BANNED
         names |= {name for name in GLOB.findall(text) if not fnmatch.filter(there, name)}
+        made = set(re.findall(r"^Create `([^`]+)`", text, re.M))
         if names:
-            made = set(re.findall(r"^Create `([^`]+)`", text, re.M))
             said = prose(path, text)
             found += [f"{own}: {name}" for name in sorted(names - made) if name in said]
-        found += [f"{own}: {name}" for name in sorted(set(MODULE.findall(text))) if not is_module(root, name)]
+        modules = {name for name in MODULE.findall(text) if f"src/{name.replace('.', '/')}.py" not in made}
+        found += [f"{own}: {name}" for name in sorted(modules) if not is_module(root, name)]
     return found
 
 
