@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.floors import ELEMENT_BYTES
 from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST, tile
+from holdfast.planner.models.matrix.tiles import WIDEST, tile
 
 # of V's slices; the widest that a kernel takes, and those of the tiles
 WIDTHS = (256, 128, 64)

@@ -9,7 +9,7 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.delta_rule import hopper as model
 from holdfast.planner.models.matrix.delta_rule import hopper_wide as wide
 from holdfast.planner.models.matrix.delta_rule.triton import WIDEST as GRADIENTS_WIDEST
-from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST
+from holdfast.planner.models.matrix.tiles import WIDEST
 from holdfast.recurrences.definition import MatrixCall
 
 _UNSERVED = {"decay=vector": "a vector decay", "normalizer": "a normaliser"}

@@ -14,7 +14,7 @@ from holdfast.kernels.matrix.refusal import refusal
 from holdfast.kernels.matrix.variants import SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.mlstm import hopper as model
-from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST, tile
+from holdfast.planner.models.matrix.tiles import WIDEST, tile
 from holdfast.planner.models.matrix.wide import Cut, key_slices
 from holdfast.recurrences.definition import MatrixCall
 

@@ -13,7 +13,7 @@ from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
 from holdfast.kernels.matrix.variants import SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models.matrix.scalar_decay.hopper import WIDEST, tile
+from holdfast.planner.models.matrix.tiles import WIDEST, tile
 from holdfast.planner.models.matrix.vector_decay import hopper as model
 from holdfast.recurrences.definition import MatrixCall
 

@@ -6,7 +6,7 @@ from itertools import product
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.scalar_decay.hopper import CHUNK, WIDEST, tile
+from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, tile
 from holdfast.planner.models.varlen import as_batch
 
 from . import hopper_backward as matrix_hopper_delta_gradients

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import reduce
 
 from holdfast.planner import Candidate, Device, Grid, Plan, Problem
-from holdfast.planner.models.matrix.scalar_decay.hopper import CHUNK, tile
+from holdfast.planner.models.matrix.tiles import CHUNK, tile
 
 # columns of v whose state four warps hold
 COLUMNS = 64

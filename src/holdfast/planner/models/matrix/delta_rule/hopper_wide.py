@@ -1,7 +1,7 @@
 """The delta rule on Hopper with keys of more than 128 columns: walks of 64 of v's columns, Triton's other launches."""
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models.matrix.scalar_decay.hopper import CHUNK
+from holdfast.planner.models.matrix.tiles import CHUNK
 from holdfast.planner.models.varlen import as_batch
 
 from .triton import gradients_of, prepare, windows_of

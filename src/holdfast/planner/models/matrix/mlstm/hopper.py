@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.scalar_decay.hopper import CHUNK, FILL_SECONDS, OTHER_WARPS, SCRATCH, tile
+from holdfast.planner.models.matrix.scalar_decay.hopper import FILL_SECONDS, OTHER_WARPS, SCRATCH
 from holdfast.planner.models.matrix.scalar_decay.saved_states import chunks_between_states
+from holdfast.planner.models.matrix.tiles import CHUNK, tile
 
 # seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once:
 # docs/notes/mlstm.md#times-of-the-launches; of 64 estimates

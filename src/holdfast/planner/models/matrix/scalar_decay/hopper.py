@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterator
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
+from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, tile
 
 from .saved_states import chunks_between_states
 
-CHUNK = 64
-# tiles are this wide or half of it; a wider state would leave no registers
-WIDEST = 128
 # beside the warps that multiply: one that copies, one for the gates, two that fill up the group of four
 OTHER_WARPS = 4
 # of the sweep forward and of that for dq, those that score
@@ -44,11 +42,6 @@ RESIDENT_SEGMENT_SECONDS = 1e-7
 ADVANCE_SECONDS = 1.0e-6
 ADVANCE_FILL_SECONDS = 7.5e-6
 SCAN_SECONDS = 4.2e-6
-
-
-def tile(width: int) -> int:
-    """The tile that holds so many columns."""
-    return WIDEST // 2 if width <= WIDEST // 2 else WIDEST
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:

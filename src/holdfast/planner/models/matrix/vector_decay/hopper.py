@@ -1,7 +1,7 @@
 """Vector decay on Hopper: one persistent block a (sequence, head), and a launch of all chunks for the gradients."""
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models.matrix.scalar_decay.hopper import tile
+from holdfast.planner.models.matrix.tiles import tile
 from holdfast.planner.models.varlen import as_batch
 
 CHUNK = 64

@@ -1,0 +1,11 @@
+"""Tiles of the matrix family's kernels on Hopper."""
+
+# tokens
+CHUNK = 64
+# tiles are this wide or half of it; a wider state would leave no registers
+WIDEST = 128
+
+
+def tile(width: int) -> int:
+    """The tile that holds so many columns."""
+    return WIDEST // 2 if width <= WIDEST // 2 else WIDEST
