@@ -8,15 +8,20 @@ from holdfast.planner import Device, Problem
 from holdfast.planner.models.matrix.delta_rule.triton import candidates, gradient_parts, states_fit_gradients
 
 pytest.importorskip("triton")
-from holdfast.kernels.matrix.delta_rule.triton.chunk_grads import delta_gradients
-from holdfast.kernels.matrix.delta_rule.triton.chunk_inverse import prepare_chunk
-from holdfast.kernels.matrix.delta_rule.triton.states import delta_forward, delta_reverse
+from holdfast.kernels.matrix.delta_rule.triton.chunk_grads import delta_rule_triton_chunk_grads
+from holdfast.kernels.matrix.delta_rule.triton.chunk_inverse import delta_rule_triton_chunk_inverse
+from holdfast.kernels.matrix.delta_rule.triton.states import delta_rule_triton_dstates, delta_rule_triton_fwd
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
 
 FLOATS = ("g_ptr", "beta_ptr", "first_ptr", "last_ptr", "dg_ptr", "dbeta_ptr")
-KERNELS = {"prepare": prepare_chunk, "forward": delta_forward, "states": delta_forward, "reverse": delta_reverse}
-KERNELS["gradients"] = delta_gradients
+KERNELS = {
+    "prepare": delta_rule_triton_chunk_inverse,
+    "forward": delta_rule_triton_fwd,
+    "states": delta_rule_triton_fwd,
+    "reverse": delta_rule_triton_dstates,
+    "gradients": delta_rule_triton_chunk_grads,
+}
 # the forward pass keeps no states, the walk for them writes no output
 ABSENT = {"forward": ("low_ptr", "high_ptr"), "states": ("o_ptr", "last_ptr")}
 
@@ -30,7 +35,7 @@ def test_gradients_of_small_heads_are_rounded_once():
 
 
 def arguments(name, dtype, width, columns, block, **given):
-    """Of one launch, with a decay, a strength, and states at both ends."""
+    """Of one launch, with a decay, a beta, and states at both ends."""
     kernel = KERNELS[name]
     found = {x: torch.float32 if x in FLOATS else dtype for x in kernel.arg_names if x.endswith("_ptr")}
     found |= dict.fromkeys(ABSENT.get(name, ()))
@@ -39,8 +44,8 @@ def arguments(name, dtype, width, columns, block, **given):
     constants |= {
         "CHUNK": 32 if is_float32 else 64,
         "WIDE": dtype != torch.bfloat16,
-        "PRECISION": "tf32x3",
         "PARTS": gradient_parts(width),
+        "IN_GRADS": columns <= 128,
         "cu_seqlens": None,
         "scale": 0.5,
     }
@@ -73,7 +78,9 @@ def test_the_planned_blocks_compile_on_hopper(name, most):
 
 def test_gradients_of_wide_keys_compile_on_hopper():
     """K = 256, V = 512, in two programs: in one 2.4 KB spilt."""
-    made = compile_for(delta_gradients, 90, arguments("gradients", torch.bfloat16, 256, 512, 32), num_warps=8)
+    made = compile_for(
+        delta_rule_triton_chunk_grads, 90, arguments("gradients", torch.bfloat16, 256, 512, 32), num_warps=8
+    )
     assert made.stack <= 500
 
 
@@ -97,13 +104,18 @@ def test_gradients_of_short_sequences_fit_as_the_model_says(T, K, V):
     device = Device.named("h200")
     plan = candidates(problem(B=1, H=2, Hq=2, T=T, K=K, V=V), device, "backward")[0].plan
     given = arguments("gradients", torch.bfloat16, K, V, plan["grad_columns"], CHUNK=plan["chunk"])
-    assert compile_for(delta_gradients, 90, given, num_warps=plan["grad_warps"]).shared <= device.shared_per_block
+    assert (
+        compile_for(delta_rule_triton_chunk_grads, 90, given, num_warps=plan["grad_warps"]).shared
+        <= device.shared_per_block
+    )
 
 
 def test_compiles_packed_and_in_float32():
     packed = {"cu_seqlens": torch.int64}
-    assert compile_for(prepare_chunk, 90, arguments("prepare", torch.float16, 32, 32, 32, **packed), num_warps=4).ptx
-    made = compile_for(delta_forward, 80, arguments("forward", torch.float32, 32, 32, 32), num_warps=4)
+    assert compile_for(
+        delta_rule_triton_chunk_inverse, 90, arguments("prepare", torch.float16, 32, 32, 32, **packed), num_warps=4
+    ).ptx
+    made = compile_for(delta_rule_triton_fwd, 80, arguments("forward", torch.float32, 32, 32, 32), num_warps=4)
     assert "tf32" in made.ptx
 
 
@@ -113,7 +125,7 @@ def test_the_code_of_the_gradients_does_not_grow_with_the_values():
 
     def products(blocks):
         given = arguments("gradients", torch.float32, 16, 16 * blocks, 16, CHUNK=16)
-        return compile_for(delta_gradients, 80, given, num_warps=4).ptx.count("mma.sync")
+        return compile_for(delta_rule_triton_chunk_grads, 80, given, num_warps=4).ptx.count("mma.sync")
 
     assert products(8) == products(3) < products(2)
 

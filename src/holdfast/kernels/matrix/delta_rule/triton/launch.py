@@ -1,4 +1,4 @@
-"""Runs a call of the delta rule through the launches of this folder: which tensors, in what order."""
+"""The delta rule's launches in Triton, one pass each: which tensors, in what order."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
@@ -13,9 +13,9 @@ from holdfast.planner import Plan
 from holdfast.planner.models.matrix.delta_rule.triton import gradient_parts, padded, states_fit_gradients
 from holdfast.recurrences.definition import MatrixCall
 
-from .chunk_grads import delta_gradients
-from .chunk_inverse import prepare_chunk
-from .states import delta_forward, delta_reverse
+from .chunk_grads import delta_rule_triton_chunk_grads
+from .chunk_inverse import delta_rule_triton_chunk_inverse
+from .states import delta_rule_triton_dstates, delta_rule_triton_fwd
 
 
 def _ceil(size: int, part: int) -> int:
@@ -31,10 +31,10 @@ def _rows(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.to(torch.float32).contiguous()
 
 
-def _precision(dtype: torch.dtype) -> dict[str, object]:
-    """Sums of log decays beside float32 or float16 inputs are float64, products of float32 3xTF32."""
+def _sums_are_wide(dtype: torch.dtype) -> dict[str, object]:
+    """The constant of kernels for sums of log decays: float64 beside inputs of float32 or float16."""
     # in float32 sums that hold a decay of zero resolve others to 1e-3
-    return {"WIDE": dtype != torch.bfloat16, "PRECISION": "tf32x3"}
+    return {"WIDE": dtype != torch.bfloat16}
 
 
 def prepare(
@@ -47,7 +47,7 @@ def prepare(
     *,
     warps: int = 4,
 ) -> Tensor:
-    """M^-1 - I of each chunk, [B, T, H, chunk] in k's dtype; a row is a token.
+    """Return M^-1 - I of each chunk, [B, T, H, chunk] in k's dtype; a row is a token.
 
     k [B, T, Hq, K], its last axis dense. g, beta [B, T, H], float32 and contiguous, or None. M = I + diag(beta) N, with
     N(t, s) = exp(g_{s+1} + ... + g_t) k_t . k_s for s < t in one chunk; chunks count from each sequence's first token.
@@ -62,14 +62,14 @@ def prepare(
         "WIDTH": width,
         "BLOCK_K": padded(width),
         "CHUNK": chunk,
-    } | _precision(k.dtype)
+    } | _sums_are_wide(k.dtype)
     numbers = (length, heads, sequences, _ceil(length, chunk), *k.stride()[:3])
-    launch(prepare_chunk, (places * heads,), (k, g, beta, a, cu_seqlens), numbers, constants, warps)
+    launch(delta_rule_triton_chunk_inverse, (places * heads,), (k, g, beta, a, cu_seqlens), numbers, constants, warps)
     return a
 
 
 def _places(x: Tensor, chunk: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
-    """Sequences, and places for all of their chunks."""
+    """Return how many sequences there are, and places for all of their chunks."""
     batch, length = x.shape[:2]
     if cu_seqlens is None:
         return batch, batch * _ceil(length, chunk)
@@ -78,32 +78,38 @@ def _places(x: Tensor, chunk: int, cu_seqlens: Tensor | None) -> tuple[int, int]
 
 
 class Slots(NamedTuple):
-    """Memory for rounded, transposed states, a slot a chunk and head: rows below `chunk` in low, the others in high."""
+    """Memory for rounded, transposed states, a slot a chunk and head: rows below `chunk` in low, the others in high.
+
+    strides: from one chunk, head and row to the next. in_grads: whether it is the gradients of q and k.
+    """
 
     low: Tensor
     high: Tensor
     strides: tuple[int, int, int]
+    in_grads: bool
 
     @staticmethod
     def of(like: Tensor, places: int, heads: int, width: int, columns: int, chunk: int) -> "Slots":
         slots = like.new_empty(places, heads, columns, width)
         high = slots[:, :, min(chunk, columns) :]
-        return Slots(slots, high if columns > chunk else slots, (heads * columns * width, columns * width, width))
+        return Slots(
+            slots, high if columns > chunk else slots, (heads * columns * width, columns * width, width), False
+        )
 
     @staticmethod
     def within(dq: Tensor, dk: Tensor, dtype: torch.dtype, chunk: int) -> "Slots":
-        """In two contiguous [B, T, H, K]: a chunk's slot is where its gradients will be written."""
+        """Return slots in two contiguous [B, T, H, K]: a chunk's slot is where its gradients will be written."""
         heads, width = dq.shape[2:]
         if dq.dtype == dtype:
-            return Slots(dq, dk, (chunk * heads * width, width, heads * width))
+            return Slots(dq, dk, (chunk * heads * width, width, heads * width), True)
         # a number of dq has room for two
         low = dq.view(dtype)
-        return Slots(low, low[..., width:], (2 * chunk * heads * width, 2 * width, 2 * heads * width))
+        return Slots(low, low[..., width:], (2 * chunk * heads * width, 2 * width, 2 * heads * width), True)
 
 
 @dataclass(frozen=True)
 class DeltaPasses:
-    """A call as the kernels take it. places: of chunks."""
+    """A call as the kernels take it. places: how many chunks have room."""
 
     plan: Plan
     q: Tensor
@@ -116,7 +122,7 @@ class DeltaPasses:
     cu_seqlens: Tensor | None
     sequences: int
     places: int
-    # whether a walk may leave states where gradients will be written
+    # whether states may be saved where gradients will be written
     shares_memory: ClassVar[bool] = True
 
     @classmethod
@@ -130,7 +136,7 @@ class DeltaPasses:
 
     @staticmethod
     def read(x: Tensor) -> Tensor:
-        """x [B, T, H, D] as the walks read it."""
+        """Return x [B, T, H, D] as the kernels of the states read it."""
         return _tokenwise(x)
 
     @property
@@ -148,30 +154,30 @@ class DeltaPasses:
             "CHUNK": self.plan["chunk"],
         }
 
-    def precision(self) -> dict[str, object]:
-        return _precision(self.v.dtype)
+    def sums_are_wide(self) -> dict[str, object]:
+        return _sums_are_wide(self.v.dtype)
 
     def prepare(self) -> Tensor:
         chunk, warps = self.plan["chunk"], self.plan["prepare_warps"]
         return prepare(self.k, self.g, self.beta, self.heads, chunk, self.cu_seqlens, warps=warps)
 
     def forward(self, a: Tensor, out: Tensor | None, last: Tensor | None, slots: Slots | None) -> None:
-        """One launch of delta_forward."""
+        """Launch `delta_rule_triton_fwd`."""
         block = self.plan["columns"]
-        low, high, strides = slots or (None, None, (0, 0, 0))
+        low, high, strides = (None, None, (0, 0, 0)) if slots is None else slots[:3]
         tensors = (self.q, self.k, self.v, a, self.g, self.beta, out, self.state, last, low, high, self.cu_seqlens)
         numbers = (
             self.v.shape[1], self.heads, self.scale,
             *self.q.stride()[:3], *self.k.stride()[:3], *self.v.stride()[:3], *strides,
         )  # fmt: skip
         blocks = (_ceil(self.v.shape[3], block) * self.heads * self.sequences,)
-        constants = self.constants(block) | {"STAGES": self.plan["stages"]} | self.precision()
-        launch(delta_forward, blocks, tensors, numbers, constants, self.plan["warps"])
+        constants = self.constants(block) | {"STAGES": self.plan["stages"]} | self.sums_are_wide()
+        launch(delta_rule_triton_fwd, blocks, tensors, numbers, constants, self.plan["warps"])
 
     def reverse(
         self, do: Tensor, a: Tensor, first: Tensor | None, last: Tensor | None, slots: Slots, window: tuple[int, int]
     ) -> None:
-        """One launch of delta_reverse. window: its first chunk, and how many."""
+        """Launch `delta_rule_triton_dstates`. window: its first chunk, and how many."""
         block = self.plan["columns"]
         tensors = (self.q, self.k, do, a, self.g, self.beta, first, last, *slots[:2], self.cu_seqlens)
         numbers = (
@@ -179,8 +185,8 @@ class DeltaPasses:
             *self.q.stride()[:3], *self.k.stride()[:3], *do.stride()[:3], *slots.strides,
         )  # fmt: skip
         blocks = (_ceil(self.v.shape[3], block) * self.heads * self.sequences,)
-        constants = self.constants(block) | {"STAGES": self.plan["reverse_stages"]} | self.precision()
-        launch(delta_reverse, blocks, tensors, numbers, constants, self.plan["warps"])
+        constants = self.constants(block) | {"STAGES": self.plan["reverse_stages"]} | self.sums_are_wide()
+        launch(delta_rule_triton_dstates, blocks, tensors, numbers, constants, self.plan["warps"])
 
     def gradients(
         self,
@@ -191,25 +197,29 @@ class DeltaPasses:
         grads: tuple[Tensor | None, ...],
         window: tuple[int, int],
     ) -> None:
-        """One launch of delta_gradients. grads: dq, dk, dv, dg of each part of K's columns, dbeta."""
+        """Launch `delta_rule_triton_chunk_grads`. grads: dq, dk, dv, dg of each part of K's columns, dbeta.
+
+        after: slots of memory of their own, of the gradients of the states that leave the window's chunks.
+        """
         tensors = (
-            self.q, self.k, self.v, do, a, self.g, self.beta, *states[:2], *after[:2], *grads, self.cu_seqlens,
+            self.q, self.k, self.v, do, a, self.g, self.beta, states.low, after.low, *grads, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
             self.v.shape[1], self.heads, self.sequences, self.scale, *window,
             *(number for x in (self.q, self.k, self.v, do) for number in x.stride()[:3]),
-            *states.strides, *after.strides, self.v.shape[:3].numel(),
         )  # fmt: skip
         parts = gradient_parts(self.k.shape[3])
         places = self.places if self.cu_seqlens is not None else self.sequences * window[1]
-        constants = self.constants(self.plan["grad_columns"]) | {"PARTS": parts} | self.precision()
-        launch(delta_gradients, (places * self.heads * parts,), tensors, numbers, constants, self.plan["grad_warps"])
+        constants = self.constants(self.plan["grad_columns"]) | {"PARTS": parts, "IN_GRADS": states.in_grads}
+        del constants["BLOCK_K"]
+        blocks = (places * self.heads * parts,)
+        launch(delta_rule_triton_chunk_grads, blocks, tensors, numbers, constants, self.plan["grad_warps"])
 
 
 def forward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, passes: type[DeltaPasses] = DeltaPasses
 ) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32. passes: whose launches."""
+    """Return o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32. passes: what launches."""
     run = passes.of(plan, call, cu_seqlens)
     out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(run.sequences, run.heads, call.k.shape[3], call.v.shape[3], dtype=torch.float32)
@@ -226,9 +236,9 @@ def backward(
     grad_final: Tensor | None,
     passes: type[DeltaPasses] = DeltaPasses,
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given.
+    """Return gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of an initial state.
 
-    passes: whose launches.
+    passes: what launches.
     """
     run = passes.of(plan, call, cu_seqlens)
     length, heads, chunk = call.v.shape[1], run.heads, plan["chunk"]

@@ -115,7 +115,7 @@ def windows_of(problem: Problem, chunk: int, size: int) -> int:
 
 
 def _walk_shared(chunk: int, K: int, columns: int, stages: int, size: int) -> int:
-    """Bytes of a block of delta_reverse, which takes most; an upper bound of what Triton 3.6 allots at 16 bits."""
+    """Bytes of a block of delta_rule_triton_dstates, which takes most; a bound of what Triton 3.6 allots at 16 bits."""
     tiles = size * chunk * (2 * K + columns + chunk) + 512
     return stages * tiles + size * chunk * (columns + 3 * chunk)
 
