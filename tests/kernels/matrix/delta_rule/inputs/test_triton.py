@@ -7,7 +7,7 @@ import holdfast
 from parity import relative_error
 
 pytest.importorskip("triton")
-from holdfast.kernels.matrix.delta_rule.inputs.triton import backward, forward
+from holdfast.kernels.matrix.delta_rule.inputs.triton import delta_rule_inputs_bwd, delta_rule_inputs_fwd
 from interpreted import interpret
 from kernels.matrix.delta_rule.inputs.parity import check, example
 from triton_compile import TARGETS, compile_for
@@ -20,13 +20,13 @@ def test_interpreted():
 @pytest.mark.sizes("D", "heads")
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize(("D", "heads"), [(128, 32), (80, 6), (256, 1)])
-@pytest.mark.parametrize("kernel", [forward, backward], ids=["forward", "backward"])
+@pytest.mark.parametrize("kernel", [delta_rule_inputs_fwd, delta_rule_inputs_bwd], ids=["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(kernel, D, heads, capability):
     given = {name: torch.bfloat16 for name in kernel.arg_names if name.endswith("_ptr")}
-    wide = ("rate_ptr", "bias_ptr", "decay_ptr", "strength_ptr", "ddecay_ptr", "dstrength_ptr", "parts_ptr")
-    given |= dict.fromkeys(wide, torch.float32) | {"eps": 1e-6, "largest": 1.0}
+    wide = ("A_log_ptr", "dt_bias_ptr", "g_out_ptr", "beta_out_ptr", "dg_out_ptr", "dbeta_out_ptr", "parts_ptr")
+    given |= dict.fromkeys(wide, torch.float32) | {"beta_max": 1.0}
     block, block_heads = 1 << (D - 1).bit_length(), 1 << (heads - 1).bit_length()
-    given |= {"D": D, "BLOCK_D": block, "ROWS": 2048 // block, "BLOCK_H": block_heads, "TOKENS": 512 // block_heads}
+    given |= {"D": D, "ROWS": 2048 // block, "BLOCK_H": block_heads, "TOKENS": 512 // block_heads}
     arguments = {name: given.get(name, 4096) for name in kernel.arg_names}
     made = compile_for(kernel, capability, arguments, num_warps=4)
     assert made.stack == 0
