@@ -156,7 +156,7 @@ class _Hopper:
             ),
             "barrier": lambda: None,
             "reinterpret": Shared.reinterpret,
-            "square": _square,
+            "state_block": _state_block,
             "column_block": _panel,
             "to_float32": lambda x: x.to(DType(torch.float32)),
             "select_bits": lambda x, y, first: Value(torch.where(first.data == 0, y.data, x.data)),
@@ -255,7 +255,7 @@ def _mma(a: Value, b: Value, sum_: Value) -> Value:
     return Value((a.data.double() @ b.data.double() + sum_.data.double()).float())
 
 
-def _square(matrix: Shared, row: int, column: int, layout: Any) -> Shared:
+def _state_block(matrix: Shared, row: int, column: int, layout: Any) -> Shared:
     """The same memory by other strides: here a matrix is not in panels."""
     part = matrix.data[64 * row : 64 * (row + 1), 64 * column : 64 * (column + 1)]
     return Shared(part[None, :, None, :])

@@ -99,7 +99,7 @@ class Broken(Linear):
     [
         ("conv_forward", "convolution"),
         ("norm_backward", "norm"),
-        ("delta_sweep", "op"),
+        ("delta_rule_fwd", "op"),
         ("resident_forward", "op"),
         ("spread_backward", "op"),
         ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "projection"),

@@ -56,7 +56,7 @@ def test_plans_compile_and_fit(K, V, Hq, spilled, monkeypatch):
     call = example(T=128, H=4, Hq=Hq, K=K, V=V)
     HopperDelta().backward(plans(call)[1], call, None, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]
-    assert names == ["prepare", "delta_states", "delta_adjoint"]
+    assert names == ["delta_rule_chunk_inverse", "delta_rule_bwd_states", "delta_rule_bwd"]
     for launch, most in zip(launches, spilled, strict=True):
         made = compile_launch(launch)
         # At K 64 ptxas spills 8 bytes of the first with 160 registers as with 208. Half of the last's is places of
@@ -79,7 +79,13 @@ def test_segments_compile_and_fit(monkeypatch):
     call = example(T=128, H=4)
     HopperDelta().backward(plans(call, span=1)[1], call, None, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]
-    assert names == ["prepare", "delta_sweep", "delta_sweep", "delta_states", "delta_adjoint"]
+    assert names == [
+        "delta_rule_chunk_inverse",
+        "delta_rule_fwd",
+        "delta_rule_fwd",
+        "delta_rule_bwd_states",
+        "delta_rule_bwd",
+    ]
     for launch in launches[1:3]:
         made = compile_launch(launch)
         assert made.spilled == 0
@@ -91,23 +97,25 @@ class InPlace:
     """Memory that a launch writes and another has written or reads: the emulator knows no two writes of a number."""
 
     def __init__(self, passes):
-        self.states, self.adjoint, self.kept = passes.run_states, passes.run_adjoint, passes.Kept
+        self.states, self.backward = passes.run_states, passes.run_backward
+        self.residuals, self.saved = passes.Residuals, passes.SavedStates
 
     @staticmethod
     def copy(x):
         storage = x.untyped_storage().clone()
         return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.shape, x.stride())
 
-    def run_states(self, k, v, a, u, kept, *rest):
-        for x in (kept.low, kept.high):
+    def run_states(self, k, v, saved, *rest):
+        for x in (saved.states.low, saved.states.high):
             x.fill_(torch.nan)
-        self.states(k, v, a, u, kept, *rest)
+        self.states(k, v, saved, *rest)
 
-    def run_adjoint(self, q, k, v, do, a, u, states, gates, start, end, grads, span, cu_seqlens=None):
-        u, states = u.clone(), self.kept(self.copy(states.low), self.copy(states.high))
+    def run_backward(self, q, k, v, do, saved, gates, dstates, grads, *rest):
+        states = self.saved(self.copy(saved.states.low), self.copy(saved.states.high))
+        saved = self.residuals(saved.a, saved.u.clone(), states)
         for x in grads[:3]:
             x.fill_(torch.nan)
-        self.adjoint(q, k, v, do, a, u, states, gates, start, end, grads, span, cu_seqlens)
+        self.backward(q, k, v, do, saved, gates, dstates, grads, *rest)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +149,7 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
     sums_by_torch(monkeypatch)
-    for name in ("run_states", "run_adjoint"):
+    for name in ("run_states", "run_backward"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
 
 

@@ -151,19 +151,23 @@ def pulled_back(tensors, numbers, constants):
 
 def launched(kernel, blocks, tensors, numbers, constants, *_):
     """In place of a launch of a Triton kernel."""
-    {"compose": composed, "pull_back": pulled_back}[kernel.fn.__name__](tensors, numbers, constants)
+    {"delta_rule_segment_scan": composed, "delta_rule_segment_dstates": pulled_back}[kernel.fn.__name__](
+        tensors, numbers, constants
+    )
 
 
 def test_what_outputs_say_of_states_compiles():
     pytest.importorskip("triton")
-    from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import pull_back
+    from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import delta_rule_segment_dstates
     from triton_compile import compile_for
 
     pointers = dict.fromkeys(("w_ptr", "do_ptr"), torch.bfloat16) | {"local_ptr": torch.float32}
-    sizes = {"sequences": 2, "T": 4096, "H": 8, "span": 4, "do_b": 2**24, "do_t": 1024, "do_h": 128}
+    sizes = {"sequences": 2, "T": 4096, "H": 8, "segment_chunks": 4, "do_b": 2**24, "do_t": 1024, "do_h": 128}
     constants = {"KEYS": 128, "VALUES": 128, "WIDE": 128, "BLOCK": 128}
     for offsets in (None, torch.int32, torch.int64):
-        made = compile_for(pull_back, 90, pointers | {"cu_ptr": offsets} | sizes | constants, num_warps=8)
+        made = compile_for(
+            delta_rule_segment_dstates, 90, pointers | {"cu_ptr": offsets} | sizes | constants, num_warps=8
+        )
         assert made.stack == 0
         assert made.shared <= H200.shared_per_block
 
@@ -182,7 +186,11 @@ def test_plans_compile_and_fit(K, V, columns, g, monkeypatch):
     call = example(K=K, V=V, g=g)
     planned = next(found for found in plans_of(call) if found.plan["columns"] == columns)
     HopperDelta().forward(over(planned.plan, state_columns=columns, span=1), call, None)
-    assert [launch.kernel.__name__ for launch in launches] == ["prepare", "delta_sweep", "delta_sweep"]
+    assert [launch.kernel.__name__ for launch in launches] == [
+        "delta_rule_chunk_inverse",
+        "delta_rule_fwd",
+        "delta_rule_fwd",
+    ]
     for launch, instruction in zip(launches, ("mma.sync", "wgmma.mma_async", "wgmma.mma_async"), strict=True):
         made = compile_launch(launch)
         assert made.shared <= H200.shared_per_block
@@ -204,16 +212,16 @@ def test_the_scan_over_segments_in_the_interpreter():
 
 def test_the_scan_over_segments_compiles():
     pytest.importorskip("triton")
-    from holdfast.kernels.matrix.delta_rule.triton.segment_scan import compose
+    from holdfast.kernels.matrix.delta_rule.triton.segment_scan import delta_rule_segment_scan
     from triton_compile import compile_for
 
     pointers = dict.fromkeys(("local_ptr", "transition_ptr", "first_ptr", "enter_ptr"), torch.float32)
-    numbers = {"T": 4096, "H": 8, "segments": 16, "span": 4, "local_rows": 16, "transition_rows": 16}
+    numbers = {"T": 4096, "H": 8, "segments": 16, "segment_chunks": 4, "local_rows": 16, "transition_rows": 16}
     constants = {"KEYS": 128, "VALUES": 128, "WIDE": 128, "BLOCK": 16}
     for back in (False, True):
         for heads, offsets in ((1, None), (8, None), (8, torch.int32), (8, torch.int64)):
             given = pointers | {"cu_ptr": offsets} | numbers | constants | {"H": heads, "BACK": back}
-            assert compile_for(compose, 90, given, num_warps=8).stack == 0
+            assert compile_for(delta_rule_segment_scan, 90, given, num_warps=8).stack == 0
 
 
 def same_precision(call):

@@ -92,7 +92,7 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
     sums_by_torch(monkeypatch)
-    for name in ("run_states", "run_adjoint"):
+    for name in ("run_states", "run_backward"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
 
 
@@ -140,8 +140,13 @@ def test_plans_compile_and_fit(K, V, Hq, monkeypatch):
     forward, backward = plans(call, columns=V)
     HopperDelta().forward(forward, call, cu_seqlens)
     HopperDelta().backward(backward, call, cu_seqlens, torch.ones_like(call.v), None)
-    limits = {"prepare": 8, "delta_sweep": 24, "delta_states": 8, "delta_adjoint": 680}
-    assert [launch.kernel.fn.__name__ for launch in launches] == ["prepare", "delta_sweep", "prepare", *[*limits][2:]]
+    limits = {"delta_rule_chunk_inverse": 8, "delta_rule_fwd": 24, "delta_rule_bwd_states": 8, "delta_rule_bwd": 680}
+    assert [launch.kernel.fn.__name__ for launch in launches] == [
+        "delta_rule_chunk_inverse",
+        "delta_rule_fwd",
+        "delta_rule_chunk_inverse",
+        *[*limits][2:],
+    ]
     assert_fit(launches, limits)
 
 
@@ -175,10 +180,10 @@ def test_segments_compile_and_fit(columns, monkeypatch):
     HopperDelta().forward(forward, call, cu_seqlens)
     HopperDelta().backward(backward, call, cu_seqlens, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]
-    sweeps = ["prepare", "delta_sweep", "delta_sweep"]
-    assert names == [*sweeps, *sweeps, "delta_states", "delta_adjoint"]
+    sweeps = ["delta_rule_chunk_inverse", "delta_rule_fwd", "delta_rule_fwd"]
+    assert names == [*sweeps, *sweeps, "delta_rule_bwd_states", "delta_rule_bwd"]
     # the state before each segment takes the last a dozen bytes more than none does
-    limits = {"delta_sweep": 64, "delta_states": 8, "delta_adjoint": 704}
+    limits = {"delta_rule_fwd": 64, "delta_rule_bwd_states": 8, "delta_rule_bwd": 704}
     assert_fit([launch for launch in launches if launch.kernel.fn.__name__ in limits], limits)
 
 

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import torch
 
-from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import pull_back
-from holdfast.kernels.matrix.delta_rule.triton.segment_scan import compose
+from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import delta_rule_segment_dstates
+from holdfast.kernels.matrix.delta_rule.triton.segment_scan import delta_rule_segment_scan
 from parity import relative_error
 
 
@@ -31,7 +31,7 @@ def interpreted():
             enter = torch.full((B, segments, H, K, V), torch.nan)
             constants = {"KEYS": K, "VALUES": V, "WIDE": 64, "BLOCK": 16, "BACK": back}
             numbers = (None, 0, H, segments, 0, rows, segments)
-            compose[(B * H, -(-V // 16))](local, transition, first, enter, *numbers, **constants)
+            delta_rule_segment_scan[(B * H, -(-V // 16))](local, transition, first, enter, *numbers, **constants)
             order = list(range(segments))[:: -1 if back else 1]
             for b in range(B):
                 own = None if first is None else first[b]
@@ -66,7 +66,7 @@ def interpreted_packed():
             enter = torch.full((room, H, K, V), torch.nan)
             constants = {"KEYS": K, "VALUES": V, "WIDE": 64, "BLOCK": 16, "BACK": back}
             numbers = (cu_seqlens, OFFSETS[-1], H, 0, SPAN, 0, 0)
-            compose[(N * H, -(-V // 16))](local, transition, first, enter, *numbers, **constants)
+            delta_rule_segment_scan[(N * H, -(-V // 16))](local, transition, first, enter, *numbers, **constants)
             for n, sequence in enumerate(places()):
                 order = [place for place, _, _ in sequence][:: -1 if back else 1]
                 own = None if first is None else first[n]
@@ -90,7 +90,7 @@ def pulled_back():
         constants = {"KEYS": K, "VALUES": V, "WIDE": 64, "BLOCK": 16}
         numbers = (cu_seqlens, len(OFFSETS) - 1, T, H, SPAN, *do.stride()[:3])
         blocks = B if cu_seqlens is None else room
-        pull_back[(blocks * H, -(-V // 16), segments)](w, do, local, *numbers, **constants)
+        delta_rule_segment_dstates[(blocks * H, -(-V // 16), segments)](w, do, local, *numbers, **constants)
         whole = [[(i, i * 64 * SPAN, min(T, (i + 1) * 64 * SPAN)) for i in range(segments)]]
         for sequence in whole if cu_seqlens is None else places():
             for place, begin, end in sequence[1:]:

@@ -1,4 +1,4 @@
-"""The delta rule on Hopper: chunks are prepared side by side, then swept; backward, two sweeps and all side by side."""
+"""The delta rule on Hopper: chunks' inverses side by side, then a kernel over the chunks; backward, two of these."""
 
 import torch
 from torch import Tensor
@@ -62,11 +62,13 @@ class HopperDelta:
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
         start = aligned(call.initial_state)
-        gates, stages, span = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["span"]
-        a = launch.run_prepare(k, heads, gates, cu_seqlens)
-        if span * TOKENS < length:
-            start = launch.entering(k, v, a, gates, plan["state_columns"], stages, span, start, None, cu_seqlens)
-        launch.run_sweep(q, k, v, a, o, gates, start, final, None, plan["columns"], stages, span, cu_seqlens)
+        gates, stages, chunks = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        a = launch.run_chunk_inverse(k, heads, gates, cu_seqlens)
+        if chunks * TOKENS < length:
+            tiling = launch.Tiling(plan["state_columns"], stages, chunks)
+            start = launch.initial_states_of_segments(k, v, a, gates, tiling, start, None, cu_seqlens)
+        tiling = launch.Tiling(plan["columns"], stages, chunks)
+        launch.run_forward(q, k, v, a, o, gates, launch.StateIO(start, final), tiling, cu_seqlens)
         return o, final
 
     def backward(

@@ -1,149 +1,91 @@
-"""The two warps that run ahead in backward.py: one copies tiles in and out, one sums log decays.
+"""The log decays g and betas in backward.py, and g's gradient: what partitions share of them, their loads, dg's store.
 
-Both come back to a chunk's place once its gradients are found: then dq and dk are where its q and k were, and its log
-decays' gradients only have to be summed.
+With D the decay between two tokens, dg of a chunk's token i is a sum of four parts (docs/delta-rule.md#gradient):
+    pairs of a token at or after i with one before i: backward_grads.py's sums over rows and columns of their products;
+    reads of S by i and later tokens: q_t . dq_t and k_t . dk_t through S, backward_grads.py;
+    writes before i that reach S': k_t . dk_t through dS', backward_grads.py;
+    S on its way to S': exp(G_C) <S, dS'>, which the warps that carry dS find by `matrix_dot`.
+The warp here sums log decays before a chunk and their gradients after it.
 """
 
-from holdfast.kernels.lib.gluon.compat import (
-    barrier,
-    gl,
-    gluon,
-    mbarrier,
-    reinterpret,
-    tma_load,
-    tma_store,
-    tma_store_wait,
-)
+from typing import Any, NamedTuple
+
+from holdfast.kernels.lib.gluon.compat import barrier, gl, gluon, mbarrier
 from holdfast.kernels.lib.gluon.decay import CHUNK, load_decay_beta
 from holdfast.kernels.lib.gluon.reduce import add
-from holdfast.kernels.lib.gluon.sequence import chunk_coords
-from holdfast.kernels.lib.gluon.tails import zero_tail_tiles
 
-# strengths up to it are weak
-WEAK = gl.constexpr(0.01)
-# vectors of a chunk: cumulative log decay, strength, and what earlier tokens of a pair have of its decay's gradient;
-# once the chunk's gradients are found, what is written of its decays' gradient and what later tokens have of it are in
-# place of the first two
-TOTAL, STRENGTH, EARLIER = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
+from .backward_loads import STAGES
+
+# betas up to it say little or nothing of Y when multiplied with it
+BETA_EPS = gl.constexpr(0.01)
+# Vectors of a chunk: its cumulative log decay, beta, and dg's share of the earlier tokens of pairs, which is taken off.
+# Once the chunk's gradients are there, the first two hold dg's shares instead: of writes, and of pairs and reads.
+LOG_DECAY_CUMSUM, BETA, DG_EARLIER = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
 VECTORS = gl.constexpr(3)
-# chunks whose q, k and dO are in shared memory: one is walked over while the other's gradients are found
-STAGES = gl.constexpr(2)
-# tiles that there is one of, full or empty: the inverse, U, S, Y times beta, dS'
-A_TILE, U_TILE, S_TILE = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2)
-Y_TILE, DS_TILE = gl.constexpr(3), gl.constexpr(4)
-TILES = gl.constexpr(5)
 # below this log decay, to base 2, the decay is 0 in float32, and so is its gradient
 LOG_ZERO = gl.constexpr(-149.9)
 
 
-@gluon.jit
-def square(matrix, row: gl.constexpr, column: gl.constexpr, layout: gl.constexpr):
-    """Of a matrix in shared memory 64 rows and 64 columns, which lie together there, as a tile."""
-    rows: gl.constexpr = matrix.shape[0] // 64
-    squares: gl.constexpr = rows * (matrix.shape[1] // 64)
-    tiles = reinterpret(matrix, matrix.dtype, [squares, 1, 64, 1, 64], layout)
-    return tiles.index(column * rows + row)
+class DecayPointers(NamedTuple):
+    """Pointers to this block's head of g and beta, or None, with their strides of tokens; dg's, or None."""
+
+    g: Any
+    beta: Any
+    g_t: Any
+    beta_t: Any
+    dg: Any
 
 
 @gluon.jit
-def copy(tiles, sources, results, places, qk_group, numbers):
-    """Keeps two chunks of q, k and dO, and one of A, U and S, on their way into shared memory; sends dq and dk off."""
-    q_tiles, k_tiles, do_tiles, a_tiles, u_tiles, s_tiles, _, _ = tiles
-    q_desc, k_desc, do_desc, a_desc, u_desc, low_desc, high_desc = sources
-    dq_desc, dk_desc, _, _, _, _, _ = results
-    _, _, _, loaded, _, _, free, full, empty = places
-    _, H, chunk0, count, _, aside, _ = numbers
-    parts: gl.constexpr = k_desc.block_type.shape[3] // 64
-    halves: gl.constexpr = s_tiles.shape[1] // 64
-    layout: gl.constexpr = low_desc.layout
-    width: gl.constexpr = 2 * k_desc.block_type.nbytes + do_desc.block_type.nbytes
-    head = gl.program_id(0) % H
-    own = head // qk_group
-    stage = 0
-    phase = 1
-    turn = 1
-    for i in range(count + STAGES):
-        mbarrier.wait(free.index(stage), phase)
-        chunk = chunk0 + count - 1 - i
-        if dq_desc is not None:
-            batch, token = chunk_coords(aside, chunk + STAGES, H)
-            # of what ends in another sequence the warps that find gradients write the rows
-            if i >= STAGES and (aside is None or aside[1] >= (chunk + STAGES + 1) * CHUNK):
-                tma_store(dq_desc, [batch, token, head, 0], q_tiles.index(stage))
-                tma_store(dk_desc, [batch, token, head, 0], k_tiles.index(stage))
-                tma_store_wait(0)
-        if i < count:
-            batch, token = chunk_coords(aside, chunk, H)
-            row = chunk * CHUNK
-            arrived = loaded.index(stage)
-            if aside is not None:
-                arrived = loaded.index(gl.where(aside[1] - row < CHUNK, STAGES, stage))
-            mbarrier.expect(arrived, width)
-            tma_load(k_desc, [batch, token, own, 0], arrived, k_tiles.index(stage))
-            tma_load(q_desc, [batch, token, own, 0], arrived, q_tiles.index(stage))
-            tma_load(do_desc, [batch, token, head, 0], arrived, do_tiles.index(stage))
-            if aside is not None:  # noqa: SIM102 - known while compiling
-                if aside[1] - row < CHUNK:
-                    cut = (q_tiles.index(stage), k_tiles.index(stage), do_tiles.index(stage))
-                    zero_tail_tiles(cut, aside[1] - row, arrived, loaded.index(stage))
-            mbarrier.wait(empty.index(A_TILE), turn)
-            mbarrier.expect(full.index(A_TILE), a_desc.block_type.nbytes)
-            tma_load(a_desc, [batch * H + head, chunk, 0, 0], full.index(A_TILE), a_tiles.index(0))
-            mbarrier.wait(empty.index(U_TILE), turn)
-            mbarrier.expect(full.index(U_TILE), u_desc.block_type.nbytes)
-            tma_load(u_desc, [batch, row, head, 0], full.index(U_TILE), u_tiles.index(0))
-            mbarrier.wait(empty.index(S_TILE), turn)
-            mbarrier.expect(full.index(S_TILE), parts * halves * low_desc.block_type.nbytes)
-            for part in gl.static_range(parts):
-                tile = square(s_tiles.index(0), 0, part, layout)
-                tma_load(low_desc, [batch, row, head, 64 * part], full.index(S_TILE), tile)
-                if halves == 2:
-                    tile = square(s_tiles.index(0), 1, part, layout)
-                    tma_load(high_desc, [batch, row, head, 64 * part], full.index(S_TILE), tile)
-        turn ^= 1
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+def matrix_dot(x, y, layout: gl.constexpr):
+    """Return <x, y>, the sum of the products of two matrices' elements."""
+    rows: gl.constexpr = x.shape[0]
+    total = gl.zeros([32], gl.float32, gl.SliceLayout(1, layout))
+    for part in gl.static_range(rows // 32):
+        left = x.slice(part * 32, 32).load(layout).to(gl.float32)
+        total += gl.sum(left * y.slice(part * 32, 32).load(layout).to(gl.float32), 1)
+    return gl.sum(total, 0)
 
 
 @gluon.jit
-def gate(places, g_ptr, beta_ptr, g_t, beta_t, dg_ptr, numbers):
-    """Sums each chunk's log decays when its stage is free, and their gradients when it comes back."""
-    gates, crossings, weak, _, gated, _, free, _, _ = places
-    T, H, chunk0, count, _, _, origin = numbers
+def decay_partition(stages, pointers, chunks):
+    """Publish a chunk's cumulative log decay and beta when its stage is empty, and store dg when it comes back."""
+    T, H, count = chunks.T, chunks.H, chunks.count
+    g_ptr, beta_ptr, g_t, beta_t = pointers.g, pointers.beta, pointers.g_t, pointers.beta_t
+    dg_ptr = pointers.dg
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     stage = 0
     phase = 1
-    last = chunk0 + count - 1
+    last = chunks.first + count - 1
     if dg_ptr is not None:
-        dg_ptr += origin * H + gl.program_id(0) % H
+        dg_ptr += chunks.origin * H + gl.program_id(0) % H
     g, beta = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, last, count > 0, T)
     for i in range(count + STAGES):
         g_next, beta_next = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, last - 1 - i, i + 1 < count, T)
-        mbarrier.wait(free.index(stage), phase)
-        totals = gates.index(stage * VECTORS + TOTAL)
-        strengths = gates.index(stage * VECTORS + STRENGTH)
+        mbarrier.wait(stages.stage_empty.index(stage), phase)
+        cumsum = stages.decays.index(stage * VECTORS + LOG_DECAY_CUMSUM)
+        betas = stages.decays.index(stage * VECTORS + BETA)
         if dg_ptr is not None:  # noqa: SIM102 - known while compiling
             if i >= STAGES:
-                found = last + STAGES - i
-                log = load_decay_beta(g_ptr, None, g_t, 0, found, True, T)[0]
-                # of each token's decay: what reads past it, and what is written before it and reaches the end
-                dg = strengths.load(layout) - gates.index(stage * VECTORS + EARLIER).load(layout)
-                written = totals.load(layout)
+                done = last + STAGES - i
+                log = load_decay_beta(g_ptr, None, g_t, 0, done, True, T)[0]
+                # what grad_partition left in their place
+                later, writes = betas, cumsum
+                dg = later.load(layout) - stages.decays.index(stage * VECTORS + DG_EARLIER).load(layout)
+                written = writes.load(layout)
                 dg = gl.associative_scan(dg, 0, add, reverse=True) + gl.associative_scan(written, 0, add) - written
-                dg += crossings.index(stage).load(layout)
-                tokens = found * CHUNK + gl.arange(0, CHUNK, layout)
+                dg += stages.state_grad_dot.index(stage).load(layout)
+                tokens = done * CHUNK + gl.arange(0, CHUNK, layout)
                 dg = gl.where(log < LOG_ZERO, 0.0, dg)
                 gl.store(dg_ptr + tokens.to(gl.int64) * H, dg, mask=tokens < T)
                 barrier()
         if i < count:
-            totals.store(gl.associative_scan(g, 0, add))
-            strengths.store(beta)
-            is_weak = gl.where((beta <= WEAK) & (beta >= -WEAK), 1, 0)
-            weak.index(stage).store(gl.full([1], 1, gl.int32, layout) * gl.sum(is_weak, 0))
+            cumsum.store(gl.associative_scan(g, 0, add))
+            betas.store(beta)
+            is_small = gl.where((beta <= BETA_EPS) & (beta >= -BETA_EPS), 1, 0)
+            stages.small_betas.index(stage).store(gl.full([1], 1, gl.int32, layout) * gl.sum(is_small, 0))
             barrier()
-            mbarrier.arrive(gated.index(stage), count=1)
+            mbarrier.arrive(stages.decays_ready.index(stage), count=1)
         g = g_next
         beta = beta_next
         stage += 1

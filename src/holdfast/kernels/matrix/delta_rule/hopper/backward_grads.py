@@ -1,12 +1,14 @@
-"""The delta rule's gradients of q, k, v, g and beta in backward.py, a chunk after the other, by four warps.
+"""The delta rule's gradients of q, k, v, g and beta in backward.py, one chunk after another, by four warps.
 
-With S the state that enters a chunk, dS' the gradient of the one that leaves, what the tokens wrote U, and Yb, Y times
+With S the state that enters a chunk, dS' the gradient of the one that leaves, U what the tokens wrote, and Yb, Y times
 beta, nothing is left to be solved:
     F = scale causal(D * dO U^T);  E = - strictly lower(D * Yb U^T);
     dQ = scale exp(G) (dO S^T) + F K;  dK = (e U) dS'^T - exp(G) (Yb S^T) + F^T Q + (E + E^T) K;  dV = Yb.
-See docs/delta-rule.md. The products with U come first and those with S last, so that the next chunk's are on their way
-in time.
+See docs/delta-rule.md#gradient. The products with U come first and those with S last, so that the next chunk's are
+loaded in time. dg's shares are left in shared memory, where backward_decay.py sums them.
 """
+
+from typing import Any, NamedTuple
 
 from holdfast.kernels.lib.gluon.compat import (
     barrier,
@@ -24,12 +26,22 @@ from holdfast.kernels.lib.gluon.sequence import chunk_coords
 from holdfast.kernels.lib.gluon.split import opaque
 from holdfast.kernels.lib.gluon.tails import store_tail
 
-from .backward_decay import DS_TILE, EARLIER, S_TILE, STAGES, STRENGTH, TOTAL, U_TILE, VECTORS, WEAK, Y_TILE
+from .backward_decay import BETA, BETA_EPS, DG_EARLIER, LOG_DECAY_CUMSUM, VECTORS
+from .backward_loads import DS_TILE, S_TILE, STAGES, U_TILE, Y_TILE
+
+
+class Values(NamedTuple):
+    """Pointer to v and its strides, in units of 8."""
+
+    ptr: Any
+    b: Any
+    t: Any
+    h: Any
 
 
 @gluon.jit
 def _store(ptr, x, stride, rows, KEYS: gl.constexpr, layout: gl.constexpr):
-    """Writes a chunk's rows in float32, one every `stride` elements."""
+    """Store a chunk's rows in float32, one every `stride` elements."""
     row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
     column = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
     inside = (row < rows)[:, None] & (column < KEYS)[None, :]
@@ -37,15 +49,15 @@ def _store(ptr, x, stride, rows, KEYS: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _mend(y, v_ptr, rows, weights, live, VALUES: gl.constexpr, layout: gl.constexpr):
-    """Weighs the rows of y in place; what the product of those that are live and v's was before."""
+def _rescale_small_beta_rows(y, v_ptr, rows, weights, is_small, VALUES: gl.constexpr, layout: gl.constexpr):
+    """Multiply the rows of y by weights in place; return y . v of the rows with a small beta, from before."""
     total = gl.zeros([CHUNK], gl.float32, gl.SliceLayout(1, layout))
-    # 64 columns at a time: little room is left in registers
+    # 64 columns at a time: few registers are left
     for part in gl.static_range(y.shape[1] // 64):
         column = part * 64 + gl.arange(0, 64, gl.SliceLayout(0, layout))
         tile = y.slice(part * 64, 64, 1)
         x = tile.load(layout)
-        inside = live[:, None] & (column < VALUES)[None, :]
+        inside = is_small[:, None] & (column < VALUES)[None, :]
         v = gl.load(v_ptr + (rows[:, None] + column[None, :]), mask=inside, other=0.0)
         total += gl.sum(x.to(gl.float32) * v.to(gl.float32), 1)
         tile.store((x.to(gl.float32) * weights[:, None]).to(x.dtype))
@@ -53,16 +65,13 @@ def _mend(y, v_ptr, rows, weights, live, VALUES: gl.constexpr, layout: gl.conste
 
 
 @gluon.jit
-def find_gradients(tiles, scores, places, results, values, numbers, KEYS: gl.constexpr, VALUES: gl.constexpr):
-    """Gradients of every chunk, from the last to the first, once Y and dS' are there."""
-    q_tiles, k_tiles, do_tiles, _, u_tiles, s_tiles, y_tiles, ds_tiles = tiles
-    gates, _, weak, loaded, gated, walked, free, full, empty = places
-    dq_desc, _, dv_desc, dq_ptr, dk_ptr, dv_ptr, dbeta_ptr = results
-    v_ptr, v_b, v_t, v_h = values
-    T, H, chunk0, count, scale, aside, origin = numbers
-    V: gl.constexpr = ds_tiles.shape[1]
-    K: gl.constexpr = ds_tiles.shape[2]
-    dtype: gl.constexpr = ds_tiles.dtype
+def grad_partition(tiles, scores, stages, grads, values, chunks, KEYS: gl.constexpr, VALUES: gl.constexpr):
+    """Find every chunk's gradients, from the last to the first, once its Y and dS' are there."""
+    T, H, packed, origin = chunks.T, chunks.H, chunks.packed, chunks.origin
+    ready, empty = stages.tile_ready, stages.tile_empty
+    V: gl.constexpr = tiles.ds.shape[1]
+    K: gl.constexpr = tiles.ds.shape[2]
+    dtype: gl.constexpr = tiles.ds.dtype
     p_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     k_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -74,92 +83,92 @@ def find_gradients(tiles, scores, places, results, values, numbers, KEYS: gl.con
     head = gl.program_id(0) % H
     stage = 0
     phase = 0
-    turn = 0
-    for i in range(count):
-        chunk = chunk0 + count - 1 - i
-        batch, token = chunk_coords(aside, chunk, H)
+    parity = 0
+    for i in range(chunks.count):
+        chunk = chunks.first + chunks.count - 1 - i
+        batch, token = chunk_coords(packed, chunk, H)
         row0 = chunk * CHUNK
-        q = q_tiles.index(stage).reshape([CHUNK, K])
-        k = k_tiles.index(stage).reshape([CHUNK, K])
-        do = do_tiles.index(stage).reshape([CHUNK, V])
-        total = gates.index(stage * VECTORS + TOTAL)
+        q = tiles.q.index(stage).reshape([CHUNK, K])
+        k = tiles.k.index(stage).reshape([CHUNK, K])
+        do = tiles.do.index(stage).reshape([CHUNK, V])
+        cumsum = stages.decays.index(stage * VECTORS + LOG_DECAY_CUMSUM)
         zero = opaque(i ^ i)
-        u = u_tiles.index(zero).reshape([CHUNK, V])
-        y = y_tiles.index(zero).reshape([CHUNK, V])
-        s = s_tiles.index(zero)
-        ds = ds_tiles.index(zero)
+        u = tiles.u.index(zero).reshape([CHUNK, V])
+        y = tiles.y.index(zero).reshape([CHUNK, V])
+        s = tiles.s.index(zero)
+        ds = tiles.ds.index(zero)
         f_tile = scores.index(zero + 1)
         e_tile = scores.index(zero + 2)
         row = (zero + gl.arange(0, CHUNK, p_row))[:, None]
         column = opaque(gl.arange(0, CHUNK, gl.SliceLayout(0, p_layout)))[None, :]
-        mbarrier.wait(loaded.index(stage), phase)
-        mbarrier.wait(full.index(U_TILE), turn)
+        mbarrier.wait(stages.stage_ready.index(stage), phase)
+        mbarrier.wait(ready.index(U_TILE), parity)
         dp = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
         dp = warpgroup_mma(do, u.permute((1, 0)), dp, use_acc=False, is_async=True)
         qk = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
         qk = warpgroup_mma(q, k.permute((1, 0)), qk, use_acc=False, is_async=True)
-        mbarrier.wait(gated.index(stage), phase)
-        strengths = gates.index(stage * VECTORS + STRENGTH)
-        strength = strengths.load(p_row)
-        # dV is Yb, but where beta is weak or rows are another sequence's
-        is_mended = gl.sum(weak.index(stage).load(one), 0) > 0
-        if aside is not None:
-            is_mended = is_mended | (aside[1] - row0 < CHUNK)
-        is_weak = (strength <= WEAK) & (strength >= -WEAK)
-        factor = gl.where(is_weak, strength, 1.0)
-        log = total.load(p_row)[:, None] - total.load(gl.SliceLayout(0, p_layout))[None, :]
+        mbarrier.wait(stages.decays_ready.index(stage), phase)
+        betas = stages.decays.index(stage * VECTORS + BETA)
+        beta = betas.load(p_row)
+        # dV is Yb, but where a beta is small or rows are another sequence's
+        is_rescaled = gl.sum(stages.small_betas.index(stage).load(one), 0) > 0
+        if packed is not None:
+            is_rescaled = is_rescaled | (packed.end - row0 < CHUNK)
+        is_small = (beta <= BETA_EPS) & (beta >= -BETA_EPS)
+        factor = gl.where(is_small, beta, 1.0)
+        log = cumsum.load(p_row)[:, None] - cumsum.load(gl.SliceLayout(0, p_layout))[None, :]
         between = gl.exp2(gl.where(row >= column, log, float("-inf")))
         dp, qk = warpgroup_mma_wait(0, deps=(dp, qk))
-        dp = dp * between * scale
+        dp = dp * between * chunks.scale
         pairs = gl.where(row == column, 0.0, dp * qk)
         f_tile.store(dp.to(dtype))
 
-        mbarrier.wait(full.index(Y_TILE), turn)
+        mbarrier.wait(ready.index(Y_TILE), parity)
         z = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
         z = warpgroup_mma(y, u.permute((1, 0)), z, use_acc=False, is_async=True)
         kk = gl.zeros([CHUNK, CHUNK], gl.float32, p_layout)
         kk = warpgroup_mma(k, k.permute((1, 0)), kk, use_acc=False, is_async=True)
-        if is_mended == 0:
-            tma_store(dv_desc, [batch, token, head, 0], y_tiles.index(0))
+        if is_rescaled == 0:
+            tma_store(grads.dv_desc, [batch, token, head, 0], tiles.y.index(0))
         z, kk = warpgroup_mma_wait(0, deps=(z, kk))
-        # Yb is Y itself where beta is weak
-        log = total.load(p_row)[:, None] - total.load(gl.SliceLayout(0, p_layout))[None, :]
+        # Yb is Y itself where beta is small
+        log = cumsum.load(p_row)[:, None] - cumsum.load(gl.SliceLayout(0, p_layout))[None, :]
         between = gl.exp2(gl.where(row > column, log, float("-inf")))
-        own = gl.where(is_weak, 0.0, 1.0 / gl.where(is_weak, 1.0, strength * strength))
+        own = gl.where(is_small, 0.0, 1.0 / gl.where(is_small, 1.0, beta * beta))
         dbeta = gl.sum(gl.where(row == column, z, 0.0), 1) * own
         z = z * between
-        seen = z * kk
+        kk_pairs = z * kk
         e_tile.store((z * -factor[:, None]).to(dtype))
-        dbeta -= gl.where(is_weak, gl.sum(seen, 1), 0.0)
-        pairs -= seen * factor[:, None]
+        dbeta -= gl.where(is_small, gl.sum(kk_pairs, 1), 0.0)
+        pairs -= kk_pairs * factor[:, None]
         dg = gl.sum(pairs, 1)
-        gates.index(stage * VECTORS + EARLIER).store(gl.sum(pairs, 0))
+        stages.decays.index(stage * VECTORS + DG_EARLIER).store(gl.sum(pairs, 0))
         fence_async_shared()
         barrier()
 
-        mbarrier.wait(full.index(S_TILE), turn)
-        mbarrier.wait(full.index(DS_TILE), turn)
+        mbarrier.wait(ready.index(S_TILE), parity)
+        mbarrier.wait(ready.index(DS_TILE), parity)
         write = gl.zeros([CHUNK, K], gl.float32, k_layout)
         write = warpgroup_mma(u, ds, write, use_acc=False, is_async=True)
         dk = gl.zeros([CHUNK, K], gl.float32, k_layout)
         dk = warpgroup_mma(y, s, dk, use_acc=False, is_async=True)
-        last = total.slice(CHUNK - 1, 1).load(k_row)
-        here = total.load(k_row)
+        last = cumsum.slice(CHUNK - 1, 1).load(k_row)
+        here = cumsum.load(k_row)
         to_end = gl.exp2(last - here)
         reads = gl.exp2(here)
-        keep = reads * gl.convert_layout(factor, k_row)
+        reads_beta = reads * gl.convert_layout(factor, k_row)
         write, dk = warpgroup_mma_wait(0, deps=(write, dk))
         write = write * to_end[:, None]
         key = k.load(k_layout).to(gl.float32)
         written = gl.sum(key * write, 1)
-        known = gl.sum(key * dk, 1)
-        dk = dk * (-keep)[:, None] + write
+        k_dk = gl.sum(key * dk, 1)
+        dk = dk * (-reads_beta)[:, None] + write
         # every warp has read U, Yb and dS', and dV's copy has left its tile
         tma_store_wait(0)
         fence_async_shared()
         barrier()
         mbarrier.arrive(empty.index(U_TILE), count=1)
-        mbarrier.arrive(empty.index(Y_TILE), count=1, pred=is_mended == 0)
+        mbarrier.arrive(empty.index(Y_TILE), count=1, pred=is_rescaled == 0)
         mbarrier.arrive(empty.index(DS_TILE), count=1)
         dk = warpgroup_mma_wait(0, deps=(dk,))
         dq = gl.zeros([CHUNK, K], gl.float32, k_layout)
@@ -168,58 +177,61 @@ def find_gradients(tiles, scores, places, results, values, numbers, KEYS: gl.con
         dk = warpgroup_mma(e_tile, k, dk, is_async=True)
         dk = warpgroup_mma(e_tile.permute((1, 0)), k, dk, is_async=True)
         dq, dk = warpgroup_mma_wait(0, deps=(dq, dk))
-        asked = gl.sum(q.load(k_layout).to(gl.float32) * dq, 1)
-        dq = dq * (reads * scale)[:, None]
+        q_dq = gl.sum(q.load(k_layout).to(gl.float32) * dq, 1)
+        dq = dq * (reads * chunks.scale)[:, None]
         barrier()
         mbarrier.arrive(empty.index(S_TILE), count=1)
         dq, dk = warpgroup_mma_wait(0, deps=(dq, dk))
         dq = warpgroup_mma(f_tile, k, dq, is_async=True)
-        dg += gl.convert_layout(asked * (reads * scale) - known * keep, p_row)
-        dbeta -= gl.where(is_weak, gl.convert_layout(known * reads, p_row), 0.0)
+        dg += gl.convert_layout(q_dq * (reads * chunks.scale) - k_dk * reads_beta, p_row)
+        dbeta -= gl.where(is_small, gl.convert_layout(k_dk * reads, p_row), 0.0)
         dq = warpgroup_mma_wait(0, deps=(dq,))
-        # the warps that walk have read q and k, and so has every warp here
-        mbarrier.wait(walked.index(stage), phase)
+        # the warps that carry dS have read q and k, and so has every warp here
+        mbarrier.wait(stages.dstate_ready.index(stage), phase)
         barrier()
         base = ((origin + row0) * H + head) * KEYS
-        if dq_desc is None:
-            _store(dq_ptr + base, dq, H * KEYS, T - row0, KEYS, k_layout)
-            _store(dk_ptr + base, dk, H * KEYS, T - row0, KEYS, k_layout)
+        if grads.dq_desc is None:
+            _store(grads.dq + base, dq, H * KEYS, T - row0, KEYS, k_layout)
+            _store(grads.dk + base, dk, H * KEYS, T - row0, KEYS, k_layout)
         else:
             q.store(dq.to(dtype))
             k.store(dk.to(dtype))
         # here, where little else takes registers
-        if is_mended:
+        if is_rescaled:
             rows = gl.arange(0, CHUNK, wide_row)
-            weights = strengths.load(wide_row)
-            live = (weights <= WEAK) & (weights >= -WEAK)
-            start = (batch.to(gl.int64) * v_b + token.to(gl.int64) * v_t + head.to(gl.int64) * v_h) * 8
-            at = rows.to(gl.int64) * v_t * 8
-            weights = gl.where(live, weights, 1.0)
-            found = _mend(y, v_ptr + start, at, weights, live & (row0 + rows < T), VALUES, wide)
+            weights = betas.load(wide_row)
+            rescaled = (weights <= BETA_EPS) & (weights >= -BETA_EPS)
+            start = (batch.to(gl.int64) * values.b + token.to(gl.int64) * values.t + head.to(gl.int64) * values.h) * 8
+            at = rows.to(gl.int64) * values.t * 8
+            weights = gl.where(rescaled, weights, 1.0)
+            found = _rescale_small_beta_rows(
+                y, values.ptr + start, at, weights, rescaled & (row0 + rows < T), VALUES, wide
+            )
             dbeta += gl.convert_layout(found, p_row)
             fence_async_shared()
             barrier()
-            if aside is None or aside[1] - row0 >= CHUNK:
-                tma_store(dv_desc, [batch, token, head, 0], y_tiles.index(0))
+            if packed is None or packed.end - row0 >= CHUNK:
+                tma_store(grads.dv_desc, [batch, token, head, 0], tiles.y.index(0))
                 tma_store_wait(0)
             else:
                 heads = opaque(H)
                 into = ((origin + row0) * H + head) * VALUES
-                store_tail(y_tiles.index(0), dv_ptr + into, heads * VALUES, T - row0, VALUES)
-                if dq_desc is not None:
-                    store_tail(q_tiles.index(stage), dq_ptr + base, heads * KEYS, T - row0, KEYS)
-                    store_tail(k_tiles.index(stage), dk_ptr + base, heads * KEYS, T - row0, KEYS)
+                store_tail(tiles.y.index(0), grads.dv + into, heads * VALUES, T - row0, VALUES)
+                if grads.dq_desc is not None:
+                    store_tail(tiles.q.index(stage), grads.dq + base, heads * KEYS, T - row0, KEYS)
+                    store_tail(tiles.k.index(stage), grads.dk + base, heads * KEYS, T - row0, KEYS)
             barrier()
-        mbarrier.arrive(empty.index(Y_TILE), count=1, pred=is_mended)
-        if dbeta_ptr is not None:
+        mbarrier.arrive(empty.index(Y_TILE), count=1, pred=is_rescaled)
+        if grads.dbeta is not None:
             tokens = row0 + gl.arange(0, CHUNK, p_row)
-            gl.store(dbeta_ptr + (origin + tokens) * H + head, dbeta, mask=tokens < T)
-        total.store(written)
-        strengths.store(dg)
+            gl.store(grads.dbeta + (origin + tokens) * H + head, dbeta, mask=tokens < T)
+        # dg's shares of writes, and of pairs and reads, where backward_decay.py takes them from
+        cumsum.store(written)
+        betas.store(dg)
         fence_async_shared()
         barrier()
-        mbarrier.arrive(free.index(stage), count=1)
-        turn ^= 1
+        mbarrier.arrive(stages.stage_empty.index(stage), count=1)
+        parity ^= 1
         stage += 1
         if stage == STAGES:
             stage = 0

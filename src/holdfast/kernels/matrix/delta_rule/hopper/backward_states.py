@@ -1,9 +1,13 @@
-"""One sweep over a sequence on Hopper that keeps what the delta rule's gradients need of each chunk: its state, and U.
+"""States and writes of the delta rule on Hopper, saved for its gradients: S that enters each chunk, and the chunk's U.
 
-As forward.py, without outputs: a block owns a (batch, head, 64 or 128 of v's columns) and walks over chunks,
-    E^T = (V^T - (S^T K^T) * read) * beta;  U^T = E^T + E^T A^T;  S^T = decay S^T + (U^T * write) K.
-E and U are operands in two parts: where nothing decays, keys alike add their roundings up, and dg has the sum of them.
+As forward.py, without outputs: a block owns a (batch, head, 64 or 128 of v's columns) and goes over chunks. With r a
+token's decay from its chunk's start, w that to its chunk's end:
+    E^T = (V^T - (S^T K^T) * r) * beta;  U^T = E^T + E^T A^T;  S^T = decay S^T + (U^T * w) K.
+E and U are operands in two parts, high and low: where nothing decays, the roundings of writes by keys that resemble one
+another add up, and dg has their sum.
 """
+
+from typing import Any, NamedTuple
 
 from holdfast.kernels.lib.gluon.compat import (
     barrier,
@@ -26,15 +30,51 @@ from holdfast.kernels.lib.gluon.sequence import (
     sequence_offset,
 )
 
-from .chunk_inverse import parts
-from .producers import COLUMNS, copy, gate
+from .chunk_inverse import split_hi_lo
+from .producers import (
+    COLUMNS,
+    Chunks,
+    DecayInputs,
+    Descs,
+    Sizes,
+    Stages,
+    Tiles,
+    decay_partition,
+    init_barriers,
+    load_partition,
+)
+
+
+class Saved(NamedTuple):
+    """What is saved of each chunk: tiles of U and S, one for each MMA warpgroup, and where they go.
+
+    low, high: descriptors of the states; of a chunk's rows, which are v's columns, the first 64 are in low.
+    """
+
+    u_tiles: Any
+    s_tiles: Any
+    u: Any
+    low: Any
+    high: Any
 
 
 @gluon.jit(
-    do_not_specialize=["sequences", "T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
+    do_not_specialize=[
+        "sequences",
+        "T",
+        "H",
+        "k_group",
+        "g_b",
+        "g_t",
+        "g_h",
+        "beta_b",
+        "beta_t",
+        "beta_h",
+        "segment_chunks",
+    ],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "cu_ptr"],
 )
-def delta_states(
+def delta_rule_bwd_states(
     k_desc,
     v_desc,
     a_desc,
@@ -55,66 +95,80 @@ def delta_states(
     beta_b,
     beta_t,
     beta_h,
-    span,
+    segment_chunks,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
+    MMA_WARPGROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices of CONSUMERS * 64 of v's columns, segments of `span` chunks), or (N * H, slices, 1).
+    """Grid (B * H, slices of MMA_WARPGROUPS * 64 columns, segments of segment_chunks), or (N * H, slices, 1) if packed.
 
-    cu, sequences: as of delta_sweep. Of packed sequences u is in whole chunks as well, [1, chunks * 64, H, VALUES].
-    k: [B, T, H / k_group, KEYS], v, u: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and u 64.
-    a: of chunk_inverse.py, by a descriptor of blocks [1, 1, 64, 64]. start: state before each segment,
-    float32 [B, segments, H, KEYS, VALUES], or None. low, high: [B, chunks * 64, H, KEYS] by descriptors of blocks
-    [1, 64, 1, columns]: the state that enters a chunk, rounded; its rows are v's columns, the first 64 in low.
+    | tensor | shape | how |
+    | --- | --- | --- |
+    | k | [B, T, H / k_group, KEYS] | descriptor, blocks [1, 64, 1, columns] |
+    | v | [B, T, H, VALUES] | descriptor, blocks [1, 64, 1, 64] |
+    | a | [B * H, chunks, 64, 64], of chunk_inverse.py | descriptor, blocks [1, 1, 64, 64] |
+    | u | [B, T, H, VALUES], if packed [1, chunks * 64, H, VALUES] | descriptor, blocks [1, 64, 1, 64] |
+    | low, high | [B, chunks * 64, H, KEYS] | descriptors, blocks [1, 64, 1, columns] |
+    | g, beta | [B, T, H], or None for 0 and 1 | pointer, strides |
+    | start | [B, segments, H, KEYS, VALUES], or None | pointer, float32 |
+    | cu | [N + 1], or None | pointer |
+
+    low, high: the rounded state that enters a chunk; its rows are v's columns, the first 64 in low. start: the state
+    before each segment. cu, sequences: as in forward.py.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], k_desc.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, 1, CHUNK, 1, COLUMNS], v_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES * MMA_WARPGROUPS, 1, CHUNK, 1, COLUMNS], v_desc.layout)
     a_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
-    u_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, CHUNK, 1, COLUMNS], u_desc.layout)
-    s_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, COLUMNS, 1, K], low_desc.layout)
-    gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
-    gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(gated.index(i), count=1)
-        mbarrier.init(free.index(i), count=CONSUMERS)
-    mbarrier.init(loaded.index(STAGES), count=1)
-    fence_async_shared()
+    u_tiles = gl.allocate_shared_memory(dtype, [MMA_WARPGROUPS, 1, CHUNK, 1, COLUMNS], u_desc.layout)
+    s_tiles = gl.allocate_shared_memory(dtype, [MMA_WARPGROUPS, 1, COLUMNS, 1, K], low_desc.layout)
+    decays = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    chunk_decay = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tiles_ready = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    decays_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    stage_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    stages = Stages(
+        decays=decays,
+        chunk_decay=chunk_decay,
+        tiles_ready=tiles_ready,
+        decays_ready=decays_ready,
+        scores_ready=None,
+        stage_empty=stage_empty,
+    )
+    init_barriers(stages, MMA_WARPGROUPS, STAGES)
 
     if cu_ptr is None:
-        aside: gl.constexpr = None
-        chunk0 = gl.program_id(2) * span
-        count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+        packed: gl.constexpr = None
+        first = gl.program_id(2) * segment_chunks
+        count = gl.minimum(segment_chunks, gl.cdiv(T, CHUNK) - first)
     else:
         if sequences is None:
-            chunk0, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
+            first, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
         else:
-            chunk0, shift, T, _, _, _ = packed_segment(cu_ptr, gl.program_id(0) // H, span, sequences, T)
-        aside = PackedBounds(shift=shift, end=T)
-        count = gl.cdiv(T, CHUNK) - chunk0
+            segment = packed_segment(cu_ptr, gl.program_id(0) // H, segment_chunks, sequences, T)
+            first, shift, T = segment.chunk0, segment.shift, segment.end
+        packed = PackedBounds(shift=shift, end=T)
+        count = gl.cdiv(T, CHUNK) - first
     if g_ptr is not None:
-        g_ptr += sequence_offset(aside, H, g_b, g_t, g_h)
+        g_ptr += sequence_offset(packed, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += sequence_offset(aside, H, beta_b, beta_t, beta_h)
-    tiles = (None, k_tiles, v_tiles, a_tiles, None)
-    sources = (None, k_desc, v_desc, a_desc)
-    kept = (u_tiles, s_tiles, u_desc, low_desc, high_desc)
-    places = (gates, decays, loaded, gated, None, free)
-    numbers = (H, chunk0, count, 1.0, aside)
-    if CONSUMERS == 2:
+        beta_ptr += sequence_offset(packed, H, beta_b, beta_t, beta_h)
+    tiles = Tiles(q=None, k=k_tiles, v=v_tiles, a=a_tiles, scores=None)
+    descs = Descs(q=None, k=k_desc, v=v_desc, a=a_desc)
+    saved = Saved(u_tiles=u_tiles, s_tiles=s_tiles, u=u_desc, low=low_desc, high=high_desc)
+    chunks = Chunks(H=H, first=first, count=count, scale=1.0, packed=packed)
+    inputs = DecayInputs(g=g_ptr, beta=beta_ptr, g_t=g_t, beta_t=beta_t, T=T)
+    sizes = Sizes(KEYS, VALUES, MMA_WARPGROUPS, STAGES)
+    ready, empty = stages.tiles_ready, stages.stage_empty
+    if MMA_WARPGROUPS == 2:
         gl.warp_specialize(
             [
-                (_walk, (tiles, kept, places, start_ptr, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (_walk, (tiles, kept, places, start_ptr, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
-                (copy, (tiles, sources, loaded, free, k_group, numbers, CONSUMERS, STAGES)),
-                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (state_partition, (tiles, saved, stages, start_ptr, chunks, sizes, 0)),
+                (state_partition, (tiles, saved, stages, start_ptr, chunks, sizes, 1)),
+                (load_partition, (tiles, descs, ready, empty, k_group, chunks, MMA_WARPGROUPS, STAGES)),
+                (decay_partition, (stages, inputs, chunks, STAGES)),
             ],
             [4, 1, 1],
             [232, 40, 40],
@@ -122,9 +176,9 @@ def delta_states(
     else:
         gl.warp_specialize(
             [
-                (_walk, (tiles, kept, places, start_ptr, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (copy, (tiles, sources, loaded, free, k_group, numbers, CONSUMERS, STAGES)),
-                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (state_partition, (tiles, saved, stages, start_ptr, chunks, sizes, 0)),
+                (load_partition, (tiles, descs, ready, empty, k_group, chunks, MMA_WARPGROUPS, STAGES)),
+                (decay_partition, (stages, inputs, chunks, STAGES)),
             ],
             [1, 1],
             [40, 40],
@@ -132,15 +186,15 @@ def delta_states(
 
 
 @gluon.jit
-def _in_two(x, dtype: gl.constexpr, layout: gl.constexpr):
-    """x as the sum of two left operands."""
-    high, low = parts(x, dtype)
+def _split_operand(x, dtype: gl.constexpr, layout: gl.constexpr):
+    """Return x as the sum of two rounded left operands."""
+    high, low = split_hi_lo(x, dtype)
     return gl.convert_layout(high, layout), gl.convert_layout(low, layout)
 
 
 @gluon.jit
-def keep_state(tile, low_desc, high_desc, batch, row, head, column):
-    """Sends 64 of a state's rows, which are v's columns, from shared memory to where they are kept."""
+def _save_state(tile, low_desc, high_desc, batch, row, head, column):
+    """Store 64 rows of a state, which are v's columns, from shared memory to where they are saved."""
     if column == 0:
         tma_store(low_desc, [batch, row, head, 0], tile)
     else:
@@ -148,33 +202,23 @@ def keep_state(tile, low_desc, high_desc, batch, row, head, column):
 
 
 @gluon.jit
-def _walk(
-    tiles,
-    kept,
-    places,
-    start_ptr,
-    numbers,
-    KEYS: gl.constexpr,
-    VALUES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    CONSUMER: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """The state of 64 columns of v from the first chunk to the last."""
-    _, k_tiles, v_tiles, a_tiles, _ = tiles
-    u_tiles, s_tiles, u_desc, low_desc, high_desc = kept
-    gates, decays, loaded, gated, _, free = places
-    H, chunk0, count, _, aside = numbers
-    K: gl.constexpr = k_tiles.shape[4]
-    dtype: gl.constexpr = k_tiles.dtype
+def state_partition(tiles, saved, stages, start_ptr, chunks, sizes, WARPGROUP: gl.constexpr):
+    """Carry the state of 64 columns of v over the chunks, and save what enters each and what it writes."""
+    KEYS: gl.constexpr = sizes.KEYS
+    VALUES: gl.constexpr = sizes.VALUES
+    MMA_WARPGROUPS: gl.constexpr = sizes.MMA_WARPGROUPS
+    STAGES: gl.constexpr = sizes.STAGES
+    H, packed = chunks.H, chunks.packed
+    K: gl.constexpr = tiles.k.shape[4]
+    dtype: gl.constexpr = tiles.k.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
 
-    batch, _ = chunk_coords(aside, chunk0, H)
+    batch = chunk_coords(packed, chunks.first, H)[0]
     head = gl.program_id(0) % H
-    column = (gl.program_id(1) * CONSUMERS + CONSUMER) * COLUMNS
+    column = (gl.program_id(1) * MMA_WARPGROUPS + WARPGROUP) * COLUMNS
     if start_ptr is None:
         state = gl.zeros([COLUMNS, K], gl.float32, s_layout)
     else:
@@ -183,58 +227,58 @@ def _walk(
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
         at = segment_index(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
         state = gl.load(start_ptr + at, mask=inside, other=0.0)
-    u_tile = u_tiles.index(CONSUMER)
-    s_tile = s_tiles.index(CONSUMER)
+    u_tile = saved.u_tiles.index(WARPGROUP)
+    s_tile = saved.s_tiles.index(WARPGROUP)
     rounded = state.to(dtype)
-    held = gl.convert_layout(rounded, s_operand)
-    held = warpgroup_mma_wait(0, deps=(held,))
+    s = gl.convert_layout(rounded, s_operand)
+    s = warpgroup_mma_wait(0, deps=(s,))
     s_tile.reshape([COLUMNS, K]).store(rounded)
     fence_async_shared()
     barrier()
-    keep_state(s_tile, low_desc, high_desc, batch, chunk0 * CHUNK, head, column)
+    _save_state(s_tile, saved.low, saved.high, batch, chunks.first * CHUNK, head, column)
 
     stage = 0
     phase = 0
-    for i in range(count):
-        mbarrier.wait(loaded.index(stage), phase)
-        k = k_tiles.index(stage).reshape([CHUNK, K])
-        v = v_tiles.index(stage * CONSUMERS + CONSUMER).reshape([CHUNK, COLUMNS])
-        a = a_tiles.index(stage).reshape([CHUNK, CHUNK])
-        known = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
-        known = warpgroup_mma(held, k.permute((1, 0)), known, use_acc=False, is_async=True)
-        mbarrier.wait(gated.index(stage), phase)
+    for i in range(chunks.count):
+        mbarrier.wait(stages.tiles_ready.index(stage), phase)
+        k = tiles.k.index(stage).reshape([CHUNK, K])
+        v = tiles.v.index(stage * MMA_WARPGROUPS + WARPGROUP).reshape([CHUNK, COLUMNS])
+        a = tiles.a.index(stage).reshape([CHUNK, CHUNK])
+        predicted = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
+        predicted = warpgroup_mma(s, k.permute((1, 0)), predicted, use_acc=False, is_async=True)
+        mbarrier.wait(stages.decays_ready.index(stage), phase)
         vt = v.permute((1, 0)).load(operand)
-        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
-        strength = gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
-        known, held = warpgroup_mma_wait(0, deps=(known, held))
-        missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
-        new, rest = _in_two(missed, dtype, operand)
-        missed, new, rest = warpgroup_mma_wait(0, deps=(missed, new, rest))
-        u = warpgroup_mma(new, a, missed, is_async=True)
-        u = warpgroup_mma(rest, a, u, is_async=True)
-        state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
-        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
-        u, new, rest = warpgroup_mma_wait(0, deps=(u, new, rest))
-        written, rest = _in_two(u * write[None, :], dtype, s_operand)
-        state, written, rest = warpgroup_mma_wait(0, deps=(state, written, rest))
-        state = warpgroup_mma(written, k, state, is_async=True)
-        state = warpgroup_mma(rest, k, state, is_async=True)
-        # the last chunk's tiles are on their way before this one's take their place
+        read = stages.decays.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
+        beta = stages.decays.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
+        predicted, s = warpgroup_mma_wait(0, deps=(predicted, s))
+        e = (gl.convert_layout(vt.to(gl.float32), layout) - predicted * read[None, :]) * beta[None, :]
+        e_high, e_low = _split_operand(e, dtype, operand)
+        e, e_high, e_low = warpgroup_mma_wait(0, deps=(e, e_high, e_low))
+        u = warpgroup_mma(e_high, a, e, is_async=True)
+        u = warpgroup_mma(e_low, a, u, is_async=True)
+        state = state * stages.chunk_decay.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
+        write = stages.decays.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
+        u, e_high, e_low = warpgroup_mma_wait(0, deps=(u, e_high, e_low))
+        u_high, u_low = _split_operand(u * write[None, :], dtype, s_operand)
+        state, u_high, u_low = warpgroup_mma_wait(0, deps=(state, u_high, u_low))
+        state = warpgroup_mma(u_high, k, state, is_async=True)
+        state = warpgroup_mma(u_low, k, state, is_async=True)
+        # the last chunk's tiles have left before this one's take their place
         tma_store_wait(0)
         barrier()
         u_tile.reshape([CHUNK, COLUMNS]).permute((1, 0)).store(u.to(dtype))
-        state, written, rest = warpgroup_mma_wait(0, deps=(state, written, rest))
+        state, u_high, u_low = warpgroup_mma_wait(0, deps=(state, u_high, u_low))
         rounded = state.to(dtype)
         s_tile.reshape([COLUMNS, K]).store(rounded)
-        held = gl.convert_layout(rounded, s_operand)
-        held = warpgroup_mma_wait(0, deps=(held,))
+        s = gl.convert_layout(rounded, s_operand)
+        s = warpgroup_mma_wait(0, deps=(s,))
         fence_async_shared()
         barrier()
-        mbarrier.arrive(free.index(stage), count=1)
-        token = (chunk0 + i) * CHUNK
-        tma_store(u_desc, [batch, token, head, column], u_tile)
-        if i + 1 < count:
-            keep_state(s_tile, low_desc, high_desc, batch, token + CHUNK, head, column)
+        mbarrier.arrive(stages.stage_empty.index(stage), count=1)
+        token = (chunks.first + i) * CHUNK
+        tma_store(saved.u, [batch, token, head, column], u_tile)
+        if i + 1 < chunks.count:
+            _save_state(s_tile, saved.low, saved.high, batch, token + CHUNK, head, column)
         stage += 1
         if stage == STAGES:
             stage = 0

@@ -1,15 +1,18 @@
-"""One sweep over a sequence on Hopper: the delta rule with scalar decay, its state in registers throughout.
+"""The delta rule forward in time on Hopper, with scalar decay; the state is in registers throughout.
 
     S = exp(g_t) S;  S = S + beta_t k_t (v_t - S^T k_t)^T;  o_t = scale S^T q_t.
 
-A block owns a (batch, head, 64 or 128 of v's columns, segment) and walks over chunks of 64 tokens, whose inverse A is
-there already (chunk_inverse.py). One warp copies tiles in by TMA, one sums log decays, four multiply keys with
-queries, and four for every 64 columns do the rest. Products are transposed, so that each one's accumulator is rounded
-in registers to be the next one's operand, and the state S^T never leaves them:
-    E^T = (V^T - (S^T K^T) * read) * beta;  U^T = E^T + E^T A^T;
-    O^T = (S^T Q^T) * read + U^T (K Q^T * within);  S^T = decay S^T + (U^T * write) K.
-E stays in float32, since its rounding would be the same for every write of a strength.
+A block owns a (batch, head, 64 or 128 of v's columns, segment) and goes over chunks of 64 tokens, whose inverse A
+chunk_inverse.py has left. One warp loads tiles by TMA, one sums log decays, four multiply keys with queries, and four
+for every 64 columns do the rest. Products are transposed, so that each one's accumulator is rounded in registers to be
+the next one's operand, and the state S^T never leaves them. With r a token's decay from its chunk's start, w that to
+its chunk's end:
+    E^T = (V^T - (S^T K^T) * r) * beta;  U^T = E^T + E^T A^T;
+    O^T = (S^T Q^T) * r + U^T (K Q^T * causal decay);  S^T = decay S^T + (U^T * w) K.
+E stays in float32, since its rounding would be the same for every write of one beta.
 """
+
+from typing import Any, NamedTuple
 
 from holdfast.kernels.lib.gluon.compat import (
     barrier,
@@ -34,14 +37,57 @@ from holdfast.kernels.lib.gluon.sequence import (
 from holdfast.kernels.lib.gluon.split import opaque
 from holdfast.kernels.lib.gluon.tails import store_tail
 
-from .producers import COLUMNS, copy, gate
+from .producers import (
+    COLUMNS,
+    Chunks,
+    DecayInputs,
+    Descs,
+    Sizes,
+    Stages,
+    Tiles,
+    decay_partition,
+    init_barriers,
+    load_partition,
+)
+
+
+class Output(NamedTuple):
+    """The output in memory: its descriptor, and its pointer for the rows of a chunk that ends in another sequence."""
+
+    desc: Any
+    ptr: Any
+
+
+class StateIO(NamedTuple):
+    """Pointers to states in memory, or None.
+
+    start: before each segment. end: after each, or after the last. transition: what each segment multiplies the state
+    before it with. last: of segments of packed sequences, whose last one this is, or -1; else None.
+    """
+
+    start: Any
+    end: Any
+    transition: Any
+    last: Any
 
 
 @gluon.jit(
-    do_not_specialize=["sequences", "T", "H", "qk_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
+    do_not_specialize=[
+        "sequences",
+        "T",
+        "H",
+        "qk_group",
+        "g_b",
+        "g_t",
+        "g_h",
+        "beta_b",
+        "beta_t",
+        "beta_h",
+        "segment_chunks",
+    ],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr", "transition_ptr", "cu_ptr"],
 )
-def delta_sweep(
+def delta_rule_fwd(
     k_desc,
     q_desc,
     v_desc,
@@ -64,26 +110,35 @@ def delta_sweep(
     beta_b,
     beta_t,
     beta_h,
-    span,
+    segment_chunks,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
+    MMA_WARPGROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices, segments of `span` chunks), or (N * H, slices, 1) of packed sequences.
+    """Grid (B * H, slices, segments of segment_chunks), or (N * H, slices, 1) of packed sequences.
 
-    q, k: [B, T, H / qk_group, KEYS], v, o: [B, T, H, VALUES] by descriptors of blocks [1, 64, 1, columns], of v and o
-    64; q and o both None where only states are wanted. a: [B * H, chunks, 64, 64] by a descriptor of blocks
-    [1, 1, 64, 64]. start: state before each segment, float32 [B, segments, H, KEYS, VALUES], or None. end: the state
-    after each segment likewise, or with q and o that after the last, [B, H, KEYS, VALUES], or None.
-    transition: [B, segments, H, KEYS, KEYS], what each segment multiplies the state before it with, or None; its
-    columns are the slices after v's. With v None they are all, and o, [B, T, H, KEYS], is what the outputs multiply
-    that state with; VALUES is then KEYS.
-    cu: [N + 1], where packed sequences begin and end, or None; with it, o: the output's pointer, for chunks that end in
-    another sequence, and a: [H, T // 64 + N, 64, 64], sequence n's chunks from begin // 64 + n on. sequences: N if they
-    are cut into segments, else None; the grid is then (places * H, slices, 1), and start, end and transition are of
-    places, as lib/gluon/sequence.py counts them, but for the end with q and o, which is of sequences.
+    | tensor | shape | how |
+    | --- | --- | --- |
+    | k | [B, T, H / qk_group, KEYS] | descriptor, blocks [1, 64, 1, columns] |
+    | q | as k, or None where only states are wanted | descriptor, as k |
+    | v | [B, T, H, VALUES], or None for transitions alone | descriptor, blocks [1, 64, 1, 64] |
+    | a | [B * H, chunks, 64, 64], of chunk_inverse.py | descriptor, blocks [1, 1, 64, 64] |
+    | o | [B, T, H, VALUES], or None as q is | descriptor, blocks [1, 64, 1, 64] |
+    | g, beta | [B, T, H], or None for 0 and 1 | pointer, strides |
+    | start | [B, segments, H, KEYS, VALUES], or None | pointer, float32 |
+    | end | the same, or with q [B, H, KEYS, VALUES], or None | pointer, float32 |
+    | transition | [B, segments, H, KEYS, KEYS], or None | pointer, float32 |
+    | cu | [N + 1], or None | pointer |
+
+    start: the state before each segment. end: the state after each, or with q and o the one after the last.
+    transition: what each segment multiplies the state before it with; its columns are the slices after v's. With v
+    None all slices are its, and o, [B, T, H, KEYS], is what the outputs multiply that state with; VALUES is then KEYS.
+    cu: where packed sequences begin and end; with it, o_ptr is the output too, for chunks that end in another sequence,
+    and a is [H, T // 64 + N, 64, 64], sequence n's chunks from begin // 64 + n on. sequences: N if they are cut into
+    segments, else None; the grid is then (places * H, slices, 1), and start, end and transition have places, as
+    lib/gluon/sequence.py counts them, for segments; but the end with q and o has sequences.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
@@ -91,68 +146,73 @@ def delta_sweep(
     if v_desc is None:
         v_tiles: gl.constexpr = None
     else:
-        v_tiles = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, 1, CHUNK, 1, COLUMNS], v_desc.layout)
+        v_tiles = gl.allocate_shared_memory(dtype, [STAGES * MMA_WARPGROUPS, 1, CHUNK, 1, COLUMNS], v_desc.layout)
     a_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
-    gates = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    # one more than stages: of a chunk that ends in another sequence, before it is ready
-    loaded = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
-    gated = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    scored = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    decays = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    chunk_decay = gl.allocate_shared_memory(gl.float32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tiles_ready = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    decays_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    scores_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    stage_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     if q_desc is None:
         q_tiles: gl.constexpr = None
         o_tiles: gl.constexpr = None
-        p_tiles: gl.constexpr = None
-        readers: gl.constexpr = CONSUMERS
+        score_tiles: gl.constexpr = None
+        readers: gl.constexpr = MMA_WARPGROUPS
     else:
         q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, K], q_desc.layout)
-        o_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, CHUNK, 1, COLUMNS], o_desc.layout)
-        p_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
-        readers: gl.constexpr = CONSUMERS + 1
-    for i in gl.static_range(STAGES):
-        mbarrier.init(loaded.index(i), count=1)
-        mbarrier.init(gated.index(i), count=1)
-        mbarrier.init(scored.index(i), count=1)
-        mbarrier.init(free.index(i), count=readers)
-    mbarrier.init(loaded.index(STAGES), count=1)
-    fence_async_shared()
+        o_tiles = gl.allocate_shared_memory(dtype, [MMA_WARPGROUPS, 1, CHUNK, 1, COLUMNS], o_desc.layout)
+        score_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, CHUNK, CHUNK], a_desc.layout)
+        readers: gl.constexpr = MMA_WARPGROUPS + 1
+    stages = Stages(
+        decays=decays,
+        chunk_decay=chunk_decay,
+        tiles_ready=tiles_ready,
+        decays_ready=decays_ready,
+        scores_ready=scores_ready,
+        stage_empty=stage_empty,
+    )
+    init_barriers(stages, readers, STAGES)
 
     last: gl.constexpr = None
     if cu_ptr is None:
-        aside: gl.constexpr = None
-        chunk0 = gl.program_id(2) * span
-        count = gl.minimum(span, gl.cdiv(T, CHUNK) - chunk0)
+        packed: gl.constexpr = None
+        first = gl.program_id(2) * segment_chunks
+        count = gl.minimum(segment_chunks, gl.cdiv(T, CHUNK) - first)
     else:
         if sequences is None:
-            chunk0, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
+            first, shift, T = packed_sequence(cu_ptr, gl.program_id(0) // H, T)
         else:
-            chunk0, shift, T, sequence, part, parts = packed_segment(cu_ptr, gl.program_id(0) // H, span, sequences, T)
+            first, shift, T, sequence, part, parts = packed_segment(
+                cu_ptr, gl.program_id(0) // H, segment_chunks, sequences, T
+            )
             is_last = part == parts - 1
             if q_desc is None:
-                # nobody asks for the state after the last segment: it comes with the outputs
-                T = gl.where(is_last, chunk0 * CHUNK, T)
+                # the state after the last segment comes with the outputs: this launch leaves it out
+                T = gl.where(is_last, first * CHUNK, T)
             last = gl.where(is_last, sequence, -1)
-        aside = PackedBounds(shift=shift, end=T)
-        count = gl.cdiv(T, CHUNK) - chunk0
+        packed = PackedBounds(shift=shift, end=T)
+        count = gl.cdiv(T, CHUNK) - first
     if g_ptr is not None:
-        g_ptr += sequence_offset(aside, H, g_b, g_t, g_h)
+        g_ptr += sequence_offset(packed, H, g_b, g_t, g_h)
     if beta_ptr is not None:
-        beta_ptr += sequence_offset(aside, H, beta_b, beta_t, beta_h)
-    tiles = (q_tiles, k_tiles, v_tiles, a_tiles, p_tiles)
-    sources = (q_desc, k_desc, v_desc, a_desc)
-    places = (gates, decays, loaded, gated, scored, free)
-    ends = (start_ptr, end_ptr, transition_ptr, last)
-    out = (o_desc, o_ptr)
-    numbers = (H, chunk0, count, scale, aside)
-    if CONSUMERS == 2:
+        beta_ptr += sequence_offset(packed, H, beta_b, beta_t, beta_h)
+    tiles = Tiles(q=q_tiles, k=k_tiles, v=v_tiles, a=a_tiles, scores=score_tiles)
+    descs = Descs(q=q_desc, k=k_desc, v=v_desc, a=a_desc)
+    output = Output(desc=o_desc, ptr=o_ptr)
+    states = StateIO(start=start_ptr, end=end_ptr, transition=transition_ptr, last=last)
+    chunks = Chunks(H=H, first=first, count=count, scale=scale, packed=packed)
+    inputs = DecayInputs(g=g_ptr, beta=beta_ptr, g_t=g_t, beta_t=beta_t, T=T)
+    sizes = Sizes(KEYS, VALUES, MMA_WARPGROUPS, STAGES)
+    ready, empty = stages.tiles_ready, stages.stage_empty
+    if MMA_WARPGROUPS == 2:
         if q_desc is None:
             gl.warp_specialize(
                 [
-                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
-                    (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                    (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                    (mma_partition, (tiles, o_tiles, stages, output, states, chunks, sizes, 0)),
+                    (mma_partition, (tiles, o_tiles, stages, output, states, chunks, sizes, 1)),
+                    (load_partition, (tiles, descs, ready, empty, qk_group, chunks, MMA_WARPGROUPS, STAGES)),
+                    (decay_partition, (stages, inputs, chunks, STAGES)),
                 ],
                 [4, 1, 1],
                 [232, 40, 40],
@@ -160,11 +220,11 @@ def delta_sweep(
         else:
             gl.warp_specialize(
                 [
-                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                    (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 1, STAGES)),
-                    (score, (tiles, places, numbers, STAGES)),
-                    (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                    (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                    (mma_partition, (tiles, o_tiles, stages, output, states, chunks, sizes, 0)),
+                    (mma_partition, (tiles, o_tiles, stages, output, states, chunks, sizes, 1)),
+                    (score_partition, (tiles, stages, chunks, STAGES)),
+                    (load_partition, (tiles, descs, ready, empty, qk_group, chunks, MMA_WARPGROUPS, STAGES)),
+                    (decay_partition, (stages, inputs, chunks, STAGES)),
                 ],
                 [4, 4, 1, 1],
                 [208, 56, 40, 40],
@@ -172,9 +232,9 @@ def delta_sweep(
     elif q_desc is None:
         gl.warp_specialize(
             [
-                (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (mma_partition, (tiles, o_tiles, stages, output, states, chunks, sizes, 0)),
+                (load_partition, (tiles, descs, ready, empty, qk_group, chunks, MMA_WARPGROUPS, STAGES)),
+                (decay_partition, (stages, inputs, chunks, STAGES)),
             ],
             [1, 1],
             [40, 40],
@@ -182,10 +242,10 @@ def delta_sweep(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (tiles, o_tiles, places, out, ends, numbers, KEYS, VALUES, CONSUMERS, 0, STAGES)),
-                (score, (tiles, places, numbers, STAGES)),
-                (copy, (tiles, sources, loaded, free, qk_group, numbers, CONSUMERS, STAGES)),
-                (gate, (places, g_ptr, beta_ptr, g_t, beta_t, T, numbers, STAGES)),
+                (mma_partition, (tiles, o_tiles, stages, output, states, chunks, sizes, 0)),
+                (score_partition, (tiles, stages, chunks, STAGES)),
+                (load_partition, (tiles, descs, ready, empty, qk_group, chunks, MMA_WARPGROUPS, STAGES)),
+                (decay_partition, (stages, inputs, chunks, STAGES)),
             ],
             [4, 1, 1],
             [88, 40, 40],
@@ -193,41 +253,38 @@ def delta_sweep(
 
 
 @gluon.jit
-def score(tiles, places, numbers, STAGES: gl.constexpr):
-    """Scaled products of keys and queries with the decay between them, [earlier, later]."""
-    q_tiles, k_tiles, _, _, p_tiles = tiles
-    gates, _, loaded, gated, scored, free = places
-    _, _, count, scale, _ = numbers
-    K: gl.constexpr = k_tiles.shape[4]
-    dtype: gl.constexpr = k_tiles.dtype
+def score_partition(tiles, stages, chunks, STAGES: gl.constexpr):
+    """Store each chunk's scaled products of keys and queries times their causal decay, [earlier, later]."""
+    decays = stages.decays
+    K: gl.constexpr = tiles.k.shape[4]
+    dtype: gl.constexpr = tiles.k.dtype
     half: gl.constexpr = CHUNK // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, half, 16])
     row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
     column = gl.arange(0, half, gl.SliceLayout(0, layout))
     stage = 0
     phase = 0
-    for _ in range(count):
-        mbarrier.wait(loaded.index(stage), phase)
-        mbarrier.wait(gated.index(stage), phase)
-        k = k_tiles.index(stage).reshape([CHUNK, K])
-        # half the queries at a time: few registers are left
+    for _ in range(chunks.count):
+        mbarrier.wait(stages.tiles_ready.index(stage), phase)
+        mbarrier.wait(stages.decays_ready.index(stage), phase)
+        k = tiles.k.index(stage).reshape([CHUNK, K])
+        # half the queries at a time, for want of registers
         for side in gl.static_range(2):
-            q = q_tiles.index(stage).reshape([CHUNK, K]).slice(side * half, half)
+            q = tiles.q.index(stage).reshape([CHUNK, K]).slice(side * half, half)
             p = gl.zeros([CHUNK, half], gl.float32, layout)
             p = warpgroup_mma(k, q.permute((1, 0)), p, use_acc=False, is_async=True)
-            rows = gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).load(gl.SliceLayout(1, layout))
-            columns = (
-                gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).slice(side * half, half).load(gl.SliceLayout(0, layout))
-            )
+            cumsum = decays.index(stage * VECTORS + LOG_DECAY_CUMSUM)
+            rows = cumsum.load(gl.SliceLayout(1, layout))
+            columns = cumsum.slice(side * half, half).load(gl.SliceLayout(0, layout))
             seen = row[:, None] <= (side * half + column)[None, :]
-            weight = gl.exp2(gl.where(seen, columns[None, :] - rows[:, None], float("-inf"))) * scale
+            weight = gl.exp2(gl.where(seen, columns[None, :] - rows[:, None], float("-inf"))) * chunks.scale
             p = warpgroup_mma_wait(0, deps=(p,))
-            tile = p_tiles.index(stage).reshape([CHUNK, CHUNK]).slice(side * half, half, 1)
+            tile = tiles.scores.index(stage).reshape([CHUNK, CHUNK]).slice(side * half, half, 1)
             tile.store((p * weight).to(dtype))
         fence_async_shared()
         barrier()
-        mbarrier.arrive(scored.index(stage), count=1)
-        mbarrier.arrive(free.index(stage), count=1)
+        mbarrier.arrive(stages.scores_ready.index(stage), count=1)
+        mbarrier.arrive(stages.stage_empty.index(stage), count=1)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -235,158 +292,146 @@ def score(tiles, places, numbers, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(
-    tiles,
-    o_tiles,
-    places,
-    out,
-    ends,
-    numbers,
-    KEYS: gl.constexpr,
-    VALUES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    CONSUMER: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """The products of every chunk with 64 columns of v, and their state from the first to the last."""
-    q_tiles, k_tiles, v_tiles, a_tiles, p_tiles = tiles
-    gates, decays, loaded, gated, scored, free = places
-    start_ptr, end_ptr, transition_ptr, last = ends
-    o_desc, o_ptr = out
-    H, chunk0, count, scale, aside = numbers
-    K: gl.constexpr = k_tiles.shape[4]
-    dtype: gl.constexpr = k_tiles.dtype
+def mma_partition(tiles, o_tiles, stages, output, states, chunks, sizes, WARPGROUP: gl.constexpr):
+    """Carry the state of 64 columns of v over the chunks, and multiply what each chunk's outputs take."""
+    KEYS: gl.constexpr = sizes.KEYS
+    VALUES: gl.constexpr = sizes.VALUES
+    MMA_WARPGROUPS: gl.constexpr = sizes.MMA_WARPGROUPS
+    STAGES: gl.constexpr = sizes.STAGES
+    H, packed, last, decays = chunks.H, chunks.packed, states.last, stages.decays
+    K: gl.constexpr = tiles.k.shape[4]
+    dtype: gl.constexpr = tiles.k.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    writes_out: gl.constexpr = q_tiles is not None
+    writes_out: gl.constexpr = tiles.q is not None
 
     head = gl.program_id(0) % H
-    column = (gl.program_id(1) * CONSUMERS + CONSUMER) * COLUMNS
+    column = (gl.program_id(1) * MMA_WARPGROUPS + WARPGROUP) * COLUMNS
     rows = column + gl.arange(0, COLUMNS, gl.SliceLayout(1, s_layout))
     keys = gl.arange(0, K, gl.SliceLayout(0, s_layout))
-    if start_ptr is None:
+    if states.start is None:
         state = gl.zeros([COLUMNS, K], gl.float32, s_layout)
     else:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
         at = segment_index(H, 2) * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
-        state = gl.load(start_ptr + at, mask=inside, other=0.0)
-    if transition_ptr is not None:
-        # behind v's last slice, or without v, the state starts from the identity, and is written nothing
+        state = gl.load(states.start + at, mask=inside, other=0.0)
+    if states.transition is not None:
+        # behind v's last slice, or without v, the state starts from the identity, and nothing is written to it
         own = rows
-        if v_tiles is not None:
-            own -= gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
+        if tiles.v is not None:
+            own -= gl.cdiv(VALUES, MMA_WARPGROUPS * COLUMNS) * (MMA_WARPGROUPS * COLUMNS)
         state = gl.where(own[:, None] == keys[None, :], 1.0, state)
-    held = gl.convert_layout(state.to(dtype), s_operand)
-    held = warpgroup_mma_wait(0, deps=(held,))
+    s = gl.convert_layout(state.to(dtype), s_operand)
+    s = warpgroup_mma_wait(0, deps=(s,))
 
     stage = 0
     phase = 0
-    for i in range(count):
-        mbarrier.wait(loaded.index(stage), phase)
-        k = k_tiles.index(stage).reshape([CHUNK, K])
-        if v_tiles is not None:
-            v = v_tiles.index(stage * CONSUMERS + CONSUMER).reshape([CHUNK, COLUMNS])
-        a = a_tiles.index(stage).reshape([CHUNK, CHUNK])
-        known = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
-        known = warpgroup_mma(held, k.permute((1, 0)), known, use_acc=False, is_async=True)
-        mbarrier.wait(gated.index(stage), phase)
-        if v_tiles is not None:
+    for i in range(chunks.count):
+        mbarrier.wait(stages.tiles_ready.index(stage), phase)
+        k = tiles.k.index(stage).reshape([CHUNK, K])
+        if tiles.v is not None:
+            v = tiles.v.index(stage * MMA_WARPGROUPS + WARPGROUP).reshape([CHUNK, COLUMNS])
+        a = tiles.a.index(stage).reshape([CHUNK, CHUNK])
+        predicted = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
+        predicted = warpgroup_mma(s, k.permute((1, 0)), predicted, use_acc=False, is_async=True)
+        mbarrier.wait(stages.decays_ready.index(stage), phase)
+        if tiles.v is not None:
             vt = v.permute((1, 0)).load(operand)
-        read = gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
-        strength = gates.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
-        known, held = warpgroup_mma_wait(0, deps=(known, held))
-        if v_tiles is None:
-            missed = (known * read[None, :]) * -strength[None, :]
+        read = decays.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout))
+        beta = decays.index(stage * VECTORS + BETA).load(gl.SliceLayout(0, layout))
+        predicted, s = warpgroup_mma_wait(0, deps=(predicted, s))
+        if tiles.v is None:
+            e = (predicted * read[None, :]) * -beta[None, :]
         else:
-            missed = (gl.convert_layout(vt.to(gl.float32), layout) - known * read[None, :]) * strength[None, :]
-        new = gl.convert_layout(missed.to(dtype), operand)
-        missed, new = warpgroup_mma_wait(0, deps=(missed, new))
-        u = warpgroup_mma(new, a, missed, is_async=True)
+            e = (gl.convert_layout(vt.to(gl.float32), layout) - predicted * read[None, :]) * beta[None, :]
+        e_rounded = gl.convert_layout(e.to(dtype), operand)
+        e, e_rounded = warpgroup_mma_wait(0, deps=(e, e_rounded))
+        u = warpgroup_mma(e_rounded, a, e, is_async=True)
         if writes_out:
-            q = q_tiles.index(stage).reshape([CHUNK, K])
+            q = tiles.q.index(stage).reshape([CHUNK, K])
             o = gl.zeros([COLUMNS, CHUNK], gl.float32, layout)
-            o = warpgroup_mma(held, q.permute((1, 0)), o, use_acc=False, is_async=True)
-        state = state * decays.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
+            o = warpgroup_mma(s, q.permute((1, 0)), o, use_acc=False, is_async=True)
+        state = state * stages.chunk_decay.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         if writes_out:
-            u, new = warpgroup_mma_wait(1, deps=(u, new))
+            u, e_rounded = warpgroup_mma_wait(1, deps=(u, e_rounded))
         else:
-            u, new = warpgroup_mma_wait(0, deps=(u, new))
-        write = gates.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
-        written = gl.convert_layout((u * write[None, :]).to(dtype), s_operand)
+            u, e_rounded = warpgroup_mma_wait(0, deps=(u, e_rounded))
+        write = decays.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
+        u_write = gl.convert_layout((u * write[None, :]).to(dtype), s_operand)
         if writes_out:
-            mbarrier.wait(scored.index(stage), phase)
-            p = p_tiles.index(stage).reshape([CHUNK, CHUNK])
-            o, held, state, written = warpgroup_mma_wait(0, deps=(o, held, state, written))
-            o = o * (gates.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout)) * scale)[None, :]
-            o, state, written = warpgroup_mma_wait(0, deps=(o, state, written))
+            mbarrier.wait(stages.scores_ready.index(stage), phase)
+            p = tiles.scores.index(stage).reshape([CHUNK, CHUNK])
+            o, s, state, u_write = warpgroup_mma_wait(0, deps=(o, s, state, u_write))
+            o = o * (decays.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, layout)) * chunks.scale)[None, :]
+            o, state, u_write = warpgroup_mma_wait(0, deps=(o, state, u_write))
         else:
-            state, written = warpgroup_mma_wait(0, deps=(state, written))
-        state = warpgroup_mma(written, k, state, is_async=True)
+            state, u_write = warpgroup_mma_wait(0, deps=(state, u_write))
+        state = warpgroup_mma(u_write, k, state, is_async=True)
         if writes_out:
             ut = gl.convert_layout(u.to(dtype), operand)
             ut = warpgroup_mma_wait(1, deps=(ut,))
             o = warpgroup_mma(ut, p, o, is_async=True)
-            state, written = warpgroup_mma_wait(1, deps=(state, written))
-            held = gl.convert_layout(state.to(dtype), s_operand)
-            o, ut, held = warpgroup_mma_wait(0, deps=(o, ut, held))
+            state, u_write = warpgroup_mma_wait(1, deps=(state, u_write))
+            s = gl.convert_layout(state.to(dtype), s_operand)
+            o, ut, s = warpgroup_mma_wait(0, deps=(o, ut, s))
             # one barrier for two: this chunk's tiles are read, the last output has left its tile
             fence_async_shared()
             tma_store_wait(0)
             barrier()
-            mbarrier.arrive(free.index(stage), count=1)
-            o_tiles.index(CONSUMER).reshape([CHUNK, COLUMNS]).permute((1, 0)).store(o.to(dtype))
+            mbarrier.arrive(stages.stage_empty.index(stage), count=1)
+            o_tiles.index(WARPGROUP).reshape([CHUNK, COLUMNS]).permute((1, 0)).store(o.to(dtype))
             fence_async_shared()
             barrier()
-            batch, token = chunk_coords(aside, chunk0 + i, H)
-            # what ends in another sequence is written after all others
-            if aside is None or aside[1] >= (chunk0 + i + 1) * CHUNK:
-                tma_store(o_desc, [batch, token, head, column], o_tiles.index(CONSUMER))
+            batch, token = chunk_coords(packed, chunks.first + i, H)
+            # what ends in another sequence is stored after all others
+            if packed is None or packed.end >= (chunks.first + i + 1) * CHUNK:
+                tma_store(output.desc, [batch, token, head, column], o_tiles.index(WARPGROUP))
         else:
-            state, written = warpgroup_mma_wait(0, deps=(state, written))
-            held = gl.convert_layout(state.to(dtype), s_operand)
-            held = warpgroup_mma_wait(0, deps=(held,))
+            state, u_write = warpgroup_mma_wait(0, deps=(state, u_write))
+            s = gl.convert_layout(state.to(dtype), s_operand)
+            s = warpgroup_mma_wait(0, deps=(s,))
             fence_async_shared()
             barrier()
-            mbarrier.arrive(free.index(stage), count=1)
+            mbarrier.arrive(stages.stage_empty.index(stage), count=1)
         stage += 1
         if stage == STAGES:
             stage = 0
             phase ^= 1
 
-    if writes_out and aside is not None:
-        shift, end = aside
+    if writes_out and packed is not None:
+        shift, end = packed.shift, packed.end
         left = end % CHUNK
         if left > 0:
             # the tile's other rows are the next sequence's
-            corner = o_ptr + (((shift + end - left).to(gl.int64) * H + head) * VALUES + column)
-            store_tail(o_tiles.index(CONSUMER), corner, H * VALUES, left, VALUES - column)
+            corner = output.ptr + (((shift + end - left).to(gl.int64) * H + head) * VALUES + column)
+            store_tail(o_tiles.index(WARPGROUP), corner, H * VALUES, left, VALUES - column)
 
-    # addresses are computed again: kept from the start, they would take as many registers as the state
+    # addresses are computed again: kept from the start, they would take as many registers as the state does
     rows = opaque(rows)
-    if end_ptr is not None:
+    if states.end is not None:
         inside = (rows < VALUES)[:, None] & (keys < KEYS)[None, :]
         if not writes_out:
             if last is not None:
-                inside = inside & (count > 0)
-            place = segment_index(H, 2)
+                inside = inside & (chunks.count > 0)
+            row = segment_index(H, 2)
         elif last is None:
             inside = inside & (gl.program_id(2) == gl.num_programs(2) - 1)
-            place = gl.program_id(0).to(gl.int64)
+            row = gl.program_id(0).to(gl.int64)
         else:
             inside = inside & (last >= 0)
-            place = last.to(gl.int64) * H + head
-        at = place * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
-        gl.store(end_ptr + at, state, mask=inside)
-    if transition_ptr is not None:
+            row = last.to(gl.int64) * H + head
+        at = row * (KEYS * VALUES) + (keys[None, :] * VALUES + rows[:, None])
+        gl.store(states.end + at, state, mask=inside)
+    if states.transition is not None:
         own = rows
-        if v_tiles is not None:
-            own -= gl.cdiv(VALUES, CONSUMERS * COLUMNS) * (CONSUMERS * COLUMNS)
+        if tiles.v is not None:
+            own -= gl.cdiv(VALUES, MMA_WARPGROUPS * COLUMNS) * (MMA_WARPGROUPS * COLUMNS)
         inside = (own >= 0)[:, None] & (own < KEYS)[:, None] & (keys < KEYS)[None, :]
         if last is not None and not writes_out:
-            inside = inside & (count > 0)
+            inside = inside & (chunks.count > 0)
         at = segment_index(H, 2) * (KEYS * KEYS) + (keys[None, :] * KEYS + own[:, None])
-        gl.store(transition_ptr + at, state, mask=inside)
+        gl.store(states.transition + at, state, mask=inside)
     if writes_out:
         tma_store_wait(0)

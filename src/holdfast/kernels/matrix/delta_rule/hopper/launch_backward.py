@@ -1,4 +1,4 @@
-"""The delta rule's gradients through the launches of this folder: which tensors, in what order."""
+"""The delta rule's backward pass on Hopper: its launches, which tensors they take, and in what order."""
 
 from dataclasses import dataclass
 
@@ -9,67 +9,78 @@ from holdfast.kernels import varlen
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.lib.triton.group_sum import sum_over_groups
 from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
-from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import pull_back
+from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import delta_rule_segment_dstates
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import aligned, tileable, tiles, width_of
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
 
-from .backward import delta_adjoint
-from .backward_states import delta_states
+from .backward import delta_rule_bwd
+from .backward_states import delta_rule_bwd_states
 from .launch_forward import (
+    StateIO,
+    Tiling,
     blocks_of,
     chunks_of,
-    entering,
-    local_of,
-    run_compose,
-    run_prepare,
-    run_sweep,
+    initial_states_of_segments,
+    run_chunk_inverse,
+    run_forward,
+    run_segment_scan,
+    segment_buffer,
     sequences_in_segments,
 )
 from .producers import COLUMNS
 
 HALF = COLUMNS.value
-# columns of the state that a program of `pull_back` has
-PULLED = 128
+# columns of the state that a program of `delta_rule_segment_dstates` has
+SUMMED = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Rounded states, transposed, [B, chunks * 64, H, K] each: of a chunk's V rows the first 64 in low."""
+class SavedStates:
+    """Rounded states, transposed, [B, chunks * 64, H, K] each: of a chunk's V rows the first 64 are in low."""
 
     low: Tensor
     high: Tensor
 
     @staticmethod
-    def of(like: Tensor, chunks: int, heads: int, values: int) -> "Kept":
+    def of(like: Tensor, chunks: int, heads: int, values: int) -> "SavedStates":
         batch, keys = like.shape[0], like.shape[3]
         low, high = (
             like.new_empty(batch, chunks * TOKENS, heads, keys) if used else None for used in (1, values > HALF)
         )
-        return Kept(low, low if high is None else high)
+        return SavedStates(low, low if high is None else high)
 
     @staticmethod
-    def within(dq: Tensor, dk: Tensor, dtype: torch.dtype) -> "Kept":
-        """In two contiguous [B, T, H, K], T of whole chunks: a chunk's states are where its gradients will be."""
+    def within(dq: Tensor, dk: Tensor, dtype: torch.dtype) -> "SavedStates":
+        """Return states in two contiguous [B, T, H, K], T whole chunks: a chunk's are where its gradients will be."""
         if dq.dtype == dtype:
-            return Kept(dq, dk)
+            return SavedStates(dq, dk)
         # a number of dq has room for two
         low, high = dq.view(dtype).chunk(2, -1)
-        return Kept(low, high)
+        return SavedStates(low, high)
 
     def tiles(self, columns: int) -> tuple:
         return tuple(tiles(x, [1, TOKENS, 1, columns], TILE_LAYOUT) for x in (self.low, self.high))
 
 
-def _rows(x: Tensor) -> object:
-    """Tiles of 64 tokens and 64 columns."""
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """What the launches before leave to the gradients: the inverses, U and the states of all chunks."""
+
+    a: Tensor
+    u: Tensor
+    states: SavedStates
+
+
+def _narrow(x: Tensor) -> object:
+    """Return the descriptor of tiles of 64 tokens and 64 columns."""
     return tiles(x, [1, TOKENS, 1, HALF], TILE_LAYOUT)
 
 
-def _whole(x: Tensor) -> object:
-    """Tiles of 64 tokens and all columns."""
+def _wide(x: Tensor) -> object:
+    """Return the descriptor of tiles of 64 tokens and all columns."""
     return tiles(x, [1, TOKENS, 1, width_of(x.shape[3])], TILE_LAYOUT)
 
 
@@ -78,88 +89,90 @@ def _inverse(a: Tensor) -> object:
 
 
 def run_states(
-    k: Tensor, v: Tensor, a: Tensor, u: Tensor, kept: Kept, gates: DecayAndBeta, start: Tensor | None, plan: Plan,
+    k: Tensor, v: Tensor, saved: Residuals, gates: DecayAndBeta, start: Tensor | None, plan: Plan,
     cu_seqlens: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """One launch of `delta_states`: u [B, T, H, V] and the states of every chunk.
+    """Launch `delta_rule_bwd_states`: U [B, T, H, V] and the states of every chunk, to saved.
 
     start: the states before the segments of plan["span"] chunks, float32 [B, segments, H, K, V], or None. cu_seqlens
-    [N + 1]: where packed sequences begin and end; u is then [1, chunks * 64, H, V], and start [1, places, H, K, V].
+    [N + 1]: where packed sequences begin and end; U is then [1, chunks * 64, H, V], and start [1, places, H, K, V].
     """
     batch, length, heads, values = v.shape
     keys, span = k.shape[3], plan["span"]
-    consumers, sequences = plan["columns"] // HALF, sequences_in_segments(length, span, cu_seqlens)
+    warpgroups, sequences = plan["columns"] // HALF, sequences_in_segments(length, span, cu_seqlens)
     arguments = (
-        _whole(k), _rows(v), _inverse(a), _rows(u), *kept.tiles(width_of(keys)), gates.g, gates.beta, start, cu_seqlens,
-        sequences, length, heads, heads // k.shape[2], *gates.strides(), span,
+        _wide(k), _narrow(v), _inverse(saved.a), _narrow(saved.u), *saved.states.tiles(width_of(keys)),
+        gates.g, gates.beta, start, cu_seqlens, sequences, length, heads, heads // k.shape[2], *gates.strides(), span,
     )  # fmt: skip
-    constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": consumers, "STAGES": plan["stages"]}
+    constants = {"KEYS": keys, "VALUES": values, "MMA_WARPGROUPS": warpgroups, "STAGES": plan["stages"]}
     types = (*gates.types(), k.dtype, width_of(keys), start is None, sequences is None, dtype_or_none(cu_seqlens))
     blocks, segments = blocks_of(batch, length, span, cu_seqlens)
     grid = (blocks * heads, -(-values // plan["columns"]), segments)
     overlaps = start is None or (sequences is None and segments == 1)
-    launch(delta_states, grid, arguments, constants, 4, types, None, overlaps)
+    launch(delta_rule_bwd_states, grid, arguments, constants, 4, types, None, overlaps)
 
 
-def run_pull_back(w: Tensor, do: Tensor, local: Tensor, span: int, cu_seqlens: Tensor | None = None) -> None:
-    """One launch of `pull_back`: local [B, segments, H, K, V] of w [B, T, H, K] and do [B, T, H, V]."""
+def run_segment_dstates(
+    w: Tensor, do: Tensor, local: Tensor, segment_chunks: int, cu_seqlens: Tensor | None = None
+) -> None:
+    """Launch `delta_rule_segment_dstates`: local [B, segments, H, K, V] from w [B, T, H, K] and do [B, T, H, V]."""
     batch, length, heads, keys = w.shape
     values = do.shape[3]
-    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
+    blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": PULLED}
-    numbers = (sequences, length, heads, span, *do.stride()[:3])
-    grid = (blocks * heads, -(-values // PULLED), segments)
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": SUMMED}
+    numbers = (sequences, length, heads, segment_chunks, *do.stride()[:3])
+    grid = (blocks * heads, -(-values // SUMMED), segments)
     with torch.cuda.device_of(w):
-        triton_launch.launch(pull_back, grid, (w, do, local, cu_seqlens), numbers, constants, 8)
+        triton_launch.launch(delta_rule_segment_dstates, grid, (w, do, local, cu_seqlens), numbers, constants, 8)
 
 
-def entering_both(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, w: Tensor, gates: DecayAndBeta, start: Tensor | None,
-    last: Tensor | None, plan: Plan, cu_seqlens: Tensor | None = None,
+def boundary_states_of_segments(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, w: Tensor, gates: DecayAndBeta, ends: StateIO, plan: Plan,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The state before each segment and the gradient of that after it, float32 [B, segments, H, K, V].
+    """Return the state before each segment and the gradient of the one after it, float32 [B, segments, H, K, V].
 
-    start: the state before the sequence, and last: dS after it, or None for 0. w: room for [B, T, H, K] in k's dtype.
-    cu_seqlens [N + 1]: where packed sequences begin and end; start and last are then [N, H, K, V], and what is of
-    segments [1, places, H, K, V].
+    ends: the state before the sequence, and dS after it, or None for 0. w: room for [B, T, H, K] in k's dtype.
+    cu_seqlens [N + 1]: where packed sequences begin and end; ends are then [N, H, K, V], and segments have places,
+    [1, places, H, K, V].
     """
-    (length, heads, values), span = v.shape[1:], plan["span"]
-    columns, stages = plan["state_columns"], plan["stages"]
-    transition = local_of(k, heads, k.shape[3], True, span, cu_seqlens)
-    run_sweep(q, k, None, a, w, gates, None, None, transition, columns, stages, span, cu_seqlens)
-    local = local_of(k, heads, values, True, span, cu_seqlens)
-    run_pull_back(w, do, local, span, cu_seqlens)
-    last = run_compose(local, transition, last, True, length, span, cu_seqlens)
-    return entering(k, v, a, gates, columns, stages, span, start, transition, cu_seqlens), last
+    (length, heads, values), chunks = v.shape[1:], plan["span"]
+    tiling = Tiling(plan["state_columns"], plan["stages"], chunks)
+    transition = segment_buffer(k, heads, k.shape[3], True, chunks, cu_seqlens)
+    run_forward(q, k, None, a, w, gates, StateIO(transition=transition), tiling, cu_seqlens)
+    local = segment_buffer(k, heads, values, True, chunks, cu_seqlens)
+    run_segment_dstates(w, do, local, chunks, cu_seqlens)
+    after = run_segment_scan(local, transition, ends.end, True, length, chunks, cu_seqlens)
+    return initial_states_of_segments(k, v, a, gates, tiling, ends.start, transition, cu_seqlens), after
 
 
-def run_adjoint(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, u: Tensor, states: Kept, gates: DecayAndBeta,
-    start: Tensor | None, end: Tensor | None, grads: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    span: int, cu_seqlens: Tensor | None = None,
+def run_backward(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Residuals, gates: DecayAndBeta, dstates: StateIO,
+    grads: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], segment_chunks: int,
+    cu_seqlens: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """One launch of `delta_adjoint`. grads: dq, dk, dv, dg, dbeta.
+    """Launch `delta_rule_bwd`. grads: dq, dk, dv, dg, dbeta.
 
-    start: dS after each segment of `span` chunks, float32 [B, segments, H, K, V], or None for 0; end: dS before the
-    sequence, [B, H, K, V], or None. cu_seqlens [N + 1]: where packed sequences begin and end; start and end are then
-    [N, H, K, V], of their segments [1, places, H, K, V], and u is [1, chunks * 64, H, V].
+    dstates: dS after each segment, float32 [B, segments, H, K, V], or None for 0, at the start; at the end dS before
+    the sequence, [B, H, K, V], or None. cu_seqlens [N + 1]: where packed sequences begin and end; these are then
+    [N, H, K, V], of segments [1, places, H, K, V], and U is [1, chunks * 64, H, V].
     """
     batch, length, heads, values = v.shape
-    keys, sequences = k.shape[3], sequences_in_segments(length, span, cu_seqlens)
+    keys, sequences = k.shape[3], sequences_in_segments(length, segment_chunks, cu_seqlens)
     dq, dk, dv, dg, dbeta = grads
     parts = dq.dtype == torch.float32
-    outputs = (None, None) if parts else (_whole(dq), _whole(dk))
-    low, high = states.tiles(HALF)
+    outputs = (None, None) if parts else (_wide(dq), _wide(dk))
+    low, high = saved.states.tiles(HALF)
     arguments = (
-        _whole(q), _whole(k), _whole(do), _inverse(a), _whole(u), low, high, *outputs, _whole(dv),
-        gates.g, gates.beta, v, start, end, dq, dk, dv, dg, dbeta, cu_seqlens,
-        sequences, length, heads, heads // k.shape[2], *gates.strides(), *(x // 8 for x in v.stride()[:3]), span,
-        gates.scale,
+        _wide(q), _wide(k), _wide(do), _inverse(saved.a), _wide(saved.u), low, high, *outputs, _wide(dv),
+        gates.g, gates.beta, v, dstates.start, dstates.end, dq, dk, dv, dg, dbeta, cu_seqlens,
+        sequences, length, heads, heads // k.shape[2], *gates.strides(), *(x // 8 for x in v.stride()[:3]),
+        segment_chunks, gates.scale,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values}
     wide = tuple(stride < 2**31 for stride in v.stride()[:3])
-    optional = (start is None, end is None, dg is None, dbeta is None, sequences is None)
+    optional = (dstates.start is None, dstates.end is None, dg is None, dbeta is None, sequences is None)
     types = (
         *gates.types(),
         k.dtype,
@@ -170,15 +183,15 @@ def run_adjoint(
         *wide,
         dtype_or_none(cu_seqlens),
     )
-    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
+    blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     grid = (blocks * heads, segments, 1)
-    launch(delta_adjoint, grid, arguments, constants, width_of(values) // 16, types)
+    launch(delta_rule_bwd, grid, arguments, constants, width_of(values) // 16, types)
 
 
 def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
+    """Return gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of an initial state."""
     q, k, v = (tileable(x) for x in call[:3])
     batch, length, heads, values = v.shape
     gates = DecayAndBeta(call.g, call.beta, call.scale)
@@ -209,20 +222,22 @@ def backward(
     # heads of a group are added in float32: rounded first, their errors would be too
     dq, dk = (k.new_empty(per_head, dtype=torch.float32) if grouped else grads[name] for name in "qk")
 
-    a = run_prepare(k, heads, gates, cu_seqlens)
+    a = run_chunk_inverse(k, heads, gates, cu_seqlens)
     chunks = chunks_of(length, cu_seqlens)
     # whole chunks' states fit where their gradients of q and k will be, and U where v's will be
     is_whole = cu_seqlens is None and length % TOKENS == 0
-    states = Kept.within(dq, dk, k.dtype) if is_whole else Kept.of(k, chunks, heads, values)
+    states = SavedStates.within(dq, dk, k.dtype) if is_whole else SavedStates.of(k, chunks, heads, values)
     u = grads["v"] if cu_seqlens is None else v.new_empty(1, chunks * TOKENS, heads, values)
-    span, last = plan["span"], aligned(grad_final)
-    if span * TOKENS < length:
+    saved = Residuals(a, u, states)
+    segment_chunks, after = plan["span"], aligned(grad_final)
+    if segment_chunks * TOKENS < length:
         # where dq will be, unless that is in another dtype
         w = dq if dq.dtype == k.dtype else k.new_empty(per_head)
-        start, last = entering_both(q, k, v, do, a, w, gates, start, last, plan, cu_seqlens)
-    run_states(k, v, a, u, states, gates, start, plan, cu_seqlens)
+        ends = StateIO(start, after)
+        start, after = boundary_states_of_segments(q, k, v, do, a, w, gates, ends, plan, cu_seqlens)
+    run_states(k, v, saved, gates, start, plan, cu_seqlens)
     found = (dq, dk, grads["v"], dg, dbeta)
-    run_adjoint(q, k, v, do, a, u, states, gates, last, grad_state, found, span, cu_seqlens)
+    run_backward(q, k, v, do, saved, gates, StateIO(after, grad_state), found, segment_chunks, cu_seqlens)
     for name, found in (("g", dg), ("beta", dbeta)):
         if found is not None and found is not grads[name]:
             grads[name].copy_(found)

@@ -1,47 +1,71 @@
-"""Launches of the delta rule's kernels on Hopper: descriptors of tensors, grids and strides."""
+"""Launches of the delta rule's kernels on Hopper forward in time: descriptors of tensors, grids and strides."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
-from holdfast.kernels.matrix.delta_rule.triton.segment_scan import compose
+from holdfast.kernels.matrix.delta_rule.triton.segment_scan import delta_rule_segment_scan
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import tiles, width_of
 from holdfast.planner.models.matrix.delta_rule.hopper import PREPARE_REGISTERS
 
-from .chunk_inverse import prepare
-from .forward import delta_sweep
+from .chunk_inverse import delta_rule_chunk_inverse
+from .forward import delta_rule_fwd
 from .producers import COLUMNS
 
-# columns of the state that one program carries over the segments
-COMPOSED = 16
+# columns of the state that one program of the scan carries over the segments
+SCANNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StateIO:
+    """States in float32, or None.
+
+    start: before each segment, [B, segments, H, K, V]. end: after each likewise, or [B, H, K, V] after the last.
+    transition: what each segment multiplies the state before it with, [B, segments, H, K, K].
+    """
+
+    start: Tensor | None = None
+    end: Tensor | None = None
+    transition: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Columns of v a block, 64 or 128; chunks in flight; chunks of a segment."""
+
+    columns: int
+    stages: int
+    segment_chunks: int
 
 
 def chunks_of(length: int, cu_seqlens: Tensor | None) -> int:
-    """How many chunks there is room for in what is kept of each: packed sequences have spare ones between them."""
+    """Return how many chunks have room in what is saved of each: packed sequences have spare ones between them."""
     if cu_seqlens is None:
         return -(-length // TOKENS)
     return length // TOKENS + cu_seqlens.shape[0] - 1
 
 
-def sequences_in_segments(length: int, span: int, cu_seqlens: Tensor | None) -> int | None:
-    """How many packed sequences there are where segments of `span` chunks may be shorter than they; else None."""
-    return None if cu_seqlens is None or span * TOKENS >= length else cu_seqlens.shape[0] - 1
+def sequences_in_segments(length: int, segment_chunks: int, cu_seqlens: Tensor | None) -> int | None:
+    """Return how many packed sequences there are if segments may be shorter than they; else None."""
+    return None if cu_seqlens is None or segment_chunks * TOKENS >= length else cu_seqlens.shape[0] - 1
 
 
-def blocks_of(batch: int, length: int, span: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
-    """Sequences, and segments of each; of packed sequences in segments their places, some of them spare, and 1."""
+def blocks_of(batch: int, length: int, segment_chunks: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
+    """Return the sequences, and segments of each; of packed ones in segments the places, some of them spare, and 1."""
     if cu_seqlens is None:
-        return batch, -(-length // (span * TOKENS))
-    if sequences := sequences_in_segments(length, span, cu_seqlens):
-        return length // (span * TOKENS) + sequences, 1
+        return batch, -(-length // (segment_chunks * TOKENS))
+    if sequences := sequences_in_segments(length, segment_chunks, cu_seqlens):
+        return length // (segment_chunks * TOKENS) + sequences, 1
     return cu_seqlens.shape[0] - 1, 1
 
 
-def run_prepare(k: Tensor, heads: int, gates: DecayAndBeta, cu_seqlens: Tensor | None = None) -> Tensor:
-    """A of every chunk, transposed, [B * H, chunks, 64, 64] in k's dtype, of k [B, T, *, K].
+def run_chunk_inverse(k: Tensor, heads: int, gates: DecayAndBeta, cu_seqlens: Tensor | None = None) -> Tensor:
+    """Return A of every chunk, transposed, [B * H, chunks, 64, 64] in k's dtype. k: [B, T, *, K].
 
     cu_seqlens [N + 1]: where packed sequences begin and end, with B = 1.
     """
@@ -63,40 +87,35 @@ def run_prepare(k: Tensor, heads: int, gates: DecayAndBeta, cu_seqlens: Tensor |
     constants = {"HALVES": width_of(keys) // 64}
     types = (*gates.types(), k.dtype, dtype_or_none(cu_seqlens))
     grid = (batch * heads, chunks, 1) if cu_seqlens is None else (heads * chunks, 1, 1)
-    launch(prepare, grid, arguments, constants, 1, types, PREPARE_REGISTERS)
+    launch(delta_rule_chunk_inverse, grid, arguments, constants, 1, types, PREPARE_REGISTERS)
     return a
 
 
-def run_sweep(
+def run_forward(
     q: Tensor | None,
     k: Tensor,
     v: Tensor | None,
     a: Tensor,
     out: Tensor | None,
     gates: DecayAndBeta,
-    start: Tensor | None,
-    end: Tensor | None,
-    transition: Tensor | None,
-    columns: int,
-    stages: int,
-    span: int,
+    states: StateIO,
+    tiling: Tiling,
     cu_seqlens: Tensor | None = None,
 ) -> None:
-    """One launch of `delta_sweep`: out [B, T, H, V] of q, k [B, T, *, K], v [B, T, H, V] and what run_prepare made.
+    """Launch `delta_rule_fwd`: out [B, T, H, V] from q, k [B, T, *, K], v [B, T, H, V] and run_chunk_inverse's a.
 
-    start, end, transition: float32 states [B, segments, H, K, V], and [B, segments, H, K, K], of segments of `span`
-    chunks. columns: of v a block, 64 or 128. stages: chunks in flight. Without q and out only states are found, of all
-    segments but the last; with them, end [B, H, K, V] is the state after that. Without v transitions are, of all, and
-    out [B, T, H, K] is what the outputs multiply the state before their segment with. cu_seqlens [N + 1]: where packed
-    sequences begin and end; out is then contiguous, and what is of segments [1, places, H, *, *].
+    Without q and out only states are found, of all segments but the last; with them, the end state is the one after
+    that. Without v transitions are found, of all segments, and out [B, T, H, K] is what the outputs multiply the state
+    before their segment with. cu_seqlens [N + 1]: where packed sequences begin and end; out is then contiguous, and
+    segments have places, [1, places, H, *, *].
     """
     batch, length, own_heads, keys = k.shape
     heads, values = a.shape[0] // batch, keys if v is None else v.shape[3]
     wide, column = width_of(keys), COLUMNS.value
-    slices = -(-values // columns)
-    if transition is not None and v is not None:
-        slices += -(-keys // columns)
-    sequences = sequences_in_segments(length, span, cu_seqlens)
+    slices = -(-values // tiling.columns)
+    if states.transition is not None and v is not None:
+        slices += -(-keys // tiling.columns)
+    sequences = sequences_in_segments(length, tiling.segment_chunks, cu_seqlens)
     arguments = (
         tiles(k, [1, TOKENS, 1, wide], TILE_LAYOUT),
         None if q is None else tiles(q, [1, TOKENS, 1, wide], TILE_LAYOUT),
@@ -105,9 +124,9 @@ def run_sweep(
         None if out is None else tiles(out, [1, TOKENS, 1, column], TILE_LAYOUT),
         gates.g,
         gates.beta,
-        start,
-        end,
-        transition,
+        states.start,
+        states.end,
+        states.transition,
         cu_seqlens,
         None if cu_seqlens is None else out,
         sequences,
@@ -115,77 +134,80 @@ def run_sweep(
         heads,
         heads // own_heads,
         *gates.strides(),
-        span,
+        tiling.segment_chunks,
         gates.scale,
     )
-    constants = {"KEYS": keys, "VALUES": values, "CONSUMERS": columns // column, "STAGES": stages}
-    optional = (q, v, start, end, transition, sequences)
+    constants = {"KEYS": keys, "VALUES": values, "MMA_WARPGROUPS": tiling.columns // column, "STAGES": tiling.stages}
+    optional = (q, v, states.start, states.end, states.transition, sequences)
     types = (*gates.types(), k.dtype, wide, *(x is None for x in optional), dtype_or_none(cu_seqlens))
-    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
-    # it waits for the inverses alone: states of segments have to be there before it starts
-    overlaps = start is None or (sequences is None and segments == 1)
+    blocks, segments = blocks_of(batch, length, tiling.segment_chunks, cu_seqlens)
+    # it waits for the inverses alone: the states of segments have to be there before it starts
+    overlaps = states.start is None or (sequences is None and segments == 1)
     if cu_seqlens is None and q is None:
         segments -= 1
-    launch(delta_sweep, (blocks * heads, slices, segments), arguments, constants, 4, types, None, overlaps)
+    launch(delta_rule_fwd, (blocks * heads, slices, segments), arguments, constants, 4, types, None, overlaps)
 
 
-def local_of(k: Tensor, heads: int, values: int, last: bool, span: int, cu_seqlens: Tensor | None) -> Tensor:
-    """Room for something [K, values] of each segment, float32 [B, segments, H, K, values], of the last one or not.
+def segment_buffer(
+    k: Tensor, heads: int, values: int, with_last: bool, segment_chunks: int, cu_seqlens: Tensor | None
+) -> Tensor:
+    """Return room for [K, values] of each segment, float32 [B, segments, H, K, values], with the last one or without.
 
     Of packed sequences [1, places, H, K, values].
     """
-    blocks, segments = blocks_of(k.shape[0], k.shape[1], span, cu_seqlens)
-    rows = blocks if cu_seqlens is not None else segments if last else segments - 1
+    blocks, segments = blocks_of(k.shape[0], k.shape[1], segment_chunks, cu_seqlens)
+    rows = blocks if cu_seqlens is not None else segments if with_last else segments - 1
     return k.new_empty(k.shape[0], rows, heads, k.shape[3], values, dtype=torch.float32)
 
 
-def entering(
+def initial_states_of_segments(
     k: Tensor,
     v: Tensor,
     a: Tensor,
     gates: DecayAndBeta,
-    columns: int,
-    stages: int,
-    span: int,
+    tiling: Tiling,
     first: Tensor | None,
     transition: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The state that enters each segment of `span` chunks, float32 [B, segments, H, K, V].
+    """Return the state before each segment, float32 [B, segments, H, K, V].
 
     first: the state before the sequence. transition: what each segment multiplies the state before it with, [B,
     segments, H, K, K], if that is known. Of packed sequences, cut at cu_seqlens [N + 1]: first [N, H, K, V], the others
     [1, places, H, *, *].
     """
     heads, values = v.shape[2:]
-    local = local_of(k, heads, values, False, span, cu_seqlens)
-    found = None if transition is not None else local_of(k, heads, k.shape[3], False, span, cu_seqlens)
-    run_sweep(None, k, v, a, None, gates, None, local, found, columns, stages, span, cu_seqlens)
-    return run_compose(local, found if transition is None else transition, first, False, k.shape[1], span, cu_seqlens)
+    chunks = tiling.segment_chunks
+    local = segment_buffer(k, heads, values, False, chunks, cu_seqlens)
+    found = None if transition is not None else segment_buffer(k, heads, k.shape[3], False, chunks, cu_seqlens)
+    run_forward(None, k, v, a, None, gates, StateIO(None, local, found), tiling, cu_seqlens)
+    transition = found if transition is None else transition
+    return run_segment_scan(local, transition, first, False, k.shape[1], chunks, cu_seqlens)
 
 
-def run_compose(
+def run_segment_scan(
     local: Tensor,
     transition: Tensor,
     first: Tensor | None,
     back: bool,
     length: int,
-    span: int,
+    segment_chunks: int,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """One launch of `compose`: what enters each segment, float32 [B, segments, H, K, V], forth or back in time.
+    """Launch `delta_rule_segment_scan`: what enters each segment, float32 [B, segments, H, K, V], in either direction.
 
     length: of the sequences, of packed ones of all. local, transition: [B, segments, H, K, *], whose last is not read
-    forth in time and may not be there, and first not back in time. cu_seqlens: with it they and what enters are
+    forward in time and may not be there, and first not backward. cu_seqlens: with it they and what enters are
     [1, places, H, K, *].
     """
     batch, rows, heads, keys, values = local.shape
-    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
+    blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     states = local.new_empty(batch, segments if cu_seqlens is None else blocks, heads, keys, values)
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": COMPOSED, "BACK": back}
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": SCANNED, "BACK": back}
     tensors = (local, transition, first, states, cu_seqlens)
-    numbers = (length, heads, segments, span, rows, transition.shape[1])
+    numbers = (length, heads, segments, segment_chunks, rows, transition.shape[1])
+    grid = (sequences * heads, -(-values // SCANNED))
     with torch.cuda.device_of(local):
-        triton_launch.launch(compose, (sequences * heads, -(-values // COMPOSED)), tensors, numbers, constants, 8)
+        triton_launch.launch(delta_rule_segment_scan, grid, tensors, numbers, constants, 8)
     return states

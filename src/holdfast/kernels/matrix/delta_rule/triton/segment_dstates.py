@@ -1,15 +1,15 @@
 """What the outputs of a segment of a sequence add to the gradient of the state before it.
 
-A segment's outputs are linear in that state: token t's has W_t S, where W is what the sweep finds from the identity in
-the state's place with nothing to write (hopper/forward.py without v). So dS has the sum of W_t^T dO_t.
+A segment's outputs are linear in that state: token t's has W_t S, where W is what hopper/forward.py finds without v,
+from the identity in the state's place. So dS has the sum of W_t^T dO_t.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["sequences", "T", "H", "span"])
-def pull_back(
+@triton.jit(do_not_specialize=["sequences", "T", "H", "segment_chunks"])
+def delta_rule_segment_dstates(
     w_ptr,
     do_ptr,
     local_ptr,
@@ -17,7 +17,7 @@ def pull_back(
     sequences,
     T,
     H,
-    span,
+    segment_chunks,
     do_b,
     do_t,
     do_h,
@@ -26,14 +26,14 @@ def pull_back(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (B * H, blocks of BLOCK columns, segments of `span` chunks), or (places * H, blocks, 1) of packed sequences.
+    """Grid (B * H, blocks of BLOCK columns, segments), or (places * H, blocks, 1) of packed sequences.
 
     w: [B, T, H, KEYS], contiguous. do: [B, T, H, VALUES] by its strides. local: float32 [B, segments, H, KEYS, VALUES],
-    of all segments but a sequence's first. WIDE: KEYS, rounded up to a power of two. cu: [sequences + 1], where packed
-    sequences begin and end, or None; places of their segments are those of lib/gluon/sequence.py.
+    of all segments, of segment_chunks each, but a sequence's first. WIDE: KEYS, rounded up to a power of two. cu:
+    [sequences + 1], where packed sequences begin and end, or None; lib/gluon/sequence.py counts their segments' places.
     """
     head = tl.program_id(0) % H
-    tokens = span * 64
+    tokens = segment_chunks * 64
     if cu_ptr is None:
         batch = (tl.program_id(0) // H).to(tl.int64)
         place = batch * tl.num_programs(2) + tl.program_id(2)

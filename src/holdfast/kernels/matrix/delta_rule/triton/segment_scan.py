@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["T", "H", "segments", "span", "local_rows", "transition_rows"])
-def compose(
+@triton.jit(do_not_specialize=["T", "H", "segments", "segment_chunks", "local_rows", "transition_rows"])
+def delta_rule_segment_scan(
     local_ptr,
     transition_ptr,
     first_ptr,
@@ -19,7 +19,7 @@ def compose(
     T,
     H,
     segments,
-    span,
+    segment_chunks,
     local_rows,
     transition_rows,
     KEYS: tl.constexpr,
@@ -35,7 +35,7 @@ def compose(
     segment, [B, segments, H, KEYS, VALUES]. WIDE: KEYS, rounded up to a power of two. BACK: first and enter are of the
     state's gradient, after the sequence and after each segment; local and transition are of all segments but perhaps
     the first. cu: [N + 1], where packed sequences begin and end, or None; with it local, transition and enter are
-    [places, H, ...], as lib/gluon/sequence.py counts segments of `span` chunks, and T is how many tokens there are.
+    [places, H, ...], as lib/gluon/sequence.py counts segments of segment_chunks, and T is how many tokens there are.
     """
     batch = (tl.program_id(0) // H).to(tl.int64)
     head = tl.program_id(0) % H
@@ -51,8 +51,8 @@ def compose(
     else:
         begin = tl.minimum(tl.maximum(tl.load(cu_ptr + batch), 0), T)
         tokens = tl.minimum(tl.maximum(tl.load(cu_ptr + batch + 1), begin), T) - begin
-        segments = tl.maximum(tl.cdiv(tokens, span * 64), 1).to(tl.int32)
-        place = (begin // (span * 64) + batch).to(tl.int64)
+        segments = tl.maximum(tl.cdiv(tokens, segment_chunks * 64), 1).to(tl.int32)
+        place = (begin // (segment_chunks * 64) + batch).to(tl.int64)
         enter_ptr += (place * H + head) * (KEYS * VALUES)
         local_ptr += (place * H + head) * (KEYS * VALUES)
         transition_ptr += (place * H + head) * (KEYS * KEYS)
@@ -64,7 +64,7 @@ def compose(
         if segments == 1:
             tl.store(enter_ptr + cell, state, mask=inside)
             return
-    # of the turn's segment, how far to the next one's, and the last that has a transition
+    # the segment's row, the step to the next one's, and the last row that has a transition
     row = H.to(tl.int64) * (segments - 1 if BACK else 0)
     step = -H if BACK else H
     end = H.to(tl.int64) * (1 if BACK else segments - 2)

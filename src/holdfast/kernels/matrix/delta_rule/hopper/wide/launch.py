@@ -1,4 +1,4 @@
-"""The delta rule's passes on Hopper with wide keys: its walks are kernel.py's, all else is Triton's."""
+"""The delta rule's passes on Hopper with wide keys: states and outputs by kernel.py, all else by Triton's kernels."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import aligned, tileable, tiles
 from holdfast.planner.models.matrix.delta_rule.hopper_wide import STAGES, WIDEST
 
-from .kernel import COLUMNS, delta_walk
+from .kernel import COLUMNS, delta_rule_wide_states
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class WidePasses(DeltaPasses):
         return tileable(x)
 
     def forward(self, a: Tensor, out: Tensor | None, last: Tensor | None, slots: Slots | None) -> None:
-        """The walk forth in time; the arguments are those of DeltaPasses.forward."""
+        """Launch the kernel forward in time; the arguments are those of DeltaPasses.forward."""
         q = None if out is None else self.q
-        self._walk(q, self.v, a, out, aligned(self.state), last, slots, (0, -(-self.v.shape[1] // TOKENS)), False)
+        self._launch(q, self.v, a, out, aligned(self.state), last, slots, (0, -(-self.v.shape[1] // TOKENS)), False)
 
     def reverse(
         self, do: Tensor, a: Tensor, first: Tensor | None, last: Tensor | None, slots: Slots, window: tuple[int, int]
     ) -> None:
-        """The walk back in time; the arguments are those of DeltaPasses.reverse."""
-        self._walk(self.q, do, a, None, aligned(first), last, slots, window, True)
+        """Launch the kernel backward in time; the arguments are those of DeltaPasses.reverse."""
+        self._launch(self.q, do, a, None, aligned(first), last, slots, window, True)
 
-    def _walk(
+    def _launch(
         self,
         q: Tensor | None,
         v: Tensor,
@@ -48,7 +48,7 @@ class WidePasses(DeltaPasses):
         window: tuple[int, int],
         back: bool,
     ) -> None:
-        """One launch of `delta_walk`."""
+        """Launch `delta_rule_wide_states`. window: its first chunk, and how many; all, if sequences are packed."""
         keys, values, columns = self.k.shape[3], v.shape[3], COLUMNS.value
         strides = (
             (0, 0, 0) if self.g is None else self.g.stride(),
@@ -78,4 +78,11 @@ class WidePasses(DeltaPasses):
         constants = {"KEYS": keys, "VALUES": values, "BACK": back, "STAGES": STAGES}
         optional = (q, out, slots, self.g, self.beta, start, end)
         types = (v.dtype, *(x is None for x in optional), dtype_or_none(self.cu_seqlens))
-        launch(delta_walk, (self.sequences * self.heads, -(-values // columns), 1), arguments, constants, 4, types)
+        launch(
+            delta_rule_wide_states,
+            (self.sequences * self.heads, -(-values // columns), 1),
+            arguments,
+            constants,
+            4,
+            types,
+        )
