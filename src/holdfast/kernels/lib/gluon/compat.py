@@ -14,7 +14,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 try:
     tma_load, tma_store = tma.async_load, tma.async_store
@@ -49,7 +48,6 @@ def reinterpret(memory, dtype, shape, layout, _semantic=None):
 
 
 __all__ = [
-    "TensorDescriptor",
     "aggregate",
     "async_copy",
     "barrier",
