@@ -26,7 +26,7 @@ class Wide:
     """A variant that also serves states in slices of those that it serves.
 
     One that has forward_rows serves slices of K too: it is its forward pass of a call a slice, whose outputs add up and
-    whose final states are a list. What it keeps for the backward pass is first what all slices share, then each one's.
+    whose final states are a list. What it saves for the backward pass is first what all slices share, then each one's.
     """
 
     def __init__(self, variant: Variant) -> None:
@@ -46,7 +46,7 @@ class Wide:
         cuts = self._serving(problem, device)
         if not cuts:
             return self.variant.candidates(problem, device, direction)
-        # what a pass keeps of slices it would keep in slices
+        # what a pass saves of slices it would save in slices
         asked = replace(problem, traits=problem.traits - {"needs_grad"}) if direction == "forward" else problem
         found: list[Candidate] = []
         if self.variant.reject(problem, device) is None:
@@ -72,13 +72,13 @@ class Wide:
             return self.variant.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)
         if cut.key_slices == 1:
-            o, final, *kept = self.variant.forward(plan, *parts.rows(), cu_seqlens)
+            o, final, *saved = self.variant.forward(plan, *parts.rows(), cu_seqlens)
         else:
-            o, finals, *kept = self.variant.forward_rows(plan, parts.rows(), cu_seqlens)
+            o, finals, *saved = self.variant.forward_rows(plan, parts.rows(), cu_seqlens)
             final = torch.cat(finals, 2)
         # of a normaliser, which all slices of V have alike
-        kept = [x.unflatten(2, (-1, cut.value_slices))[:, :, :, 0].contiguous() for x in kept]
-        return parts.output(o), parts.state(final), *kept
+        saved = [x.unflatten(2, (-1, cut.value_slices))[:, :, :, 0].contiguous() for x in saved]
+        return parts.output(o), parts.state(final), *saved
 
     def backward(
         self,
@@ -88,21 +88,21 @@ class Wide:
         grad_o: Tensor | None,
         grad_final: Tensor | None,
         o: Tensor | None = None,
-        kept: Tensor | None = None,
+        saved: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
         cut = Cut.of(plan)
         if cut == WHOLE:
-            given = (o, kept) if self.uses_forward_output else ()
+            given = (o, saved) if self.uses_forward_output else ()
             return self.variant.backward(plan, call, cu_seqlens, grad_o, grad_final, *given)
-        if self.uses_forward_output and call.stabilizer is not None and kept is None:
-            o, _, kept = self.forward(plan, call, cu_seqlens)
+        if self.uses_forward_output and call.stabilizer is not None and saved is None:
+            o, _, saved = self.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)
         grad_o, o = parts.values(grad_o), parts.values(o)
         found = []
         for i, (part, grad) in enumerate(zip(parts.rows(), parts.grad_states(grad_final), strict=True)):
             given = ()
-            if kept is not None:
-                own = torch.stack([kept[0], kept[1 + i]])
+            if saved is not None:
+                own = torch.stack([saved[0], saved[1 + i]])
                 given = (o, _repeated(own, cut.value_slices))
             found.append(self.variant.backward(plan, part, cu_seqlens, grad_o, grad, *given))
         grads, grad_state = parts.added(found)
