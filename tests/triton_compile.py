@@ -15,6 +15,20 @@ from pipelined_buffers import raced
 from uniform_registers import disassembled, misread_stack_in, unset_in
 
 TARGETS = (80, 90, 100)
+
+
+def over_targets(*sizes: Any) -> list[tuple[Any, ...]]:
+    """Cases of (*size, capability): all sizes for sm_90, whose machine code is looked through, one for each other.
+
+    sizes: tuples, or single values.
+    """
+    cases = [size if isinstance(size, tuple) else (size,) for size in sizes]
+    others = [capability for capability in TARGETS if capability != 90]
+    return [(*case, 90) for case in cases] + [
+        (*cases[n % len(cases)], capability) for n, capability in enumerate(others)
+    ]
+
+
 # The compiler whose spills the tests bound. Any other has to compile the kernels, no more.
 BOUNDED = "3.6."
 

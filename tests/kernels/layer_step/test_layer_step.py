@@ -13,7 +13,7 @@ from holdfast.ops.layer_step_checks import DRAWN
 from holdfast.recurrences import Draw, Sizes
 from interpreted import interpret
 from kernels.layer_step.parity import every
-from triton_compile import TARGETS, compile_for
+from triton_compile import compile_for, over_targets
 
 
 def test_interpreted():
@@ -57,8 +57,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("dtype", "capability"), over_targets(torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("name", KERNELS)
 def test_steps_compile(name, dtype, capability):
     kernel, absent, constants, warps = KERNELS[name]

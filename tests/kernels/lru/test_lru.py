@@ -14,7 +14,7 @@ from holdfast.ops.gated_gelu import gated_gelu
 from holdfast.ops.lru_gates import lru_gates as lru_gates_op
 from interpreted import interpret
 from kernels.lru.parity import check, check_gelu, example
-from triton_compile import TARGETS, compile_for
+from triton_compile import TARGETS, compile_for, over_targets
 
 WIDE = ("bias_ptr", "rate_ptr", "phase_ptr", "a_ptr", "theta_ptr", "da_ptr", "dtheta_ptr", "parts_ptr")
 
@@ -30,8 +30,7 @@ def compiled(kernel, capability, **given):
 
 
 @pytest.mark.sizes("P")
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("P", [768, 48, 20])
+@pytest.mark.parametrize(("P", "capability"), over_targets(768, 48, 20))
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("name", ["lru_gates", "lru_gates_gradient"])
 def test_gates_compile_for_gpus_that_are_not_here(name, paired, P, capability):

@@ -11,7 +11,7 @@ from holdfast.kernels.ssd_output.triton.backward import ssd_output_add_skip, ssd
 from holdfast.kernels.ssd_output.triton.forward import ssd_output_forward
 from interpreted import interpret
 from kernels.ssd_output.parity import check, example
-from triton_compile import TARGETS, compile_for
+from triton_compile import TARGETS, compile_for, over_targets
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -30,8 +30,7 @@ def run_of(direction, width, norm):
 
 
 @pytest.mark.sizes("width")
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("width", [1536, 4096])
+@pytest.mark.parametrize(("width", "capability"), over_targets(1536, 4096))
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(direction, norm, width, capability):

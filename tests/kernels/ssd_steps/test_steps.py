@@ -9,7 +9,7 @@ from holdfast.kernels.ssd_steps.triton.backward import ssd_steps_backward, ssd_s
 from holdfast.kernels.ssd_steps.triton.forward import ssd_steps_forward
 from interpreted import interpret
 from kernels.ssd_steps.parity import check, example
-from triton_compile import TARGETS, compile_for
+from triton_compile import TARGETS, compile_for, over_targets
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -19,8 +19,7 @@ def test_interpreted():
 
 
 @pytest.mark.sizes("heads")
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("heads", [24, 6])
+@pytest.mark.parametrize(("heads", "capability"), over_targets(24, 6))
 @pytest.mark.parametrize("kernel", [ssd_steps_forward, ssd_steps_backward], ids=["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(kernel, heads, capability):
     block = 1 << (heads - 1).bit_length()

@@ -14,7 +14,7 @@ from holdfast.kernels.conv.triton.backward import conv_backward, conv_sums
 from holdfast.kernels.conv.triton.forward import conv_forward
 from holdfast.kernels.conv.triton.update import conv_update
 from interpreted import interpret
-from triton_compile import TARGETS, compile_for
+from triton_compile import TARGETS, compile_for, over_targets
 
 
 def test_interpreted():
@@ -46,9 +46,8 @@ def given(kernel, dtype, more, absent=()):
 
 
 @pytest.mark.sizes("whole")
-@pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("whole", "capability"), over_targets(True, False))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(direction, whole, dtype, capability):
     """whole: packed, with states and a bias; otherwise what a layer in training takes."""
@@ -72,8 +71,7 @@ def compiled(direction, dtype, capability, absent, **heads):
 
 
 @pytest.mark.sizes("heads")
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(("heads", "capability"), over_targets(*HEADS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_layers_compiles_for_gpus_that_are_not_here(direction, dtype, heads, capability):

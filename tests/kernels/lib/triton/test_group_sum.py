@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from holdfast.kernels.lib.triton.group_sum import WARPS, group_sum, launch_constants, sum_over_groups
 from interpreted import interpret
 from kernels.lib.triton.group_sum_parity import check
-from triton_compile import TARGETS, compile_for
+from triton_compile import compile_for, over_targets
 
 
 def test_interpreted():
@@ -28,8 +28,7 @@ def test_turns_are_of_as_many_heads_as_each_other():
     ]
 
 
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("rows", [1, 4095])
+@pytest.mark.parametrize(("rows", "capability"), over_targets(4095, 1))
 @pytest.mark.parametrize(
     ("group", "keys", "dtype", "out"),
     [

@@ -10,7 +10,7 @@ from holdfast.planner.models.norm.triton import candidates
 pytest.importorskip("triton")
 from holdfast.kernels.norm.triton.rows import norm_backward, norm_forward
 from interpreted import interpret
-from triton_compile import TARGETS, compile_for
+from triton_compile import compile_for, over_targets
 
 
 def test_interpreted():
@@ -23,8 +23,7 @@ def problem(dtype="bfloat16", traits=("gate", "weight"), **sizes):
 
 
 @pytest.mark.sizes("D", "heads")
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize(("D", "heads"), [(128, 1), (80, 32), (4096, 1)])
+@pytest.mark.parametrize(("D", "heads", "capability"), over_targets((128, 1), (4096, 1), (80, 32)))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(direction, D, heads, capability):
     chosen = candidates(problem(D=D, G=heads), Device.named("h200"), direction)[0].plan

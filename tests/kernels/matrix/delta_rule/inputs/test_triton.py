@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from holdfast.kernels.matrix.delta_rule.inputs.triton import delta_rule_inputs_bwd, delta_rule_inputs_fwd
 from interpreted import interpret
 from kernels.matrix.delta_rule.inputs.parity import check, example
-from triton_compile import TARGETS, compile_for
+from triton_compile import compile_for, over_targets
 
 
 def test_interpreted():
@@ -18,8 +18,7 @@ def test_interpreted():
 
 
 @pytest.mark.sizes("D", "heads")
-@pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize(("D", "heads"), [(128, 32), (80, 6), (256, 1)])
+@pytest.mark.parametrize(("D", "heads", "capability"), over_targets((128, 32), (256, 1), (80, 6)))
 @pytest.mark.parametrize("kernel", [delta_rule_inputs_fwd, delta_rule_inputs_bwd], ids=["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(kernel, D, heads, capability):
     given = {name: torch.bfloat16 for name in kernel.arg_names if name.endswith("_ptr")}
