@@ -1,10 +1,14 @@
-"""A chunk's log decays and betas: loads, sums, and the decays that they come to."""
+"""A chunk's log decays and betas: loads, sums, and the decays that they come to.
+
+A stage of a chunk has VECTORS vectors of CHUNK numbers in shared memory, filled by publish_decays.
+"""
 
 from .compat import barrier, gl, gluon, mbarrier
 from .reduce import add
 
 CHUNK = gl.constexpr(64)
-# vectors of a stage: cumulative log decay, weight of the state on reading and on writing, strength
+# vectors of a stage: log decay cumsum; what the state is multiplied with where a token reads it, and what its write is
+# multiplied with; beta
 LOG_DECAY_CUMSUM, READ_DECAY, WRITE_DECAY, BETA = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)
 VECTORS = gl.constexpr(4)
 _LOG2E = gl.constexpr(1.4426950408889634)
@@ -14,21 +18,21 @@ _LOG_DECAY_FLOOR = gl.constexpr(-120.0)
 
 @gluon.jit
 def clamp_log2_decay(g):
-    """A natural-log decay to base 2, from where it is 0 in float32 on no less."""
+    """Return a natural-log decay to base 2, no less than where the decay is 0 in float32."""
     # a maximum would hide a NaN
     return gl.where(g < _LOG_DECAY_FLOOR, _LOG_DECAY_FLOOR, g) * _LOG2E
 
 
 @gluon.jit
 def load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
-    """Log decay to base 2 and strength of a chunk of TOKENS; nothing is loaded where is_inside is false."""
+    """Load a chunk's log decays to base 2 and betas; nothing is loaded where is_inside is false."""
     g, beta = prefetch_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS)
     return clamp_log2_decay(g.to(gl.float32)), beta.to(gl.float32)
 
 
 @gluon.jit
 def prefetch_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKENS: gl.constexpr = 64):
-    """As load_decay_beta, but as they are in memory: where nothing is done with them yet, nobody waits for them."""
+    """Load a chunk's g and beta as they are in memory: until something is done with them, nothing waits for them."""
     layout: gl.constexpr = gl.BlockedLayout([TOKENS // 32], [32], [gl.num_warps()], [0])
     tokens = chunk * TOKENS + gl.arange(0, TOKENS, layout)
     inside = (tokens < T) & is_inside
@@ -45,10 +49,10 @@ def prefetch_decay_beta(g_ptr, beta_ptr, g_t, beta_t, chunk, is_inside, T, TOKEN
 
 @gluon.jit
 def publish_decays(gates, decays, gated, stage, g, beta, scale, REVERSE: gl.constexpr):
-    """Fills a stage's vectors and announces it.
+    """Fill a stage's vectors and its chunk decay, and arrive at its barrier.
 
-    Forward in time the state is read with its decay to each token and scale, and written with the decay to the chunk's
-    end and beta; backward in time it is read with the decay from the end, written with that from the start and scale.
+    Forward in time READ_DECAY is the decay from the chunk's start times scale, WRITE_DECAY that to its end times beta.
+    Backward in time (REVERSE) READ_DECAY is the decay to the end, WRITE_DECAY that from the start times scale.
     """
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     total = gl.associative_scan(g, 0, add)
@@ -71,7 +75,7 @@ def publish_decays(gates, decays, gated, stage, g, beta, scale, REVERSE: gl.cons
 
 @gluon.jit
 def causal_decay(gates, stage, layout: gl.constexpr, REVERSE: gl.constexpr):
-    """The decay between two tokens of a chunk, [earlier, later], or [later, earlier] if REVERSE; 0 the other way."""
+    """Return the decay between two tokens of a chunk, [earlier, later], or [later, earlier] if REVERSE; 0 elsewhere."""
     columns = gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).load(gl.SliceLayout(0, layout))
     rows = gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).load(gl.SliceLayout(1, layout))
     column = gl.arange(0, CHUNK, gl.SliceLayout(0, layout))

@@ -9,19 +9,19 @@ from .compat import barrier, gl, gluon
 
 @gluon.jit
 def tma_store_wait_written():
-    """Waits until what this thread has stored by TMA is in global memory; tma_store_wait only sees that it was read."""
+    """Wait until what this thread stored by TMA is in global memory; tma_store_wait only sees that it was read."""
     gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def fence_generic_to_async():
-    """Lets TMA see what ordinary stores have written, of this block's or of another's that has arrived."""
+    """Let TMA see what ordinary stores have written, this block's or those of another that has arrived."""
     gl.inline_asm_elementwise("fence.proxy.async; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def _grid_word():
-    """Where the launch's word is: CUDA's cooperative_groups/details/driver_abi.h takes it from these registers."""
+    """Return the place of the launch's word: CUDA's cooperative_groups/details/driver_abi.h reads these registers."""
     workspace = gl.inline_asm_elementwise(
         "{ .reg .b32 low, high; mov.u32 low, %envreg2; mov.u32 high, %envreg1; mov.b64 $0, {low, high}; }",
         "=l",
@@ -35,13 +35,13 @@ def _grid_word():
 
 @gluon.jit
 def grid_phase():
-    """What the word's highest bit is, and stays until all blocks have arrived."""
+    """Return the word, whose highest bit stays as it is until all blocks have arrived."""
     return gl.load(_grid_word(), volatile=True)
 
 
 @gluon.jit
 def grid_arrive():
-    """Counts this block in, after all that its warps here have written."""
+    """Count this block in, after all that its warps here have written."""
     barrier()
     blocks = gl.num_programs(0) * gl.num_programs(1)
     # all together turn the highest bit and leave the others as they were
@@ -51,7 +51,7 @@ def grid_arrive():
 
 @gluon.jit
 def grid_wait(before):
-    """Waits until all blocks have arrived since the highest bit was that of `before`. Traps after some seconds."""
+    """Wait until all blocks have arrived since the highest bit was that of `before`. Traps after some seconds."""
     gl.inline_asm_elementwise(
         """{
         .reg .pred early, tired;

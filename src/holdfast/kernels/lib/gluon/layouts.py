@@ -8,7 +8,7 @@ TILE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, 
 
 @gluon.constexpr_function
 def vectorized_row_layout(rows, columns):
-    """Sixteen rows a warp, of which a thread has two and in each eights of neighbouring columns."""
+    """Return a layout of 16 rows a warp: a thread has two, and in each eights of neighbouring columns."""
     registers = [[0, 1], [0, 2], [0, 4], [8, 0], *([0, 32 << i] for i in range((columns // 32).bit_length() - 1))]
     lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
     warps = [[16 << i, 0] for i in range((rows // 16).bit_length() - 1)]
@@ -17,7 +17,7 @@ def vectorized_row_layout(rows, columns):
 
 @gluon.jit
 def to_vectorized_rows(x):
-    """A 16-bit accumulator [rows, columns], 16 rows a warp, in the layout vectorized_row_layout."""
+    """Return a 16-bit accumulator [rows, columns], 16 rows a warp, in the layout vectorized_row_layout."""
     rows: gl.constexpr = x.shape[0]
     columns: gl.constexpr = x.shape[1]
     gl.static_assert(rows == 16 * gl.num_warps())

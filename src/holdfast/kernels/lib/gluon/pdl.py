@@ -5,11 +5,11 @@ from .compat import gl, gluon
 
 @gluon.jit
 def grid_dependency_wait():
-    """Where the launch ahead may still run: waits until it has ended, and what it wrote is there."""
+    """Wait until the launch ahead, which may still run, has ended and what it wrote is there."""
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def launch_dependents():
-    """Lets the blocks of the launch behind start where there is room."""
+    """Let the blocks of the launch behind start where there is room."""
     gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], gl.int32, is_pure=False, pack=1)

@@ -10,7 +10,7 @@ def add(a, b):
 
 @gluon.jit
 def reduce_warp_partials(parts, stage):
-    """The sum over warps of what each left of a chunk's row sums, [CHUNK]."""
+    """Return a chunk's row sums [CHUNK], summed over the warps that left parts of them."""
     warps: gl.constexpr = parts.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([warps, 2], [1, 32], [1, 1], [1, 0])
     whole = gl.sum(parts.index(stage).load(layout), 0)
@@ -19,7 +19,7 @@ def reduce_warp_partials(parts, stage):
 
 @gluon.jit
 def _butterfly_add(x, LANE: gl.constexpr):
-    """Adds a thread's pairs and those of the thread LANE away; the lower keeps the first sum, the upper the other."""
+    """Add a thread's pairs and those of the thread LANE away; the lower keeps the first sum, the upper the other."""
     first, second = gl.split(x)
     # one shuffle for two numbers, where a sum over rows takes two
     return gl.inline_asm_elementwise(
@@ -45,7 +45,7 @@ def _butterfly_add(x, LANE: gl.constexpr):
 
 @gluon.jit
 def warp_column_sums(x, WARPS: gl.constexpr):
-    """Of an accumulator [rows, columns] with its rows spread over WARPS: the sum over each warp's, [WARPS, columns].
+    """Return the sums over each warp's rows, [WARPS, columns], of an accumulator with its rows spread over WARPS.
 
     A thread has rows r and r + 8 of its warp's 16, r its lane divided by 4, and two of every 8 columns.
     """
@@ -71,7 +71,7 @@ def warp_column_sums(x, WARPS: gl.constexpr):
 
 @gluon.jit
 def shuffle_swap(low, high, LANE: gl.constexpr):
-    """Swaps which of two tensors of 16-bit pairs a number is in with the bit LANE of its lane's number."""
+    """Swap which of two tensors of 16-bit pairs a number is in with the bit LANE of its lane's number."""
     return gl.inline_asm_elementwise(
         """{
         .reg .pred upper;

@@ -5,7 +5,7 @@ from .compat import gl, gluon
 
 @gluon.jit
 def round_to(x, dtype: gl.constexpr):
-    """x as dtype rounds it, in float32. By pairs: the conversion of one number takes as long as eight instructions."""
+    """Return x rounded to dtype, in float32. By pairs: one number's conversion takes as long as eight instructions."""
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(
             """{
@@ -28,5 +28,8 @@ def round_to(x, dtype: gl.constexpr):
 
 @gluon.jit
 def opaque(x):
-    """x, as the compiler cannot know: what depends on it takes no registers from one turn of a loop to the next."""
+    """Return x as a value that the compiler cannot see through.
+
+    What depends on it is computed again, and takes no registers from one iteration of a loop to the next.
+    """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1)

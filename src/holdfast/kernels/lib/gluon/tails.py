@@ -6,7 +6,7 @@ from .decay import CHUNK
 
 @gluon.jit
 def zero_tail_rows(tile, rows):
-    """Makes 0 of a tile [1, 64, 1, width] from a row on: what of it is another sequence's."""
+    """Zero the rows of a tile [1, 64, 1, width] from `rows` on, which are another sequence's."""
     width: gl.constexpr = tile.shape[3]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
     row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
@@ -16,7 +16,7 @@ def zero_tail_rows(tile, rows):
 
 @gluon.jit
 def store_tail(tile, ptr, stride, rows, columns):
-    """Writes the first rows and columns of a tile [1, 64, 1, width], a row every `stride` elements."""
+    """Store the first rows and columns of a tile [1, 64, 1, width], a row every `stride` elements."""
     width: gl.constexpr = tile.shape[3]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
     row = gl.arange(0, CHUNK, gl.SliceLayout(1, layout))
@@ -28,7 +28,7 @@ def store_tail(tile, ptr, stride, rows, columns):
 
 @gluon.jit
 def _zero_tail_loop(tile, rows):
-    """zero_tail_rows eight rows at a time: a warp that copies has few registers."""
+    """Do as zero_tail_rows, eight rows at a time: a warp that loads has few registers."""
     width: gl.constexpr = tile.shape[3]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // width, width // 8], [gl.num_warps(), 1], [1, 0])
     row = gl.arange(0, 8, gl.SliceLayout(1, layout))
@@ -41,9 +41,9 @@ def _zero_tail_loop(tile, rows):
 
 @gluon.jit
 def zero_tail_tiles(tiles, rows, copied, loaded):
-    """Of tiles that end in another sequence: waits for them, makes 0 of the others' rows, and hands them on.
+    """Wait for tiles that end in another sequence, zero that one's rows, and hand the tiles on.
 
-    Weighed with 0, a NaN would stay one.
+    Multiplied with 0, a NaN would stay one.
     """
     mbarrier.wait(copied, 0)
     count: gl.constexpr = len(tiles)

@@ -10,7 +10,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def log_decay_cumsum(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
-    """Log2 of the decay from the chunk's edge to each token, of the whole chunk's, and the log decays as they are.
+    """Return log2 of the decay from the chunk's edge to each token, that of the whole chunk, and g as it is.
 
     Forward, the edge is the chunk's start and a token's own decay counts; in reverse, it is the end and does not.
     """
@@ -25,7 +25,7 @@ def log_decay_cumsum(g, at, live, REVERSE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def log_decay_cumsum_or_zero(g, at, live, CHUNK: tl.constexpr, WIDE: tl.constexpr):
-    """log_decays in forward order; 0 where g is None."""
+    """Return log_decay_cumsum in forward order; zeros where g is None."""
     if g is not None:
         here, total, own = log_decay_cumsum(g, at, live, False, WIDE)
     else:

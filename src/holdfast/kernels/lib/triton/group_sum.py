@@ -42,9 +42,9 @@ def group_sum(
 
 
 def sum_over_groups(dq: Tensor, dk: Tensor, into_q: Tensor, into_k: Tensor) -> None:
-    """into [B, T, Hq, K], the sums of dq's and of dk's heads [B, T, H, K] that share one; all contiguous.
+    """Fill into_q and into_k [B, T, Hq, K] with the sums of dq's and of dk's heads [B, T, H, K] that share one.
 
-    dq and dk have one dtype, and what they go into has one.
+    All are contiguous. dq and dk have one dtype, and what they go into has one.
     """
     keys, rows = into_q.shape[3], into_q.shape[:3].numel()
     if not rows:
@@ -56,14 +56,14 @@ def sum_over_groups(dq: Tensor, dk: Tensor, into_q: Tensor, into_k: Tensor) -> N
 
 
 def launch_constants(group: int, keys: int, dtype: torch.dtype) -> dict[str, int]:
-    """The kernel's constants, for parts of a dtype: turns of as many heads as each other, as far as they go."""
+    """Return the kernel's constants, for parts of a dtype: rounds of as many heads as each other, as far as they go."""
     ahead = -(-group // -(-group // IN_FLIGHT))
     block = 32 * WARPS * LANE_BYTES // dtype.itemsize
     return {"GROUP": group, "K": keys, "IN_FLIGHT": ahead, "BLOCK": block}
 
 
 def ungroup(dq: Tensor, dk: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """dq and dk [B, T, H, K], contiguous, summed over the heads that share one of so many; as they are if none do."""
+    """Return dq and dk [B, T, H, K], contiguous, summed over heads that share one of `heads`, or as they are."""
     if dq.shape[2] == heads:
         return dq, dk
     shape = (*dq.shape[:2], heads, dq.shape[3])

@@ -9,13 +9,13 @@ LARGEST_EXPONENT = tl.constexpr(88.7228 - 1.0)
 
 @triton.jit
 def denominator_floor(m):
-    """exp(-m), the least that an output is divided by."""
+    """Return exp(-m), the least that an output is divided by."""
     return tl.exp(tl.where(-m > LARGEST_EXPONENT, LARGEST_EXPONENT, -m))
 
 
 @triton.jit
 def quotient_grad(across, norm, m, eps):
-    """1 / d, and the gradients of norm and of m, of y = num / d with d = max(|norm|, exp(-m)) + eps.
+    """Return 1 / d and the gradients of norm and of m, for y = num / d with d = max(|norm|, exp(-m)) + eps.
 
     across: do . y. Equal arguments of the maximum share its gradient, as in PyTorch. Of m that of MatrixCall's.
     """

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def sequence_bounds(n, cu_seqlens, T, segment, SEGMENTS: tl.constexpr):
-    """Batch row, first token and end of the n-th sequence, or of the n-th segment of equal sequences."""
+    """Return batch row, first token and end of the n-th sequence, or of the n-th segment of equal sequences."""
     if cu_seqlens is not None:
         batch = n * 0
         # wrong offsets must not reach outside of the tensors
@@ -21,7 +21,7 @@ def sequence_bounds(n, cu_seqlens, T, segment, SEGMENTS: tl.constexpr):
 
 @triton.jit
 def chunk_coords(program, cu_seqlens, T, sequences, low, window, CHUNK: tl.constexpr):
-    """Sequence, its batch row, its first token and end, and the chunk of the program-th place.
+    """Return the sequence, its batch row, first token and end, and the chunk of the program-th place.
 
     Equal sequences have `window` places each, for the chunks from `low` on. Packed ones have a place a chunk and up to
     one more each, at or past their end.

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def reduced_cos_sin(r, quadrant):
-    """cos and sin of quadrant * pi/2 + r to about 1e-7, for r within pi/4 of 0 and an int32 quadrant.
+    """Return cos and sin of quadrant * pi/2 + r to about 1e-7, for r within pi/4 of 0 and an int32 quadrant.
 
     By the polynomials of Cephes' sinf and cosf.
     """

@@ -11,7 +11,7 @@ NARROW = tl.constexpr(16)
 
 @triton.jit
 def load_tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.constexpr):
-    """[tokens, columns] of one head; zero past the end of the sequence and past WIDTH."""
+    """Load [tokens, columns] of one head; zero past the end of the sequence and past WIDTH."""
     at = base + steps[:, None] * stride + columns[None, :]
     if EVEN:
         return tl.load(at, mask=live[:, None], other=0.0)
@@ -20,7 +20,7 @@ def load_tile(base, steps, columns, stride, live, WIDTH: tl.constexpr, EVEN: tl.
 
 @triton.jit
 def as_first_row(x):
-    """[n] -> [NARROW, n], x and zeros."""
+    """Return x [n] as the first row of [NARROW, n], the rest zeros."""
     return tl.where(tl.arange(0, NARROW)[:, None] == 0, x[None, :], 0.0)
 
 
