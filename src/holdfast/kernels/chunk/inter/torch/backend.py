@@ -65,13 +65,13 @@ class _Run:
         self.W, self.Y = (None if x is None else x.to(self.dtype) for x in (call.W, call.Y))
         # the rows of the state that enter at a chunk, and those that leave after one
         if cu_seqlens is None:
-            sequences, spans = batch, [(slice(None), 0, self.chunks)]
+            sequences, sequence_chunks = batch, [(slice(None), 0, self.chunks)]
         else:
             bounds = sequence_bounds(cu_seqlens, self.chunks)
             sequences = len(bounds) - 1
-            spans = [(slice(n, n + 1), bounds[n], bounds[n + 1]) for n in range(sequences)]
-        self.enter = {start: rows for rows, start, stop in spans if start < stop}
-        self.leave = {stop - 1: rows for rows, start, stop in spans if start < stop}
+            sequence_chunks = [(slice(n, n + 1), bounds[n], bounds[n + 1]) for n in range(sequences)]
+        self.enter = {start: rows for rows, start, stop in sequence_chunks if start < stop}
+        self.leave = {stop - 1: rows for rows, start, stop in sequence_chunks if start < stop}
         if call.initial_state is None:
             self.initial = decay.new_zeros(sequences, *shape)
         else:

@@ -152,9 +152,9 @@ def intra_chunk_bwd_single_tile_tma(
     if gate_desc is not None:
         gate = gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
         activation = activate(gate, SIGMOID)
-        slope = activation.slope * scale * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
+        derivative = activation.derivative * scale * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
         o, dv = warpgroup_mma_wait(0, deps=(o, dv))
-        given_tile.reshape([TILE, V]).store((o * slope).to(dtype))
+        given_tile.reshape([TILE, V]).store((o * derivative).to(dtype))
     else:
         dv = warpgroup_mma_wait(0, deps=(dv,))
     barrier()

@@ -372,7 +372,7 @@ def query_grads(io, loads, shared, chunk, g, scale, tile, constants):
     q.store((dq * scale).to(dtype))
     if io.gate_desc is not None:
         activation = activate(gate_tile.reshape([TILE, V]).load(v_layout).to(gl.float32), constants.SIGMOID)
-        o = o * scale * activation.slope * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
+        o = o * scale * activation.derivative * given_tile.reshape([TILE, V]).load(v_layout).to(gl.float32)
         do.store(o.to(dtype))
     fence_async_shared()
     barrier()

@@ -34,7 +34,7 @@ class Activation(NamedTuple):
     """The activation of the output gate, and its derivative."""
 
     value: gl.tensor
-    slope: gl.tensor
+    derivative: gl.tensor
 
 
 @gluon.jit
@@ -145,8 +145,8 @@ def activate(gate, SIGMOID: gl.constexpr):
     sigmoid = reciprocal(1.0 + gl.exp2(-LOG2E * gate))
     if SIGMOID:
         value = sigmoid
-        slope = sigmoid * (1.0 - sigmoid)
+        derivative = sigmoid * (1.0 - sigmoid)
     else:
         value = gate * sigmoid
-        slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))
-    return Activation(value=value, slope=slope)
+        derivative = sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    return Activation(value=value, derivative=derivative)

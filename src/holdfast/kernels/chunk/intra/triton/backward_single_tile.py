@@ -72,8 +72,8 @@ def intra_chunk_bwd_single_tile(
             o = tl.dot(p, value, input_precision=PRECISION)
         if states is not None:
             enter = tl.exp2(tl.cumsum(decays, 0)) if g is not None else tl.full([BLOCK], 1.0, tl.float32)
-            entering = (query.to(tl.float32) * enter[:, None]).to(query.dtype)
-            acc_s = tl.dot(tl.trans(entering), do, input_precision=PRECISION) * scale
+            decayed_query = (query.to(tl.float32) * enter[:, None]).to(query.dtype)
+            acc_s = tl.dot(tl.trans(decayed_query), do, input_precision=PRECISION) * scale
             tl.store(dstates + at_states, acc_s.to(dstates.dtype.element_ty), mask=inside)
             state = tl.load(states + at_states, mask=inside, other=0.0).to(query.dtype)
             read = tl.dot(do, tl.trans(state), input_precision=PRECISION) * enter[:, None]

@@ -50,8 +50,8 @@ def causal_decay(decays):
 @triton.jit
 def activate(gate, SIGMOID: tl.constexpr):
     """Return the activation of the output gate: sigmoid, or SiLU."""
-    slope = tl.sigmoid(gate)
-    return slope if SIGMOID else gate * slope
+    sigmoid = tl.sigmoid(gate)
+    return sigmoid if SIGMOID else gate * sigmoid
 
 
 @triton.jit(do_not_specialize=["length", "chunk", "chunks", "heads"])

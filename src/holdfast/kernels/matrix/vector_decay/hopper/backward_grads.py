@@ -284,14 +284,14 @@ def gla_bwd_grads(
     place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
     if beta_ptr is not None:
         dbeta_at = dbeta_ptr + first.to(gl.int64) * H
-    ahead, ahead_states, ahead_32, behind_dstates, behind_32 = nothing, nothing, nothing, nothing, nothing
+    pairs_dg, states_dg, pairs_dg_32, dstates_dg, keys_dg_32 = nothing, nothing, nothing, nothing, nothing
     end = gl.full(own[0].shape, 1.0, gl.float32, TOKEN_LAYOUT)
     from_states, from_dstates = _load_tokens(pool.index(2)), _load_tokens(pool.index(3))
     parts_16, parts_32 = _load_tokens(pool.index(0)), _load_tokens(pool.index(1))
-    crossing = ()
+    pair_sums = ()
     behind = ()
     # beside betas they would spill: in the place of tiles that are in registers by then
-    crossing_tile = reinterpret(g_tile, gl.float32, [BLOCK_TOKENS, BLOCKS, HALF], _PLAIN)
+    pair_sums_tile = reinterpret(g_tile, gl.float32, [BLOCK_TOKENS, BLOCKS, HALF], _PLAIN)
     behind_tiles = (
         reinterpret(q_tile, gl.float32, [BLOCK_TOKENS // 2, BLOCKS, HALF], _PLAIN),
         reinterpret(k_tile, gl.float32, [BLOCK_TOKENS // 2, BLOCKS, HALF], _PLAIN),
@@ -325,21 +325,21 @@ def gla_bwd_grads(
             to_write = to_write * beta
             k = k * beta
         gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
-        ahead += before_it * q - after_it * k
-        ahead_states = (ahead_states + q * state_part) * own[t]
-        ahead_32 = (ahead_32 + q * part_32) * own[t]
+        pairs_dg += before_it * q - after_it * k
+        states_dg = (states_dg + q * state_part) * own[t]
+        pairs_dg_32 = (pairs_dg_32 + q * part_32) * own[t]
         key = k * end
-        behind_dstates += key * dstate_part
-        behind_32 += key * part_32
+        dstates_dg += key * dstate_part
+        keys_dg_32 += key * part_32
         if beta_ptr is None:
-            crossing = (ahead,) + crossing
+            pair_sums = (pairs_dg,) + pair_sums
             behind = (key * back,) + behind
         else:
-            crossing_tile.index(t).store(ahead)
+            pair_sums_tile.index(t).store(pairs_dg)
             behind_tiles[t % 2].index(t // 2).store(key * back)
-    sums.slice(BLOCKS, BLOCKS, 0).store(ahead_states * before)
-    sums.slice(2 * BLOCKS, BLOCKS, 0).store(behind_dstates * after)
-    sums.slice(3 * BLOCKS, BLOCKS, 0).store(ahead_32 * q_factor_32 + behind_32 * k_factor_32)
+    sums.slice(BLOCKS, BLOCKS, 0).store(states_dg * before)
+    sums.slice(2 * BLOCKS, BLOCKS, 0).store(dstates_dg * after)
+    sums.slice(3 * BLOCKS, BLOCKS, 0).store(pairs_dg_32 * q_factor_32 + keys_dg_32 * k_factor_32)
     barrier()
     rest = state_grad_dot.load(gl.SliceLayout(0, TOKEN_LAYOUT))[None, :] * (t0 * t1 * t2 * t3)
     for i in gl.static_range(BLOCKS):
@@ -349,7 +349,7 @@ def gla_bwd_grads(
     rest += gl.where(block == 2, sums.slice(3 * BLOCKS + 3, 1, 0).load(TOKEN_LAYOUT), 0.0)
     for i in gl.static_range(BLOCK_TOKENS):
         inside = (first + i < T) & (columns < KEYS)
-        crossing_it = crossing[i] if beta_ptr is None else crossing_tile.index(i).load(TOKEN_LAYOUT)
+        pairs_it = pair_sums[i] if beta_ptr is None else pair_sums_tile.index(i).load(TOKEN_LAYOUT)
         behind_it = behind[i] if beta_ptr is None else behind_tiles[i % 2].index(i // 2).load(TOKEN_LAYOUT)
-        gl.store(dg_ptr + place + i * (H * KEYS), crossing_it + rest, mask=inside)
+        gl.store(dg_ptr + place + i * (H * KEYS), pairs_it + rest, mask=inside)
         rest += behind_it

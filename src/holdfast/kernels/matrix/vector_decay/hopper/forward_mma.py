@@ -125,9 +125,9 @@ def mma_partition(qk, v, operands, barriers, p_tile, memory, order, constants):
         # the stage whose q and k have been read
         free = gl.where(stage == 0, QK_STAGES - 1, stage - 1)
         if memory.saved_desc is not None:
-            rounded = reinterpret(qk.tiles, dtype, [QK_STAGES * QK_SLABS // V_SLABS, V, HALF], flat)
+            saved = reinterpret(qk.tiles, dtype, [QK_STAGES * QK_SLABS // V_SLABS, V, HALF], flat)
             for half in gl.static_range(K_HALVES):
-                rounded.index(free * (QK_SLABS // V_SLABS) + half).store(_k_half(state, half).to(dtype))
+                saved.index(free * (QK_SLABS // V_SLABS) + half).store(_k_half(state, half).to(dtype))
             fence_async_shared()
             barrier()
             slabs = reinterpret(qk.tiles, dtype, [QK_STAGES * QK_SLABS, 1, CHUNK, 1, HALF], memory.saved_desc.layout)

@@ -113,10 +113,10 @@ def gla_chunk_grads(
         to_here, to_end, total = double_blocks(to_here, to_end, total, level)
     dq *= scale * to_here
     dk *= to_end
-    ahead = (q.to(tl.float32) * dq).to(q.dtype)
-    behind = (beta_k.to(tl.float32) * dk).to(q.dtype)
-    dg = tl.dot((steps[:, None] <= steps[None, :]).to(q.dtype), ahead, input_precision=PRECISION)
-    dg = tl.dot((steps[:, None] > steps[None, :]).to(q.dtype), behind, dg, input_precision=PRECISION)
+    q_dq = (q.to(tl.float32) * dq).to(q.dtype)
+    k_dk = (beta_k.to(tl.float32) * dk).to(q.dtype)
+    dg = tl.dot((steps[:, None] <= steps[None, :]).to(q.dtype), q_dq, input_precision=PRECISION)
+    dg = tl.dot((steps[:, None] > steps[None, :]).to(q.dtype), k_dk, dg, input_precision=PRECISION)
     dg += (state_grad_dot * tl.reshape(total, [BLOCK_K]))[None, :]
     dq += (diagonal * beta)[:, None] * k.to(tl.float32)
     dk += diagonal[:, None] * q.to(tl.float32)
@@ -144,13 +144,13 @@ def gla_chunk_grads(
             sums = tl.broadcast_to(
                 crosses(inner, level)[None].to(q.dtype), [CHUNK // BLOCK_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS]
             )
-            crossing = tl.dot(sums, split_blocks((mine.to(tl.float32) * found).to(q.dtype)), input_precision=PRECISION)
-            dg += tl.reshape(crossing, [CHUNK, BLOCK_K])
+            pairs_dg = tl.dot(sums, split_blocks((mine.to(tl.float32) * found).to(q.dtype)), input_precision=PRECISION)
+            dg += tl.reshape(pairs_dg, [CHUNK, BLOCK_K])
         else:
             pairs = tl.where(meet(steps, level), inter_block, 0.0).to(q.dtype)
             found = tl.dot(pairs, factored, input_precision=PRECISION) * factor
-            crossing = (mine.to(tl.float32) * found).to(q.dtype)
-            dg = tl.dot(crosses(steps, level).to(q.dtype), crossing, dg, input_precision=PRECISION)
+            pairs_dg = (mine.to(tl.float32) * found).to(q.dtype)
+            dg = tl.dot(crosses(steps, level).to(q.dtype), pairs_dg, dg, input_precision=PRECISION)
         dq += tl.where(later, found, 0.0)
         dk += tl.where(later, 0.0, found)
         to_here, to_end, total = double_blocks(to_here, to_end, total, level)

@@ -81,11 +81,11 @@ def gla_chunk_prepare(
         store_chunk(k_decayed_ptr + token * WIDTH, at, beta_k * to_end, mask)
         chunk_decay = tl.reshape(total, [BLOCK])
         tl.store(chunk_decay_ptr + (slot.to(tl.int64) * H + head) * WIDTH + columns, chunk_decay, mask=columns < WIDTH)
-    spread = tl.broadcast_to(
+    repeated = tl.broadcast_to(
         intra_block[:, :, None, :], [CHUNK // BLOCK_TOKENS, BLOCK_TOKENS, CHUNK // BLOCK_TOKENS, BLOCK_TOKENS]
     )
     in_one_block = steps[:, None] // BLOCK_TOKENS == steps[None, :] // BLOCK_TOKENS
-    scores = tl.where(in_one_block, tl.reshape(spread, [CHUNK, CHUNK]), inter_block)
+    scores = tl.where(in_one_block, tl.reshape(repeated, [CHUNK, CHUNK]), inter_block)
     # a level's pairs are in both orders
     scores = scale * tl.where(steps[:, None] >= steps[None, :], scores, 0.0)
     place = scores_ptr + token * CHUNK + (steps * H * CHUNK)[:, None] + steps[None, :]

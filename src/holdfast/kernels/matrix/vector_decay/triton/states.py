@@ -70,20 +70,20 @@ def gla_chunk_fwd(
         k_decayed = tl.load(k_decayed_ptr + at, mask=live[:, None] & in_keys[None, :], other=0.0)
         v = tl.load(v_ptr + start * V_STEP + (steps * V_STEP)[:, None] + columns[None, :],
                     mask=live[:, None] & in_values[None, :], other=0.0)  # fmt: skip
-        rounded = state.to(v.dtype)
+        state_operand = state.to(v.dtype)
         if saved_ptr is not None:
             if FOLDED:
                 at_saved = folded_state_offsets(columns, rows, token, H, WIDTH)
             else:
                 at_saved = state_offsets(columns, rows, slot + chunk, head, H, WIDTH, COLUMNS)
-            tl.store(saved_ptr + at_saved, rounded, mask=mask)
+            tl.store(saved_ptr + at_saved, state_operand, mask=mask)
         if out_ptr is not None:
             q_decayed = tl.load(q_decayed_ptr + at, mask=live[:, None] & in_keys[None, :], other=0.0)
             at_scores = token * CHUNK + (steps * H * CHUNK)[:, None] + steps[None, :]
             scores = tl.load(scores_ptr + at_scores, mask=live[:, None], other=0.0)
             if not REVERSE:
                 scores = tl.trans(scores)
-            out = tl.dot(rounded, tl.trans(q_decayed), input_precision=PRECISION)
+            out = tl.dot(state_operand, tl.trans(q_decayed), input_precision=PRECISION)
             out = tl.dot(tl.trans(v), scores, out, input_precision=PRECISION)
             at_out = token * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
             tl.store(
