@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def join(x: Tensor) -> Tensor:
-    """[..., D] -> complex [..., D/2], a view of x where x is contiguous and begins with a whole number of pairs."""
+    """View [..., D] as complex [..., D/2]: a view of x where x is contiguous and begins with a whole number of pairs."""
     x = x.unflatten(-1, (-1, 2)).contiguous()
     # an axis of size 1 may have any stride and still be contiguous
     if any(place % 2 for place in (x.storage_offset(), *x.stride()[:-1])):
@@ -14,16 +14,16 @@ def join(x: Tensor) -> Tensor:
 
 
 def split(z: Tensor) -> Tensor:
-    """Complex [..., D/2] -> [..., D]."""
+    """View complex [..., D/2] as [..., D]."""
     return torch.view_as_real(z).flatten(-2)
 
 
-def turn(theta: Tensor) -> Tensor:
-    """e^(i theta)."""
+def unit(theta: Tensor) -> Tensor:
+    """Return e^(i theta)."""
     return torch.complex(theta.cos(), theta.sin())
 
 
 def gate_grads(grad: Tensor, a: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a and theta from that of the gate a e^(i theta)."""
-    aligned = grad * turn(-theta)
+    """Return the gradients of a and theta from that of the gate a e^(i theta)."""
+    aligned = grad * unit(-theta)
     return aligned.real, a * aligned.imag

@@ -1,5 +1,7 @@
 """The diagonal scan in Gluon without a Hopper: right on the emulator, compiled without spilling; what it refuses."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -26,11 +28,12 @@ def problem(dtype="bfloat16", *traits, sizes=(B, T, D)):
 @pytest.fixture(params=[False, True], ids=["late", "early"])
 def emulated(request, monkeypatch):
     """Copies into shared memory come as late as they may, or as early; which of these."""
-    from holdfast.kernels.diagonal.hopper import complex as hopper_pairs
-    from holdfast.kernels.diagonal.hopper import real as hopper_channels
+    from holdfast.kernels.diagonal import hopper
 
-    for kernels in (hopper_channels, hopper_pairs):
-        for name in ("forward", "backward"):
+    for kind in ("real", "complex"):
+        kernels = importlib.import_module(f"{hopper.__name__}.{kind}")
+        for step in ("fwd", "bwd"):
+            name = f"diagonal_{kind}_{step}_sm90"
             monkeypatch.setattr(kernels, name, Emulated(getattr(kernels, name), request.param))
     return "early" if request.param else "late"
 
@@ -107,8 +110,7 @@ def compiled(direction, pairs, sizes, gate):
     """The kernel of a launch."""
     import triton.language as tl
 
-    from holdfast.kernels.diagonal.hopper import complex as hopper_pairs
-    from holdfast.kernels.diagonal.hopper import real as hopper_channels
+    from holdfast.kernels.diagonal.hopper import complex, real
 
     _, length, channels = sizes
     traits, numbers = (["complex"], channels // 2) if pairs else ([], channels)
@@ -126,7 +128,12 @@ def compiled(direction, pairs, sizes, gate):
         given |= {f"{name}_row": length * numbers, f"{name}_step": numbers}
     given |= {"ELEMENT": tl.bfloat16, "BLOCK": plan["block"], "GROUPS": plan["groups"]}
     given |= {"STEPS": plan["steps"], "STAGES": plan["stages"]}
-    kernel = getattr(hopper_pairs if pairs else hopper_channels, direction)
+    kernel = {
+        ("forward", False): real.diagonal_real_fwd_sm90,
+        ("backward", False): real.diagonal_real_bwd_sm90,
+        ("forward", True): complex.diagonal_complex_fwd_sm90,
+        ("backward", True): complex.diagonal_complex_bwd_sm90,
+    }[direction, pairs]
     return compile_for(kernel, 90, given, num_warps=plan["warps"], maxnreg=plan["registers"])
 
 

@@ -13,8 +13,8 @@ from holdfast.recurrences.definition import DiagonalCall
 
 pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
 
-from holdfast.kernels.diagonal.triton import complex as triton_pairs
-from holdfast.kernels.diagonal.triton import real as triton_channels
+from holdfast.kernels.diagonal.triton import complex as triton_complex
+from holdfast.kernels.diagonal.triton import real as triton_real
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
 
@@ -36,7 +36,7 @@ def steps(seed, count):
 
 
 def together(stretches):
-    return reduce(lambda a, b: triton_channels.combine.fn(*a, *b), stretches)
+    return reduce(lambda a, b: triton_real.combine.fn(*a, *b), stretches)
 
 
 def parts(stretch):
@@ -46,11 +46,11 @@ def parts(stretch):
 @pytest.mark.parametrize("cut", [1, 2, 6])
 def test_stretches_of_steps_are_put_together_in_any_order(cut, monkeypatch):
     """A GPU's scan is a tree; the interpreter's goes step by step, and what it puts second has one step alone."""
-    monkeypatch.setattr(triton_pairs, "times", triton_pairs.times.fn)
+    monkeypatch.setattr(triton_complex, "times", triton_complex.times.fn)
     every = steps(3, 7)
     whole, first, second = together(every), together(every[:cut]), together(every[cut:])
-    assert parts(triton_channels.combine.fn(*first, *second)) == pytest.approx(parts(whole))
-    assert triton_pairs.combine.fn(*parts(first), *parts(second)) == pytest.approx(parts(whole))
+    assert parts(triton_real.combine.fn(*first, *second)) == pytest.approx(parts(whole))
+    assert triton_complex.combine.fn(*parts(first), *parts(second)) == pytest.approx(parts(whole))
     # h -> p h + x through all of it, and up to the last step in it
     (p, x, q, y), h = whole, 0.5 - 2j
     before = h
@@ -106,10 +106,11 @@ def arguments(pairs, direction, x, a, recompute):
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_scan_over_channels_compiles_without_spilling(capability, direction):
-    from holdfast.kernels.diagonal.triton import real as triton_channels
+    from holdfast.kernels.diagonal.triton import real
 
+    kernel = {"forward": real.diagonal_real_fwd, "backward": real.diagonal_real_bwd}[direction]
     given, warps = arguments(False, direction, torch.bfloat16, torch.bfloat16, True)
-    made = compile_for(getattr(triton_channels, direction), capability, given, num_warps=warps)
+    made = compile_for(kernel, capability, given, num_warps=warps)
     assert made.stack == 0
     # loads and stores of 16 bytes a thread, or of 8 where a thread has 4 channels
     width = "v4" if direction == "forward" else "v2"
@@ -120,10 +121,11 @@ def test_the_scan_over_channels_compiles_without_spilling(capability, direction)
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize(("direction", "most"), [("forward", 0), ("backward", 104)])
 def test_the_rotational_scan_compiles_and_spills_little(direction, most, capability):
-    from holdfast.kernels.diagonal.triton import complex as triton_pairs
+    from holdfast.kernels.diagonal.triton import complex
 
+    kernel = {"forward": complex.diagonal_complex_fwd, "backward": complex.diagonal_complex_bwd}[direction]
     given, warps = arguments(True, direction, torch.int32, torch.bfloat16, True)
-    made = compile_for(getattr(triton_pairs, direction), capability, given, num_warps=warps)
+    made = compile_for(kernel, capability, given, num_warps=warps)
     assert made.stack <= most
 
 

@@ -47,11 +47,13 @@ class _Run(Run):
 
             from . import complex as kernels
 
+            found = {"forward": kernels.diagonal_complex_fwd_sm90, "backward": kernels.diagonal_complex_bwd_sm90}
             numbers, read = self.channels // 2, ["a", "theta", "x"]
             how = {"pairs": numbers}, {"ELEMENT": ELEMENTS[self.call.x.dtype]}
         else:
             from . import real as kernels
 
+            found = {"forward": kernels.diagonal_real_fwd_sm90, "backward": kernels.diagonal_real_bwd_sm90}
             numbers, read = self.channels, ["a", "x"]
             how = {"channels": numbers}, {"LOG": self.call.log}
         is_forward = name == "forward"
@@ -64,13 +66,13 @@ class _Run(Run):
         given = (*tensors, *edges, states[-1], self.bounds)
         # without a bound, ptxas aims at so few registers that each load is waited for where it is used
         launch(
-            getattr(kernels, name), grid, given, (self.length, *strides[::2]), constants, plan["warps"],
+            found[name], grid, given, (self.length, *strides[::2]), constants, plan["warps"],
             registers=plan["registers"],
         )  # fmt: skip
 
 
 def _tileable(x: Tensor, unit: int) -> Tensor:
-    """x, or a copy where its rows are not at multiples of 16 bytes."""
+    """Return x, or a copy where its rows are not at multiples of 16 bytes."""
     steady = all(n % unit == 0 for n in x.stride()[:-1]) and x.stride(1) < LONGEST_STEP
     ready = steady and x.stride(-1) == 1 and x.data_ptr() % 16 == 0
     return x if ready else x.clone(memory_format=torch.contiguous_format)

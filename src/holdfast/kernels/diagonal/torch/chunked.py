@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.diagonal import complex_view as pairs
-from holdfast.kernels.diagonal.boundary_states import Ends
+from holdfast.kernels.diagonal.boundary_states import BoundarySteps
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import pytorch
 from holdfast.recurrences.definition import DiagonalCall
@@ -35,7 +35,7 @@ class Chunked:
     def forward(
         self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None, entries: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """h [B, T, D] in x's dtype, and the final state [N, D]; entries are left as they are."""
+        """Return h [B, T, D] in x's dtype, and the final state [N, D]; entries are left as they are."""
         run = _Run(call, cu_seqlens, plan["chunk"])
         # real channels of equal-length sequences need no wide history: each state is rounded as it is written
         streams = call.theta is None and cu_seqlens is None
@@ -53,7 +53,7 @@ class Chunked:
         grad_final: Tensor | None,
         entries: Tensor | None = None,
     ) -> Grads:
-        """Gradients of a, x, theta (None without theta) and the initial state; entries are not used.
+        """Return the gradients of a, x, theta (None without theta) and the initial state; entries are not used.
 
         states: the forward's output where it is float32 or wider; None where it was rounded, to run forward again.
         """
@@ -71,21 +71,21 @@ class _Run:
         self.call, self.chunk = call, chunk
         self.dtype = torch.promote_types(call.x.dtype, torch.float32)
         self.length = call.x.shape[1]
-        self.ends = Ends.of(cu_seqlens, self.length, call.x.device)
+        self.boundary = BoundarySteps.of(cu_seqlens, self.length, call.x.device)
         self.gate = call.a.to(self.dtype).exp() if call.log else call.a.to(self.dtype)
         if call.theta is not None:
-            self.gate = self.gate * pairs.turn(call.theta.to(self.dtype))
+            self.gate = self.gate * pairs.unit(call.theta.to(self.dtype))
         if call.initial_state is None:
             sequences = call.x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
             self.initial = self.gate.new_zeros(sequences, self.gate.shape[2])
         else:
             self.initial = self._numbers(call.initial_state.to(self.dtype))
         if self.length:
-            self.entry_gate = self.gate[self.ends.starts]
+            self.entry_gate = self.gate[self.boundary.starts]
         self.unbroken = self.gate
-        if self.ends.packed:
+        if self.boundary.packed:
             self.gate = self.gate.clone()
-            self.gate[self.ends.starts] = 0
+            self.gate[self.boundary.starts] = 0
 
     def _numbers(self, x: Tensor) -> Tensor:
         return x if self.call.theta is None else pairs.join(x)
@@ -94,22 +94,22 @@ class _Run:
         return x if self.call.theta is None else pairs.split(x)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Fills states [B, T, D] and returns the final state [N, D], a tensor of its own."""
-        ends, final = self.ends, self.initial.clone()
+        """Fill states [B, T, D] and return the final state [N, D], a tensor of its own."""
+        boundary, final = self.boundary, self.initial.clone()
         if self.length:
             out = self._numbers(states)
             x = self.call.x if self.call.theta is None else pairs.join(self.call.x.to(self.dtype))
             entry = self.initial
-            if ends.packed:
+            if boundary.packed:
                 entry = torch.zeros_like(self.gate[:, 0])
                 x = x.to(self.gate.dtype, copy=True)
-                x[ends.starts] += self.entry_gate * self.initial[ends.members]
+                x[boundary.starts] += self.entry_gate * self.initial[boundary.members]
             last = scan(self.gate, x, entry, out, self.chunk)
-            final[ends.members] = out[ends.stops] if ends.packed else last
+            final[boundary.members] = out[boundary.stops] if boundary.packed else last
         return self._channels(final)
 
     def backward(self, states: Tensor, grad_o: Tensor | None, grad_final: Tensor | None) -> Grads:
-        ends, call = self.ends, self.call
+        boundary, call = self.boundary, self.call
         if grad_o is None:
             grad = torch.zeros(call.x.shape, dtype=self.dtype, device=call.x.device)
         else:
@@ -120,15 +120,15 @@ class _Run:
             grad_initial += self._numbers(grad_final.to(self.dtype))
         grad_gate = torch.empty_like(self.gate)
         if self.length:
-            grad[ends.stops] += grad_initial[ends.members]
+            grad[boundary.stops] += grad_initial[boundary.members]
             # conj_physical, not conj: compiled graphs call ops below the dispatch key that resolves lazy conjugates
             earlier, later = grad[:, :-1], self.gate[:, 1:].conj_physical()
             # in place: the gradient of each output becomes that of its state
             scan(later, earlier, grad[:, -1], earlier, self.chunk, reverse=True)
-            first = grad[ends.starts]
+            first = grad[boundary.starts]
             torch.mul(grad[:, 1:], self._numbers(states)[:, :-1].conj_physical(), out=grad_gate[:, 1:])
-            grad_gate[ends.starts] = first * self.initial[ends.members].conj_physical()
-            grad_initial[ends.members] = first * self.entry_gate.conj_physical()
+            grad_gate[boundary.starts] = first * self.initial[boundary.members].conj_physical()
+            grad_initial[boundary.members] = first * self.entry_gate.conj_physical()
         grad_a, grad_theta = grad_gate, None
         if call.log:
             grad_a = grad_gate * self.unbroken

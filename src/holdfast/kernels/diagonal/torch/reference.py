@@ -26,7 +26,7 @@ class Reference:
     def forward(
         self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None, entries: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """h [B, T, D] in x's dtype, and the final state [N, D]; entries are left as they are."""
+        """Return h [B, T, D] in x's dtype, and the final state [N, D]; entries are left as they are."""
         out = torch.empty_like(call.x, memory_format=torch.contiguous_format)
         final = _initial_state(call, cu_seqlens)
         for rows, steps in _pieces(cu_seqlens, call.x):
@@ -45,7 +45,10 @@ class Reference:
         grad_final: Tensor | None,
         entries: Tensor | None = None,
     ) -> Grads:
-        """Gradients of a, x, theta (None without theta) and the initial state; states and entries are not used."""
+        """Return the gradients of a, x, theta (None without theta) and the initial state.
+
+        states, entries: not used.
+        """
         step = _step(call.log)
         state = _initial_state(call, cu_seqlens)
         grad_state = torch.zeros_like(state)
@@ -71,7 +74,7 @@ class Reference:
 
 
 def _initial_state(call: DiagonalCall, cu_seqlens: Tensor | None) -> Tensor:
-    """A tensor of its own, float32 or wider."""
+    """Make the initial state, a tensor of its own, float32 or wider."""
     if call.initial_state is not None:
         return call.initial_state.clone()
     sequences = call.x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -80,7 +83,7 @@ def _initial_state(call: DiagonalCall, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _pieces(cu_seqlens: Tensor | None, x: Tensor) -> list[tuple[slice, slice]]:
-    """(sequences, steps) of each run of the loop that has any steps."""
+    """Return (sequences, steps) of each run of the loop that has any steps."""
     if cu_seqlens is None:
         return [(slice(None), slice(0, x.shape[1]))] if x.shape[1] else []
     bounds = sequence_bounds(cu_seqlens, x.shape[1])

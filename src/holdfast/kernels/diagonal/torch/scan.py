@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 def chunk_size(length: int) -> int:
-    """Steps a chunk: balances the loop inside chunks with the loop over them."""
+    """Return the steps of a chunk: balances the loop inside chunks with the loop over them."""
     return max(1, math.isqrt(length))
 
 
 def scan(a: Tensor, x: Tensor, state: Tensor, out: Tensor, chunk: int, reverse: bool = False) -> Tensor:
-    """Writes h_t = a_t h_{t-1} + x_t to out [B, T, D] and returns the last h [B, D], from state before the first.
+    """Write h_t = a_t h_{t-1} + x_t to out [B, T, D] and return the last h [B, D], from state before the first.
 
     a and state have the dtype of the computation; x and out may be narrower, and may be one tensor. reverse runs from
     the last step to the first: h_t = a_t h_{t+1} + x_t.
@@ -29,20 +29,20 @@ def scan(a: Tensor, x: Tensor, state: Tensor, out: Tensor, chunk: int, reverse: 
     if chunks > 1:
         first = length - whole if reverse else 0
         cut = [z.narrow(1, first, whole).unflatten(1, (chunks, chunk)) for z in (a, x, out)]
-        state = _walk(*cut, _entries(*cut[:2], state, reverse), reverse)[:, 0 if reverse else -1]
+        state = _run_chunks(*cut, _entries(*cut[:2], state, reverse), reverse)[:, 0 if reverse else -1]
     else:
         whole = 0
     rest = 0 if reverse else whole
     cut = [z.narrow(1, rest, length - whole).unsqueeze(1) for z in (a, x, out)]
-    return _walk(*cut, state.unsqueeze(1), reverse)[:, 0]
+    return _run_chunks(*cut, state.unsqueeze(1), reverse)[:, 0]
 
 
 def _order(steps: int, reverse: bool) -> range:
     return range(steps - 1, -1, -1) if reverse else range(steps)
 
 
-def _walk(a: Tensor, x: Tensor, out: Tensor, h: Tensor, reverse: bool) -> Tensor:
-    """Runs all chunks [B, n, C, D] side by side from h [B, n, D]; returns their last states."""
+def _run_chunks(a: Tensor, x: Tensor, out: Tensor, h: Tensor, reverse: bool) -> Tensor:
+    """Run all chunks [B, n, C, D] side by side from h [B, n, D]; return their last states."""
     for t in _order(x.shape[2], reverse):
         if out.dtype == h.dtype:
             h = torch.addcmul(x[:, :, t], a[:, :, t], h, out=out[:, :, t])
@@ -53,7 +53,7 @@ def _walk(a: Tensor, x: Tensor, out: Tensor, h: Tensor, reverse: bool) -> Tensor
 
 
 def _entries(a: Tensor, x: Tensor, state: Tensor, reverse: bool) -> Tensor:
-    """The state that enters each chunk, [B, n, D]."""
+    """Return the state that enters each chunk, [B, n, D]."""
     first, *others = _order(x.shape[2], reverse)
     last, product = x[:, :, first].to(state.dtype), a[:, :, first]
     for t in others:

@@ -42,7 +42,7 @@ class TritonScan:
     def forward(
         self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None, entries: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """h [B, T, D] in x's dtype, and the final state [N, D]; fills entries, where given, for backward."""
+        """Return h [B, T, D] in x's dtype and the final state [N, D]; fill entries, where given, for backward."""
         with torch.cuda.device_of(call.x):
             run = self._run(plan, call, cu_seqlens)
             o = torch.empty_like(call.x, memory_format=torch.contiguous_format)
@@ -58,7 +58,7 @@ class TritonScan:
         grad_final: Tensor | None,
         entries: Tensor | None = None,
     ) -> Grads:
-        """Gradients of a, x, theta (None without theta) and the initial state.
+        """Return the gradients of a, x, theta (None without theta) and the initial state.
 
         states: the forward's output where it is float32; None where it was rounded: the states are then computed again
         from entries, as forward left them, or from the start where it left none.
@@ -71,7 +71,7 @@ class TritonScan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class _Operands:
     """Tensors as the kernel reads them: channels, or words of one pair each. strides: of rows and steps."""
 
     tensors: tuple[Tensor, ...]
@@ -81,7 +81,7 @@ class _Numbers:
 class Run:
     """One call cut into pieces, which are sequences or parts of them.
 
-    piece: steps of a piece, 0 for sequences. rows: steps between two states that forward keeps for backward.
+    piece: steps of a piece, 0 for sequences. rows: steps between two states that forward saves for backward.
     """
 
     def __init__(self, plan: Plan, call: DiagonalCall, cu_seqlens: Tensor | None, piece: int, rows: int) -> None:
@@ -106,7 +106,7 @@ class Run:
         return x if x.stride(-1) == 1 and x.stride(1) < LONGEST_STEP else x.clone(memory_format=torch.contiguous_format)
 
     def _words(self, x: Tensor) -> Tensor:
-        """x [B, T, D] as [B, T, D/2] words of two neighbours each."""
+        """View x [B, T, D] as [B, T, D/2] words of two neighbours each, where channels are pairs."""
         x = self._rows(x)
         if not self.pairs:
             return x
@@ -115,13 +115,13 @@ class Run:
             x = x.clone(memory_format=torch.contiguous_format)
         return x.view(torch.int64 if x.element_size() == 4 else torch.int32)
 
-    def _read(self, *given: Tensor) -> _Numbers:
-        """The gates, then the given ones of x's shape."""
+    def _read(self, *given: Tensor) -> _Operands:
+        """Return the gates, then the given ones of x's shape."""
         gates = (self.call.a,) if self.call.theta is None else (self.call.a, self.call.theta)
         # plans leave room for gates of four bytes; float32 is also what the arithmetic takes of wider ones
         gates = (x.float() if x.dtype == torch.float64 else x for x in gates)
         tensors = (*(self._rows(x) for x in gates), *(self._words(x) for x in given))
-        return _Numbers(tensors, tuple(n for x in tensors for n in x.stride()[:2]))
+        return _Operands(tensors, tuple(n for x in tensors for n in x.stride()[:2]))
 
     def _launch(self, name: str, tensors: tuple[Any, ...], states: tuple[Any, ...], strides: tuple[int, ...]) -> None:
         from holdfast.kernels.runtime.launch import launch
@@ -129,20 +129,21 @@ class Run:
         plan, numbers = self.plan, self.channels // 2 if self.pairs else self.channels
         if self.pairs:
             from . import complex as kernels
-            from .complex import ELEMENTS
 
-            how = {"ELEMENT": ELEMENTS[self.call.x.dtype]}
+            found = {"forward": kernels.diagonal_complex_fwd, "backward": kernels.diagonal_complex_bwd}
+            how = {"ELEMENT": kernels.ELEMENTS[self.call.x.dtype]}
         else:
             from . import real as kernels
 
+            found = {"forward": kernels.diagonal_real_fwd, "backward": kernels.diagonal_real_bwd}
             how = {"LOG": self.call.log}
         grid = (-(-numbers // plan["block"]) * self.pieces,)
         sizes = (self.length, self.piece, self.per_row, numbers)
         how |= {key.upper(): plan[key] for key in ("block", "segments", "steps", "stages")}
-        launch(getattr(kernels, name), grid, (*tensors, *states, self.bounds), (*sizes, *strides), how, plan["warps"])
+        launch(found[name], grid, (*tensors, *states, self.bounds), (*sizes, *strides), how, plan["warps"])
 
     def _carry(self, product: Tensor, local: Tensor, start: Tensor | None) -> Tensor:
-        """The state that enters each piece [B * per_row, D], from what pieces [B, per_row, D] do to one."""
+        """Return the state that enters each piece [B * per_row, D], from what pieces [B, per_row, D] do to one."""
         if self.pairs:
             numbers = torch.view_as_complex(product.unflatten(-1, (-1, 2)))
             gates = {"a": numbers.abs(), "theta": numbers.angle()}
@@ -155,7 +156,7 @@ class Run:
         return torch.cat([first, after[:, :-1]], 1)
 
     def forward(self, o: Tensor, entries: Tensor | None) -> Tensor:
-        """Fills o and entries and returns the final state."""
+        """Fill o and entries, and return the final state."""
         initial = None if self.call.initial_state is None else self.call.initial_state.contiguous()
         if not o.numel():
             shape = (self.sequences, self.channels)

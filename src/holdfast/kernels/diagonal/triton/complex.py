@@ -1,8 +1,10 @@
-"""Device code of the rotational scan, in Triton: h_t = a_t e^(i theta_t) h_{t-1} + x_t on pairs, and its gradients.
+"""The rotational scan, in Triton: h_t = a_t e^(i theta_t) h_{t-1} + x_t on pairs, and its gradients.
 
 The scan of real.py over complex numbers. The two halves of a pair are neighbours in memory, so x and h are
 read and written as words of one pair each, as wide as the loads of a and theta, and taken apart in registers.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -10,12 +12,20 @@ import triton.language as tl
 
 from holdfast.kernels.lib.triton.sincos import reduced_cos_sin
 
-from .real import first_entry, span
+from .real import first_entry, piece_bounds
+
+
+class TileStates(NamedTuple):
+    """Real and imaginary parts of the state after a tile, of those before its segments, of the product of its gates."""
+
+    after: tl.tuple
+    entering: tl.tuple
+    product: tl.tuple
 
 
 @triton.jit
 def unpack(word, ELEMENT: tl.constexpr):
-    """A pair in one word -> its real and its imaginary part in float32."""
+    """Split a word that holds a pair into its real and imaginary part, in float32."""
     if ELEMENT.primitive_bitwidth == 32:
         return word.to(tl.int32).to(tl.float32, bitcast=True), (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     else:
@@ -25,7 +35,7 @@ def unpack(word, ELEMENT: tl.constexpr):
 
 @triton.jit
 def pack(real, imaginary, ELEMENT: tl.constexpr):
-    """The inverse of unpack, rounded to ELEMENT."""
+    """Invert unpack, rounding to ELEMENT."""
     if ELEMENT.primitive_bitwidth == 32:
         low, high = real.to(tl.int32, bitcast=True).to(tl.int64), imaginary.to(tl.int32, bitcast=True).to(tl.int64)
         return (low & 0xFFFFFFFF) | (high << 32)
@@ -36,12 +46,11 @@ def pack(real, imaginary, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def turn(theta):
-    """cos(theta) and sin(theta) to about 1e-7, for angles up to 2^20.
+def cos_sin(theta):
+    """Return cos(theta) and sin(theta) to about 1e-7, for angles up to 2^20.
 
-    Beside 3 * 2^22 a float32 has no fraction left: adding that rounds, and leaves the integer in the lowest bits.
-    theta less a multiple of pi/2, which is subtracted in three parts of which fused multiply-adds lose nothing (Cody,
-    Waite).
+    Beside 3 * 2^22 a float32 has no fraction left: adding that rounds, and leaves the integer in the lowest bits. The
+    multiple of pi/2 is subtracted from theta in three parts of which fused multiply-adds lose nothing (Cody, Waite).
     """
     shifted = tl.fma(theta, 0.6366197723675814, 12582912.0)
     quarters = shifted - 12582912.0
@@ -53,13 +62,13 @@ def turn(theta):
 
 @triton.jit
 def times(ar, ai, br, bi):
-    """(ar + i ai) (br + i bi)."""
+    """Return (ar + i ai) (br + i bi)."""
     return ar * br - ai * bi, ai * br + ar * bi
 
 
 @triton.jit
 def combine(pr, pi, xr, xi, qr, qi, yr, yi, Pr, Pi, Xr, Xi, Qr, Qi, Yr, Yi):
-    """triton_channels.combine over complex numbers; small letters come first in time."""
+    """Do what real.py's combine does, over complex numbers; small letters come first in time."""
     nr, ni = times(Pr, Pi, pr, pi)
     hr, hi = times(Pr, Pi, xr, xi)
     mr, mi = times(Qr, Qi, pr, pi)
@@ -69,7 +78,7 @@ def combine(pr, pi, xr, xi, qr, qi, yr, yi, Pr, Pi, Xr, Xi, Qr, Qi, Yr, Yi):
 
 @triton.jit
 def load_state(pointer, mask):
-    """Pairs of a float32 state: real and imaginary parts."""
+    """Load pairs of a float32 state: real and imaginary parts."""
     return tl.load(pointer, mask=mask, other=0.0), tl.load(pointer + 1, mask=mask, other=0.0)
 
 
@@ -81,20 +90,20 @@ def store_state(pointer, real, imaginary, mask):
 
 @triton.jit
 def at_row(row, real, imaginary):
-    """The parts' row where `row` holds, of [segments, pairs]."""
+    """Return the row of both parts [segments, pairs] where `row` holds."""
     return tl.sum(tl.where(row, real, 0.0), 0), tl.sum(tl.where(row, imaginary, 0.0), 0)
 
 
 @triton.jit
 def advance(gr, gi, hr, hi, xr, xi):
-    """g h + x."""
+    """Return g h + x."""
     real, imaginary = times(gr, gi, hr, hi)
     return real + xr, imaginary + xi
 
 
 @triton.jit
-def entering(gates_r, gates_i, words, hr, hi, ELEMENT: tl.constexpr, SHAPE: tl.constexpr):
-    """The state (hr, hi) before a tile -> that before each segment, that after the tile, the product of its gates."""
+def tile_states(gates_r, gates_i, words, hr, hi, ELEMENT: tl.constexpr, SHAPE: tl.constexpr):
+    """Return a tile's TileStates from the state (hr, hi) before it."""
     segment = tl.arange(0, SHAPE[0])[:, None]
     ones, zeros = tl.full(SHAPE, 1.0, tl.float32), tl.zeros(SHAPE, tl.float32)
     pr, pi, xr, xi = ones, zeros, zeros, zeros
@@ -107,11 +116,11 @@ def entering(gates_r, gates_i, words, hr, hi, ELEMENT: tl.constexpr, SHAPE: tl.c
     lr, li = advance(pr, pi, hr[None, :], hi[None, :], xr, xi)
     er, ei = advance(qr, qi, hr[None, :], hi[None, :], yr, yi)
     last = segment == SHAPE[0] - 1
-    return at_row(last, lr, li), (er, ei), at_row(last, pr, pi)
+    return TileStates(after=at_row(last, lr, li), entering=(er, ei), product=at_row(last, pr, pi))
 
 
 @triton.jit
-def forward(
+def diagonal_complex_fwd(
     a,
     theta,
     x,
@@ -137,10 +146,17 @@ def forward(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """triton_channels.forward; x and o are words, strides count words, states [pieces, D] interleave the parts."""
+    """Grid (pieces * blocks of pairs,): diagonal_real_fwd over complex numbers.
+
+    a, theta [B, T, D / 2], strides of rows and steps
+    x, o [B, T, D / 2], words of one pair each, whose strides count words
+    initial, final, product, entries [.., D]: as there, real and imaginary parts side by side
+    bounds [N + 1] or None: where packed sequences begin
+    """
     ROWS: tl.constexpr = SEGMENTS * STEPS
     across = tl.cdiv(pairs, BLOCK)
-    piece, row, sequence, begin, start, stop = span(bounds, length, piece_length, per_row, across)
+    piece = piece_bounds(bounds, length, piece_length, per_row, across)
+    row, start, stop = piece.row, piece.start, piece.stop
     d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
     here = d < pairs
     segment = tl.arange(0, SEGMENTS)[:, None]
@@ -149,10 +165,10 @@ def forward(
     x += row * x_row + d[None, :]
     hr, hi = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if initial is not None:
-        hr, hi = load_state(initial + 2 * (piece * pairs + d), here)
+        hr, hi = load_state(initial + 2 * (piece.number * pairs + d), here)
     tr, ti = tl.full([BLOCK], 1.0, tl.float32), tl.zeros([BLOCK], tl.float32)
     if entries is not None:
-        entries += 2 * (first_entry(row, sequence, begin, start, length, ROWS) * pairs + d)
+        entries += 2 * (first_entry(row, piece.sequence, piece.begin, start, length, ROWS) * pairs + d)
     if o is not None:
         o += row * length * pairs + d[None, :]
     for tile in tl.range(0, tl.cdiv(stop - start, ROWS), num_stages=STAGES):
@@ -163,29 +179,29 @@ def forward(
             size = tl.load(a + (steps + j) * a_step, mask=mask, other=1.0).to(tl.float32)
             angle = tl.load(theta + (steps + j) * theta_step, mask=mask, other=0.0).to(tl.float32)
             words += (tl.load(x + (steps + j) * x_step, mask=mask, other=0),)
-            cosine, sine = turn(angle)
+            cosine, sine = cos_sin(angle)
             gates_r += (size * cosine,)
             gates_i += (size * sine,)
         if entries is not None:
             store_state(entries + 2 * tile * pairs, hr, hi, here)
-        left, entry, whole = entering(gates_r, gates_i, words, hr, hi, ELEMENT, (SEGMENTS, BLOCK))
-        hr, hi = left
+        found = tile_states(gates_r, gates_i, words, hr, hi, ELEMENT, (SEGMENTS, BLOCK))
+        hr, hi = found.after
         if product is not None:
-            tr, ti = times(whole[0], whole[1], tr, ti)
+            tr, ti = times(found.product[0], found.product[1], tr, ti)
         if o is not None:
-            er, ei = entry
+            er, ei = found.entering
             for j in tl.static_range(STEPS):
                 mask = (steps + j < stop) & here[None, :]
                 ur, ui = unpack(words[j], ELEMENT)
                 er, ei = advance(gates_r[j], gates_i[j], er, ei, ur, ui)
                 tl.store(o + (steps + j) * pairs, pack(er, ei, ELEMENT), mask=mask)
-    store_state(final + 2 * (piece * pairs + d), hr, hi, here)
+    store_state(final + 2 * (piece.number * pairs + d), hr, hi, here)
     if product is not None:
-        store_state(product + 2 * (piece * pairs + d), tr, ti, here)
+        store_state(product + 2 * (piece.number * pairs + d), tr, ti, here)
 
 
 @triton.jit
-def backward(
+def diagonal_complex_bwd(
     a,
     theta,
     x,
@@ -217,11 +233,20 @@ def backward(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """triton_channels.backward: c_t = conj(gate_t) dh_t, dgate_t = dh_t conj(h_{t-1}); turned back by theta, its real
-    part is da, and a times its imaginary part dtheta."""
+    """Grid (pieces * blocks of pairs,): diagonal_real_bwd over complex numbers.
+
+    c_t = conj(gate_t) dh_t, dgate_t = dh_t conj(h_{t-1}); with that rotated back by theta, its real part is da, and a
+    times its imaginary part dtheta.
+
+    a, theta [B, T, D / 2]; x, grad_o [B, T, D / 2], words; strides of rows and steps
+    grad_a, grad_theta [B, T, D / 2], grad_x [B, T, D / 2], words, written, or None
+    initial, grad_final, grad_initial, product, entries [.., D]: as there, real and imaginary parts side by side
+    bounds [N + 1] or None: where packed sequences begin
+    """
     ROWS: tl.constexpr = SEGMENTS * STEPS
     across = tl.cdiv(pairs, BLOCK)
-    piece, row, sequence, begin, start, stop = span(bounds, length, piece_length, per_row, across)
+    piece = piece_bounds(bounds, length, piece_length, per_row, across)
+    row, start, stop = piece.row, piece.start, piece.stop
     d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
     here = d < pairs
     segment = tl.arange(0, SEGMENTS)[:, None]
@@ -230,17 +255,17 @@ def backward(
     x += row * x_row + d[None, :]
     grad_o += row * grad_row + d[None, :]
     if entries is not None:
-        entries += 2 * (first_entry(row, sequence, begin, start, length, ROWS) * pairs + d)
+        entries += 2 * (first_entry(row, piece.sequence, piece.begin, start, length, ROWS) * pairs + d)
     if grad_x is not None:
         grad_x += row * length * pairs + d[None, :]
         grad_a += row * length * pairs + d[None, :]
         grad_theta += row * length * pairs + d[None, :]
     br, bi = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if initial is not None:
-        br, bi = load_state(initial + 2 * (sequence * pairs + d), here)
+        br, bi = load_state(initial + 2 * (piece.sequence * pairs + d), here)
     cr, ci = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     if grad_final is not None:
-        cr, ci = load_state(grad_final + 2 * (piece * pairs + d), here)
+        cr, ci = load_state(grad_final + 2 * (piece.number * pairs + d), here)
     tr, ti = tl.full([BLOCK], 1.0, tl.float32), tl.zeros([BLOCK], tl.float32)
     ones, zeros = tl.full([SEGMENTS, BLOCK], 1.0, tl.float32), tl.zeros([SEGMENTS, BLOCK], tl.float32)
     tiles = tl.cdiv(stop - start, ROWS)
@@ -257,8 +282,8 @@ def backward(
                 if entries is not None:
                     words += (tl.load(x + (steps + j) * x_step, mask=mask, other=0),)
                 else:
-                    words += (tl.load(x + (steps + j - 1) * x_step, mask=mask & (steps + j > begin), other=0),)
-            cosine, sine = turn(angle)
+                    words += (tl.load(x + (steps + j - 1) * x_step, mask=mask & (steps + j > piece.begin), other=0),)
+            cosine, sine = cos_sin(angle)
             sizes += (size,)
             cosines += (cosine,)
             sines += (sine,)
@@ -268,8 +293,7 @@ def backward(
         if grad_x is not None:
             if entries is not None:
                 hr, hi = load_state(entries + 2 * tile * pairs, here)
-                _, entry, _ = entering(gates_r, gates_i, words, hr, hi, ELEMENT, (SEGMENTS, BLOCK))
-                er, ei = entry
+                er, ei = tile_states(gates_r, gates_i, words, hr, hi, ELEMENT, (SEGMENTS, BLOCK)).entering
                 for j in tl.static_range(STEPS):
                     history_r += (er,)
                     history_i += (ei,)
@@ -278,8 +302,8 @@ def backward(
             else:
                 for j in tl.static_range(STEPS):
                     ur, ui = unpack(words[j], ELEMENT)
-                    history_r += (tl.where(steps + j > begin, ur, br[None, :]),)
-                    history_i += (tl.where(steps + j > begin, ui, bi[None, :]),)
+                    history_r += (tl.where(steps + j > piece.begin, ur, br[None, :]),)
+                    history_i += (tl.where(steps + j > piece.begin, ui, bi[None, :]),)
         pr, pi, xr, xi = ones, zeros, zeros, zeros
         for j in tl.static_range(STEPS - 1, -1, -1):
             ur, ui = unpack(grads[j], ELEMENT)
@@ -306,9 +330,9 @@ def backward(
                 angle = sizes[j].to(tl.float32) * zi
                 tl.store(grad_theta + (steps + j) * pairs, angle.to(grad_theta.dtype.element_ty), mask=mask)
     if grad_initial is not None:
-        store_state(grad_initial + 2 * (piece * pairs + d), cr, ci, here)
+        store_state(grad_initial + 2 * (piece.number * pairs + d), cr, ci, here)
     if product is not None:
-        store_state(product + 2 * (piece * pairs + d), tr, ti, here)
+        store_state(product + 2 * (piece.number * pairs + d), tr, ti, here)
 
 
 ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

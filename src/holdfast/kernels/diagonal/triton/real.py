@@ -1,29 +1,44 @@
-"""Device code of the diagonal scan over real channels, in Triton: h_t = a_t h_{t-1} + x_t and its gradients.
+"""The diagonal scan over real channels, in Triton: h_t = a_t h_{t-1} + x_t and its gradients.
 
-A program owns BLOCK channels of one piece of a sequence and walks it in tiles of SEGMENTS x STEPS steps; the next tile
-is on its way through shared memory while it works on one. Each thread has STEPS consecutive steps of some channels in
-registers: it reduces them to (product of gates, state from zero), one scan over the SEGMENTS finds the state that
+A program owns BLOCK channels of one piece of a sequence and goes over it in tiles of SEGMENTS x STEPS steps; the next
+tile is on its way through shared memory while it works on one. Each thread has STEPS consecutive steps of some channels
+in registers: it reduces them to (product of gates, state from zero), one scan over the SEGMENTS finds the state that
 enters each, and the steps run again from that. So a and x are read once, loads are as wide as the channels allow, and
 nothing but the state of BLOCK channels passes from tile to tile.
 
 Steps beyond the end have gate 1 and input 0, which leave the state as it is.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 
+class Piece(NamedTuple):
+    """A piece, its batch row and sequence; the first step of the sequence, and of the piece; the step behind it."""
+
+    number: tl.tensor
+    row: tl.tensor
+    sequence: tl.tensor
+    begin: tl.tensor
+    start: tl.tensor
+    stop: tl.tensor
+
+
 @triton.jit
 def combine(p1, x1, q1, y1, p2, x2, q2, y2):
-    """Of two stretches of time, the first before the second: h -> p h + x through all of it, h -> q h + y up to the
-    last segment in it. Started from the identity (q, y) = (1, 0), the latter is the exclusive scan."""
+    """Join two stretches of time, the first before the second.
+
+    A stretch is h -> p h + x through all of it, and h -> q h + y up to its last segment. Started from the identity
+    (q, y) = (1, 0), the latter is the exclusive scan.
+    """
     return p2 * p1, p2 * x1 + x2, q2 * p1, q2 * x1 + y2
 
 
 @triton.jit
-def span(bounds, length, piece_length, per_row, across):
-    """Of a program, `across` of which share a piece: its piece, row of the batch, sequence, where that starts, and its
-    own first step and end."""
+def piece_bounds(bounds, length, piece_length, per_row, across):
+    """Return this program's piece; `across` programs share one."""
     # one axis: the others end at 65535
     piece = (tl.program_id(0) // across).to(tl.int64)
     if bounds is None:
@@ -36,12 +51,12 @@ def span(bounds, length, piece_length, per_row, across):
         start = tl.load(bounds + piece).to(tl.int64)
         stop = tl.load(bounds + piece + 1).to(tl.int64)
         begin = start
-    return piece, row, sequence, begin, start, stop
+    return Piece(number=piece, row=row, sequence=sequence, begin=begin, start=start, stop=stop)
 
 
 @triton.jit
 def first_entry(row, sequence, begin, start, length, ROWS: tl.constexpr):
-    """The row of `entries` that holds the state before step `start`; every sequence has rows of its own."""
+    """Return the row of `entries` that holds the state before step `start`; every sequence has rows of its own."""
     return (row * length + begin) // ROWS + sequence + (start - begin) // ROWS
 
 
@@ -55,12 +70,12 @@ def gate_of(a, LOG: tl.constexpr):
 
 @triton.jit
 def row_of(at, x):
-    """The row of x where `at` holds."""
+    """Return the row of x where `at` holds."""
     return tl.sum(tl.where(at, x, 0.0), 0)
 
 
 @triton.jit
-def forward(
+def diagonal_real_fwd(
     a,
     x,
     o,
@@ -83,14 +98,20 @@ def forward(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """States o [B, T, D], the last of each piece in final [pieces, D], those that enter each tile in entries.
+    """Grid (pieces * blocks of channels,).
 
-    Without o, only final and product, the product of all gates of each piece [pieces, D].
+    a, x [B, T, D], strides of rows and steps
+    o [B, T, D], written: the states; None: only final and product are wanted
+    initial, final [pieces, D] float32: the states before and, written, after each piece; initial may be None
+    product [pieces, D] float32 or None, written: the product of all gates of each piece
+    entries [rows, D] float32 or None, written: the states that enter each tile (first_entry)
+    bounds [N + 1] or None: where packed sequences begin
     """
     ROWS: tl.constexpr = SEGMENTS * STEPS
     NO_GATE: tl.constexpr = 0.0 if LOG else 1.0
     across = tl.cdiv(channels, BLOCK)
-    piece, row, sequence, begin, start, stop = span(bounds, length, piece_length, per_row, across)
+    piece = piece_bounds(bounds, length, piece_length, per_row, across)
+    row, start, stop = piece.row, piece.start, piece.stop
     d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
     here = d < channels
     segment = tl.arange(0, SEGMENTS)[:, None]
@@ -98,10 +119,10 @@ def forward(
     x += row * x_row + d[None, :]
     state = tl.zeros([BLOCK], tl.float32)
     if initial is not None:
-        state = tl.load(initial + piece * channels + d, mask=here, other=0.0)
+        state = tl.load(initial + piece.number * channels + d, mask=here, other=0.0)
     total = tl.full([BLOCK], 1.0, tl.float32)
     if entries is not None:
-        entries += first_entry(row, sequence, begin, start, length, ROWS) * channels + d
+        entries += first_entry(row, piece.sequence, piece.begin, start, length, ROWS) * channels + d
     if o is not None:
         o += row * length * channels + d[None, :]
     for tile in tl.range(0, tl.cdiv(stop - start, ROWS), num_stages=STAGES):
@@ -131,13 +152,13 @@ def forward(
                 mask = (steps + j < stop) & here[None, :]
                 h = gate_of(gates[j], LOG) * h + inputs[j].to(tl.float32)
                 tl.store(o + (steps + j) * channels, h.to(o.dtype.element_ty), mask=mask)
-    tl.store(final + piece * channels + d, state, mask=here)
+    tl.store(final + piece.number * channels + d, state, mask=here)
     if product is not None:
-        tl.store(product + piece * channels + d, total, mask=here)
+        tl.store(product + piece.number * channels + d, total, mask=here)
 
 
 @triton.jit
-def backward(
+def diagonal_real_bwd(
     a,
     x,
     grad_o,
@@ -165,16 +186,27 @@ def backward(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """From the last tile to the first, with c_t = a_t dh_t: dh_t = dy_t + c_{t+1}, dx_t = dh_t, da_t = dh_t h_{t-1}.
+    """Grid (pieces * blocks of channels,). Last tile first, with c_t = a_t dh_t:
+
+        dh_t = do_t + c_{t+1}, dx_t = dh_t, da_t = dh_t h_{t-1}.
 
     With entries, the states of a tile are computed again from the one that enters it, in the order of the forward pass
     and so with its bits. Without, x is the forward's output itself, which is exact. Without grad_x, only grad_initial
-    (c of each piece's first step) and product.
+    and product are found.
+
+    a, x, grad_o [B, T, D], strides of rows and steps
+    grad_a, grad_x [B, T, D], written, or None
+    initial [N, D], grad_final [pieces, D] float32, or None
+    grad_initial [pieces, D] float32, written: c of each piece's first step
+    product [pieces, D] float32 or None, written: the product of all gates of each piece
+    entries: what diagonal_real_fwd left there, or None
+    bounds [N + 1] or None: where packed sequences begin
     """
     ROWS: tl.constexpr = SEGMENTS * STEPS
     NO_GATE: tl.constexpr = 0.0 if LOG else 1.0
     across = tl.cdiv(channels, BLOCK)
-    piece, row, sequence, begin, start, stop = span(bounds, length, piece_length, per_row, across)
+    piece = piece_bounds(bounds, length, piece_length, per_row, across)
+    row, start, stop = piece.row, piece.start, piece.stop
     d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
     here = d < channels
     segment = tl.arange(0, SEGMENTS)[:, None]
@@ -182,25 +214,25 @@ def backward(
     x += row * x_row + start * x_step + d[None, :]
     grad_o += row * grad_row + start * grad_step + d[None, :]
     if entries is not None:
-        entries += first_entry(row, sequence, begin, start, length, ROWS) * channels + d
+        entries += first_entry(row, piece.sequence, piece.begin, start, length, ROWS) * channels + d
     if grad_x is not None:
         grad_x += (row * length + start) * channels + d[None, :]
         grad_a += (row * length + start) * channels + d[None, :]
     before = tl.zeros([BLOCK], tl.float32)
     if initial is not None:
-        before = tl.load(initial + sequence * channels + d, mask=here, other=0.0)
+        before = tl.load(initial + piece.sequence * channels + d, mask=here, other=0.0)
     carry = tl.zeros([BLOCK], tl.float32)
     if grad_final is not None:
-        carry = tl.load(grad_final + piece * channels + d, mask=here, other=0.0)
+        carry = tl.load(grad_final + piece.number * channels + d, mask=here, other=0.0)
     total = tl.full([BLOCK], 1.0, tl.float32)
     ones, zeros = tl.full([SEGMENTS, BLOCK], 1.0, tl.float32), tl.zeros([SEGMENTS, BLOCK], tl.float32)
     tiles = tl.cdiv(stop - start, ROWS)
-    for turn in tl.range(0, tiles, num_stages=STAGES):
-        tile = tiles - 1 - turn
+    for back in tl.range(0, tiles, num_stages=STAGES):
+        tile = tiles - 1 - back
         past = tile * ROWS
         left = (stop - start - past).to(tl.int32)
         # the first of the tile's steps that has a step of its sequence before it
-        second = tl.where(start + past > begin, 0, 1)
+        second = tl.where(start + past > piece.begin, 0, 1)
         gates, grads, inputs = (), (), ()
         for j in tl.static_range(STEPS):
             step = segment * STEPS + j
@@ -253,6 +285,6 @@ def backward(
                 da = (c if LOG else dh) * history[j]
                 tl.store(grad_a + past * channels + step * channels, da.to(grad_a.dtype.element_ty), mask=mask)
     if grad_initial is not None:
-        tl.store(grad_initial + piece * channels + d, carry, mask=here)
+        tl.store(grad_initial + piece.number * channels + d, carry, mask=here)
     if product is not None:
-        tl.store(product + piece * channels + d, total, mask=here)
+        tl.store(product + piece.number * channels + d, total, mask=here)
