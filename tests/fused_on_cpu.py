@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.kernels.autograd.vjp import pull_back
-from holdfast.kernels.lru.torch.backend import Gates, lru_gates
+from holdfast.kernels.lru.call import Gates
+from holdfast.kernels.lru.torch.backend import lru_gates
 from holdfast.kernels.rotary.torch.backend import rotate
 from holdfast.recurrences.delta_rule import prepared
 from holdfast.recurrences.mlstm import gates
@@ -63,7 +64,8 @@ def _gates(i: Tensor, f: Tensor, m: Tensor | None, cu_seqlens: Any, exponential:
 
 
 def _gates_gradients(i: Tensor, f: Tensor, m: Any, cu_seqlens: Any, exponential: bool, *rest: Any) -> Any:
-    _, _, *grads = rest
+    given = rest[2]
+    grads = [given.dg, given.dbeta, given.dm, given.dlast]
     return _differentiate(lambda *x: gates(*x, cu_seqlens, exponential, torch.float32), (i, f, m), grads)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.kernels.norm.call import PyTorchGatedNorm
+from holdfast.kernels.norm.torch.backend import PyTorchGatedNorm
 from holdfast.ops import gated_rms_norm
 from holdfast.recurrences.delta_rule import prepared
 
@@ -145,7 +145,8 @@ def gate_kernels(monkeypatch):
         assert m is None or m.is_contiguous()
         return tuple(x.clone() for x in gates(i, f, m, cu_seqlens, exponential, torch.float32))
 
-    def backward(i, f, m, cu_seqlens, exponential, g, beta, dg, dbeta, dm, dlast):
+    def backward(i, f, m, cu_seqlens, exponential, g, beta, cotangents):
+        dg, dbeta, dm, dlast = cotangents.dg, cotangents.dbeta, cotangents.dm, cotangents.dlast
         seen.append(((g, beta), dlast))
         with torch.enable_grad():
             leaves = [None if x is None else x.detach().requires_grad_() for x in (i, f, m)]

@@ -171,15 +171,15 @@ def test_a_fault_that_a_result_hardly_shows_grows_until_it_does(monkeypatch, wei
 
 def test_arguments_have_the_kernels_names(monkeypatch):
     pytest.importorskip("triton")
-    from holdfast.kernels.norm.triton.rows import norm_forward
+    from holdfast.kernels.norm.triton.rows import norm_fwd
 
     seen = []
     monkeypatch.setattr("holdfast.kernels.runtime.watching.WATCHERS", [lambda *given: seen.append(given)])
     x = torch.zeros(3)
-    watched(norm_forward, [x, None, SimpleNamespace(base=x), 3], lambda: None)
+    watched(norm_fwd, [x, None, SimpleNamespace(base=x), 3], lambda: None)
     ((kernel, tensors, _),) = seen
-    assert kernel == "norm.triton.rows.norm_forward"
-    assert list(tensors) == [norm_forward.arg_names[0], norm_forward.arg_names[2]]
+    assert kernel == "norm.triton.rows.norm_fwd"
+    assert list(tensors) == [norm_fwd.arg_names[0], norm_fwd.arg_names[2]]
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.backend import describe
-from holdfast.kernels.norm.call import ACTIVATIONS, Activation, GatedNormCall, PyTorchGatedNorm
+from holdfast.kernels.norm.call import ACTIVATIONS, Activation, GatedNormCall
+from holdfast.kernels.norm.torch.backend import PyTorchGatedNorm
 from holdfast.kernels.norm.triton.backend import TritonGatedNorm
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.kernels.select import remembered, resolve

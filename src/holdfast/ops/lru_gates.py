@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.lru.call import Gates
 from holdfast.kernels.lru.torch import backend as pytorch
-from holdfast.kernels.lru.torch.backend import Gates
 from holdfast.kernels.runtime.replay.replay import replayed
 
 from .mlstm_gates import can_fuse

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.lru.torch.backend import Gates
+from holdfast.kernels.lru.call import Gates
 from holdfast.kernels.runtime.replay.replay import replayed
 
 from . import diagonal

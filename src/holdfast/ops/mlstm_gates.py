@@ -84,9 +84,8 @@ def gradients(
     dg, dbeta = (torch.zeros_like(i, dtype=torch.float32) if x is None else x for x in (dg, dbeta))
     entry = None if entry is None else entry.contiguous()
     with on_device_of(i):
-        di, df, dentry = triton_mlstm_gates.backward(
-            i, f, entry, cu_seqlens, exponential, g, beta, dg, dbeta, dm, dlast
-        )
+        cotangents = triton_mlstm_gates.Cotangents(dg, dbeta, dm, dlast)
+        di, df, dentry = triton_mlstm_gates.backward(i, f, entry, cu_seqlens, exponential, g, beta, cotangents)
     return di, df, i.new_empty(0) if dentry is None else dentry
 
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 from holdfast.kernels.log_gate.triton.backend import _shape
-from holdfast.kernels.log_gate.triton.rows import log_gate_backward, log_gate_forward
+from holdfast.kernels.log_gate.triton.rows import log_gate_bwd, log_gate_fwd
 from interpreted import interpret
 from kernels.log_gate.parity import check
 from triton_compile import TARGETS, compile_for
@@ -16,7 +16,7 @@ def test_interpreted():
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("kernel", [log_gate_forward, log_gate_backward], ids=["forward", "backward"])
+@pytest.mark.parametrize("kernel", [log_gate_fwd, log_gate_bwd], ids=["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(kernel, capability):
     _, _, constants, warps = _shape(torch.empty(8, 2048, 384))
     given = {"x": torch.bfloat16, "dx": torch.bfloat16} | dict.fromkeys(("bias", "g", "dg", "parts"), torch.float32)

@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from holdfast.kernels.lru.torch.backend import Gates, lru_gates
+from holdfast.kernels.lru.call import Gates
+from holdfast.kernels.lru.torch.backend import lru_gates
 from holdfast.kernels.lru.triton import gated_gelu as triton_gated_gelu
 from holdfast.kernels.lru.triton import gates as triton_gates
 from parity import relative_error

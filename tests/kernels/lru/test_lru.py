@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from parity import relative_error
 
 pytest.importorskip("triton")
-from holdfast.kernels.lru.torch.backend import Gates, lru_gates
+from holdfast.kernels.lru.call import Gates
+from holdfast.kernels.lru.torch.backend import lru_gates
 from holdfast.kernels.lru.triton import gated_gelu as triton_gated_gelu
 from holdfast.kernels.lru.triton import gates as triton_gates
 from holdfast.ops.gated_gelu import gated_gelu
@@ -32,7 +33,7 @@ def compiled(kernel, capability, **given):
 @pytest.mark.sizes("P")
 @pytest.mark.parametrize(("P", "capability"), over_targets(768, 48, 20))
 @pytest.mark.parametrize("paired", [False, True])
-@pytest.mark.parametrize("name", ["lru_gates", "lru_gates_gradient"])
+@pytest.mark.parametrize("name", ["lru_gates_fwd", "lru_gates_bwd"])
 def test_gates_compile_for_gpus_that_are_not_here(name, paired, P, capability):
     block = min(1 << (P - 1).bit_length(), 256 // (1 + paired))
     sizes = {"P": P, "S": (4 if paired else 2) * P, "PAIRED": paired, "BLOCK": block}
@@ -47,7 +48,7 @@ def test_gates_compile_for_gpus_that_are_not_here(name, paired, P, capability):
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-@pytest.mark.parametrize("name", ["gated_gelu", "gated_gelu_gradient"])
+@pytest.mark.parametrize("name", ["gated_gelu_fwd", "gated_gelu_bwd"])
 def test_the_branch_compiles_for_gpus_that_are_not_here(name, capability):
     made = compiled(getattr(triton_gated_gelu, name), capability, BLOCK=256, ROWS=4)
     assert made.stack == 0

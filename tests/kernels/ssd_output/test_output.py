@@ -7,8 +7,8 @@ from holdfast.kernels.ssd_output.call import OutputCall
 from holdfast.kernels.ssd_output.triton.backend import SUMMED, WARPS, TritonOutput, _Run
 
 pytest.importorskip("triton")
-from holdfast.kernels.ssd_output.triton.backward import ssd_output_add_skip, ssd_output_backward, ssd_output_sums
-from holdfast.kernels.ssd_output.triton.forward import ssd_output_forward
+from holdfast.kernels.ssd_output.triton.backward import ssd_output_add_skip, ssd_output_bwd, ssd_output_sums
+from holdfast.kernels.ssd_output.triton.forward import ssd_output_fwd
 from interpreted import interpret
 from kernels.ssd_output.parity import check, example
 from triton_compile import TARGETS, compile_for, over_targets
@@ -34,7 +34,7 @@ def run_of(direction, width, norm):
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(direction, norm, width, capability):
-    kernel = ssd_output_forward if direction == "forward" else ssd_output_backward
+    kernel = ssd_output_fwd if direction == "forward" else ssd_output_bwd
     run = run_of(direction, width, norm)
     given = dict.fromkeys(("o", "x", "z", "y", "dy", "do", "dz"), BF16) | run.constants | {"eps": 1e-5}
     given |= {"D": FP32, "weight": FP32 if norm else None, "parts": FP32}

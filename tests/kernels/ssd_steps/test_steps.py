@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 from holdfast.kernels.ssd_steps.triton.backend import SUMMED, TILE, WARPS
-from holdfast.kernels.ssd_steps.triton.backward import ssd_steps_backward, ssd_steps_sums
-from holdfast.kernels.ssd_steps.triton.forward import ssd_steps_forward
+from holdfast.kernels.ssd_steps.triton.backward import ssd_steps_bwd, ssd_steps_sums
+from holdfast.kernels.ssd_steps.triton.forward import ssd_steps_fwd
 from interpreted import interpret
 from kernels.ssd_steps.parity import check, example
 from triton_compile import TARGETS, compile_for, over_targets
@@ -20,7 +20,7 @@ def test_interpreted():
 
 @pytest.mark.sizes("heads")
 @pytest.mark.parametrize(("heads", "capability"), over_targets(24, 6))
-@pytest.mark.parametrize("kernel", [ssd_steps_forward, ssd_steps_backward], ids=["forward", "backward"])
+@pytest.mark.parametrize("kernel", [ssd_steps_fwd, ssd_steps_bwd], ids=["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(kernel, heads, capability):
     block = 1 << (heads - 1).bit_length()
     pointers = dict.fromkeys(("A", "bias", "step", "g", "dstep", "dg", "parts"), FP32) | {"dt": BF16, "ddt": BF16}

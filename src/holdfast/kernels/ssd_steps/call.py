@@ -1,4 +1,4 @@
-"""What computes step sizes and log decays is given."""
+"""What every backend of SSD's step sizes and log decays is given."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class StepsCall(NamedTuple):
     """
 
     dt: Tensor  # [B, T, H]
-    A: Tensor  # [H], negative; with log, of -A the natural logarithm
+    A: Tensor  # [H], negative; with log, the natural logarithm of -A
     dt_bias: Tensor | None = None  # [H]
     softplus: bool = False
     log: bool = False
@@ -21,7 +21,7 @@ class StepsCall(NamedTuple):
 
     @staticmethod
     def beside(x: Tensor, dt: Tensor, A: Tensor, dt_bias: Tensor | None, softplus: bool, log: bool) -> "StepsCall":
-        """Of a scan over x, in float64 where one of the tensors is."""
+        """Make the call of a scan over x, in float64 where one of the tensors is."""
         given = (x, dt, A, dt_bias)
         exact = any(each is not None and each.dtype == torch.float64 for each in given)
         return StepsCall(dt, A, dt_bias, softplus, log, torch.float64 if exact else torch.float32)

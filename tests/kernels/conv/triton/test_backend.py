@@ -10,8 +10,8 @@ from holdfast.planner import Device, Problem
 from holdfast.planner.models.conv import triton as model
 
 pytest.importorskip("triton")
-from holdfast.kernels.conv.triton.backward import conv_backward, conv_sums
-from holdfast.kernels.conv.triton.forward import conv_forward
+from holdfast.kernels.conv.triton.backward import conv_bwd, conv_sums
+from holdfast.kernels.conv.triton.forward import conv_fwd
 from holdfast.kernels.conv.triton.update import conv_update
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for, over_targets
@@ -61,7 +61,7 @@ def test_compiles_for_gpus_that_are_not_here(direction, whole, dtype, capability
 
 def compiled(direction, dtype, capability, absent, **heads):
     """The kernel with the best plan for an H200, and the tokens that it reads ahead. heads: sizes of a layer's."""
-    kernel = conv_forward if direction == "forward" else conv_backward
+    kernel = conv_fwd if direction == "forward" else conv_bwd
     what = problem(str(dtype).removeprefix("torch."), ("heads",) if heads else (), **heads)
     chosen = model.candidates(what, Device.named("h200"), direction)[0].plan
     constants = {name.upper(): number for name, number in chosen.values if name != "warps"} | {"SILU": True, "W": 4}

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from holdfast.kernels.norm.call import GatedNormCall, PyTorchGatedNorm
+from holdfast.kernels.norm.call import GatedNormCall
+from holdfast.kernels.norm.torch.backend import PyTorchGatedNorm
 from holdfast.kernels.norm.triton.backend import TritonGatedNorm
 from holdfast.planner import Plan
 from parity import relative_error

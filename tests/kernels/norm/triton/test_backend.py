@@ -8,7 +8,7 @@ from holdfast.planner import Device, Problem
 from holdfast.planner.models.norm.triton import candidates
 
 pytest.importorskip("triton")
-from holdfast.kernels.norm.triton.rows import norm_backward, norm_forward
+from holdfast.kernels.norm.triton.rows import norm_bwd, norm_fwd
 from interpreted import interpret
 from triton_compile import compile_for, over_targets
 
@@ -27,7 +27,7 @@ def problem(dtype="bfloat16", traits=("gate", "weight"), **sizes):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiles_for_gpus_that_are_not_here(direction, D, heads, capability):
     chosen = candidates(problem(D=D, G=heads), Device.named("h200"), direction)[0].plan
-    kernel = norm_forward if direction == "forward" else norm_backward
+    kernel = norm_fwd if direction == "forward" else norm_bwd
     given = {name: torch.bfloat16 for name in kernel.arg_names if name.endswith("_ptr")}
     given |= {"weight_ptr": torch.float32, "parts_ptr": torch.float32, "eps": 1e-5}
     given |= {"D": D, "BLOCK_D": 1 << (D - 1).bit_length(), "ROWS": chosen["rows"], "HEADS": heads}

@@ -41,7 +41,7 @@ class TritonConv:
         """y [B, T, D] in x's dtype and, where final asks for it, the last inputs [N, W - 1, D] in float32."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .forward import conv_forward
+        from .forward import conv_fwd
 
         run = _Run(plan, call, cu_seqlens)
         y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
@@ -51,7 +51,7 @@ class TritonConv:
         tensors = (run.x, run.weight, run.bias, run.initial, y, last, run.bounds)
         numbers = (*run.sizes, *_steps(run.x))
         with on_device_of(y):
-            launch(conv_forward, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
+            launch(conv_fwd, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
         return y, last
 
     def backward(
@@ -67,7 +67,7 @@ class TritonConv:
         of a wider tensor."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .backward import conv_backward, conv_sums
+        from .backward import conv_bwd, conv_sums
 
         run, x = _Run(plan, call, cu_seqlens), call.x
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
@@ -91,7 +91,7 @@ class TritonConv:
         constants = {"W": width, "BLOCK": model.REDUCED, "ROWS": REDUCED_ROWS}
         blocks = -(-x.shape[2] // model.REDUCED), shape[1]
         with on_device_of(dx):
-            launch(conv_backward, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
+            launch(conv_bwd, (run.tiles * run.across,), tensors, numbers, run.constants, plan["warps"])
             launch(conv_sums, blocks, (parts, dweight, dbias), (run.tiles, x.shape[2]), constants, WARPS)
         return [dx, dweight, dbias, dinitial]
 

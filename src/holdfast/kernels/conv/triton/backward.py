@@ -1,9 +1,12 @@
-"""Device code of the short convolution's backward pass: the input of the activation is formed again."""
+"""The short convolution's backward pass: the input of the activation is computed again."""
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from .tile import (
+    Inputs,
     blocks_of,
     channels_of,
     convolved,
@@ -16,9 +19,34 @@ from .tile import (
 )
 
 
+class Edge(NamedTuple):
+    """Addresses [1, BLOCK] at a sequence's start: inputs, those before it, gradients of outputs, of both states."""
+
+    x: tl.tensor
+    initial: tl.tensor
+    dy: tl.tensor
+    dfinal: tl.tensor
+    dinitial: tl.tensor
+
+
+class Steps(NamedTuple):
+    """From one token to the next in x, in dy and in states."""
+
+    x: tl.tensor
+    dy: tl.tensor
+    channels: tl.tensor
+
+
+class Block(NamedTuple):
+    """Which channels are there, and whether they are a head that is normalised."""
+
+    here: tl.tensor
+    is_head: tl.tensor
+
+
 @triton.jit
 def before_activation(z, dy, is_head, SILU: tl.constexpr, K: tl.constexpr):
-    """The gradient of z, given that of its activation, normalised if is_head."""
+    """Return the gradient of z from that of its activation, which is normalised if is_head."""
     dz = dy.to(tl.float32)
     y = z
     if SILU:
@@ -35,7 +63,7 @@ def before_activation(z, dy, is_head, SILU: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def earliest(taps, later, dz, W: tl.constexpr):
-    """The gradient of the input W - 1 tokens before one whose gradient is dz. later: of the tokens from it on."""
+    """Return the gradient of the input W - 1 tokens before one whose gradient is dz; later: dz of those between."""
     dx = taps[0] * dz
     for j in tl.static_range(W - 1):
         dx += taps[W - 1 - j] * later[j]
@@ -44,47 +72,53 @@ def earliest(taps, later, dz, W: tl.constexpr):
 
 @triton.jit
 def last_gradient(dfinal, at, left, stored, channels, W: tl.constexpr):
-    """What dfinal [1, BLOCK] adds to the gradient of the input at some offset, one of the last W - 1 before left."""
+    """Load what dfinal [1, BLOCK] adds to the gradient of an input: at an offset of the last W - 1 before left."""
     held = at - left + (W - 1)
     return tl.load(dfinal + held * channels, mask=(held >= 0) & stored, other=0.0)
 
 
 @triton.jit
-def initial_gradient(
-    taps, x, initial, dy, dfinal, dinitial, count, here, is_head, x_step, dy_step, channels,
-    SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
-    """dinitial [W - 1, D] of a sequence of count tokens, which reaches its first W - 1 outputs."""
+def initial_gradient(taps, edge, count, block, steps, SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr):
+    """Store dinitial [W - 1, D] of a sequence of count tokens, which reaches its first W - 1 outputs."""
+    here = block.here
     zero = tl.zeros([1, 1], tl.int32)
-    window = window_of(x, initial, zero, zero, count, here, x_step, channels, W)
+    source = Inputs(x=edge.x, initial=edge.initial)
+    window = window_of(source, zero, zero, count, here, steps.x, steps.channels, W)
     grads = ()
     for t in tl.static_range(W - 1):
         inside = (t < count) & here
-        now = tl.load(x + t * x_step, mask=inside, other=0.0).to(tl.float32)
-        dy_now = tl.load(dy + t * dy_step, mask=inside, other=0.0)
-        grads += (before_activation(convolved(taps, window, now, W), dy_now, is_head, SILU, K),)
+        now = tl.load(edge.x + t * steps.x, mask=inside, other=0.0).to(tl.float32)
+        dy_now = tl.load(edge.dy + t * steps.dy, mask=inside, other=0.0)
+        grads += (before_activation(convolved(taps, window, now, W), dy_now, block.is_head, SILU, K),)
         window = shifted(window, now, W)
     for i in tl.static_range(W - 1):
         total = tl.zeros_like(grads[0])
         for t in tl.static_range(i + 1):
             total += taps[i - t] * grads[t]
-        if dfinal is not None:
-            total += last_gradient(dfinal, i - (W - 1), count, here, channels, W)
-        tl.store(dinitial + i * channels, total, mask=here)
+        if edge.dfinal is not None:
+            total += last_gradient(edge.dfinal, i - (W - 1), count, here, steps.channels, W)
+        tl.store(edge.dinitial + i * steps.channels, total, mask=here)
 
 
 @triton.jit
-def conv_backward(
+def conv_bwd(
     x, weight, bias, initial, dy, dk, dv, dfinal, dx, dinitial, parts, bounds,
     length, sequences, search, channels, heads, x_row, x_step, dy_row, dy_step, dx_row, dx_step,
     SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
     STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """dx [B, T, D], dinitial [N, W - 1, D] or None, and what each tile of tokens adds to the gradients of the taps and,
-    with a bias, of that: parts [tiles, W or W + 1, D] float32, for `conv_sums`.
+    """Grid (tiles of all sequences * blocks of channels,). A thread goes over W - 1 tokens beyond its own as well,
+    which its own inputs reach.
 
-    dy: [B, T, D], dk and dv None; or of the first half of the heads, dk of the others and dv of all further channels,
-    each contiguous. A thread walks W - 1 tokens beyond its own, which its own inputs reach.
+    x [B, T, D], strides of rows and steps; weight [D, W]; bias [D] or None; initial [N, W - 1, D] float32 or None
+    dy [B, T, D], with dk and dv None; or dy of the first half of the heads, dk of the others and dv of all further
+        channels, each contiguous
+    dfinal [N, W - 1, D] float32 or None
+    dx [B, T, D], written
+    dinitial [N, W - 1, D] float32 or None, written
+    parts [tiles, W or W + 1, D] float32, written: what each tile of tokens adds to the gradients of the taps and, where
+        there is one, of the bias, for `conv_sums`
+    bounds [N + 1] or None: offsets of packed sequences
     """
     LENGTH: tl.constexpr = STEPS * CHUNKS
     SUMS: tl.constexpr = W if bias is None else W + 1
@@ -115,25 +149,11 @@ def conv_backward(
     taps = taps_of(weight, bias, d, own, W)
     if dinitial is not None:  # noqa: SIM102
         if tile == 0:
-            initial_gradient(
-                taps,
-                x,
-                initial,
-                dy,
-                dfinal,
-                dinitial + held,
-                left,
-                here,
-                is_head,
-                x_step,
-                dy_step,
-                channels,
-                SILU,
-                W,
-                K,
-            )
+            edge = Edge(x=x, initial=initial, dy=dy, dfinal=dfinal, dinitial=dinitial + held)
+            steps = Steps(x=x_step, dy=dy_step, channels=channels)
+            initial_gradient(taps, edge, left, Block(here=here, is_head=is_head), steps, SILU, W, K)
     offset = tl.arange(0, SEGMENTS)[:, None] * LENGTH
-    window = window_of(x, initial, offset, begin, left, here, x_step, channels, W)
+    window = window_of(Inputs(x=x, initial=initial), offset, begin, left, here, x_step, channels, W)
     later, sums = (), ()
     for _ in tl.static_range(W - 1):
         later += (tl.zeros([SEGMENTS, BLOCK], tl.float32),)
@@ -184,7 +204,11 @@ def conv_backward(
 
 @triton.jit
 def conv_sums(parts, dweight, dbias, count, channels, W: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """dweight [D, W] and dbias [D] or None, from parts [count, W or W + 1, D]: in the same order in every run."""
+    """Grid (blocks of channels, W or W + 1). Sums in the same order in every run.
+
+    parts [count, W or W + 1, D] float32
+    dweight [D, W], dbias [D] or None, written
+    """
     SUMS: tl.constexpr = W if dbias is None else W + 1
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = tl.program_id(1)

@@ -1,9 +1,10 @@
-"""Device code of the short convolution's forward pass."""
+"""The short convolution's forward pass."""
 
 import triton
 import triton.language as tl
 
 from .tile import (
+    Inputs,
     blocks_of,
     channels_of,
     convolved,
@@ -18,7 +19,7 @@ from .tile import (
 
 @triton.jit
 def last_inputs(x, initial, final, count, here, x_step, channels, W: tl.constexpr):
-    """The last W - 1 inputs of a sequence of count tokens, in final. x, initial, final [1, BLOCK]: its addresses."""
+    """Store the last W - 1 inputs of a sequence of count tokens in final. x, initial, final [1, BLOCK]: addresses."""
     for j in tl.static_range(W - 1):
         at = count - (W - 1) + j
         row = tl.load(x + at * x_step, mask=(at >= 0) & here, other=0.0).to(tl.float32)
@@ -29,15 +30,20 @@ def last_inputs(x, initial, final, count, here, x_step, channels, W: tl.constexp
 
 
 @triton.jit
-def conv_forward(
+def conv_fwd(
     x, weight, bias, initial, y, final, bounds, length, sequences, search, channels, heads, x_row, x_step,
     SILU: tl.constexpr, W: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr,
     STEPS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """y [B, T, D], and the last inputs of each sequence in final [N, W - 1, D], or None.
+    """Grid (tiles of all sequences * blocks of channels,). The first `heads` heads of K channels are normalised.
 
-    initial: [N, W - 1, D] float32, or None. CHUNKS times, a thread reads STEPS tokens ahead of its arithmetic.
-    The first `heads` heads of K channels are normalised; K 0 for none.
+    K is 0 where none is. CHUNKS times, a thread reads STEPS tokens ahead of its arithmetic.
+
+    x [B, T, D], strides of rows and steps; weight [D, W]; bias [D] or None
+    initial [N, W - 1, D] float32 or None: inputs before each sequence
+    y [B, T, D], written
+    final [N, W - 1, D] float32 or None, written: the last inputs of each sequence
+    bounds [N + 1] or None: offsets of packed sequences
     """
     LENGTH: tl.constexpr = STEPS * CHUNKS
     across = blocks_of(channels, heads, K, BLOCK)
@@ -59,7 +65,7 @@ def conv_forward(
             last_inputs(x, initial, to, stop - start, here, x_step, channels, W)
     taps = taps_of(weight, bias, d, own, W)
     offset = tl.arange(0, SEGMENTS)[:, None] * LENGTH
-    window = window_of(x, initial, offset, begin, left, here, x_step, channels, W)
+    window = window_of(Inputs(x=x, initial=initial), offset, begin, left, here, x_step, channels, W)
     for chunk in tl.range(0, tl.minimum(tl.cdiv(left, STEPS), CHUNKS)):
         at = offset + chunk * STEPS
         inputs = ()

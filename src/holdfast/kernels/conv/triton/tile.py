@@ -1,9 +1,11 @@
-"""Device code that the short convolution's kernels share: which tokens are a program's, the taps, the window of inputs.
+"""What the short convolution's kernels share: a program's tokens, the taps, the window of inputs.
 
-A program takes SEGMENTS x LENGTH tokens of one sequence and BLOCK channels. Each thread walks the LENGTH tokens of one
-segment with some channels, the last W - 1 inputs in registers, so that a token is read once but for those before a
+A program takes SEGMENTS x LENGTH tokens of one sequence and BLOCK channels. Each thread goes over the LENGTH tokens of
+one segment with some channels, the last W - 1 inputs in registers, so that a token is read once but for those before a
 segment. Offsets count from the program's first token.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -18,10 +20,19 @@ EPS = tl.constexpr(L2_EPS)
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
+class Inputs(NamedTuple):
+    """Addresses [1, BLOCK] at offset 0, and those of the inputs before the sequence, None where these are 0."""
+
+    x: tl.tensor
+    initial: tl.tensor
+
+
 @triton.jit
 def times_sigmoid(x, z):
-    """x / (1 + e^-z) to a few units in the last place, by the GPU's own exponential and reciprocal: what makes either
-    right for the smallest numbers costs as many instructions as a convolution."""
+    """Return x / (1 + e^-z) to a few units in the last place, by the GPU's own exponential and reciprocal.
+
+    What makes either right for the smallest numbers costs as many instructions as a convolution.
+    """
     if INTERPRETED:
         return x / (1.0 + tl.exp(-z))
     else:
@@ -30,11 +41,11 @@ def times_sigmoid(x, z):
 
 @triton.jit
 def tokens_of(place, bounds, length, sequences, search, ROWS: tl.constexpr):
-    """Of a program's place among the tiles of all sequences: its row of the batch, sequence, where that starts and
-    ends, and the number of its tile in it, which may lie beyond the end.
+    """Return the batch row, sequence, the sequence's start and end, and the tile's number in it, maybe beyond the end.
 
-    bounds: the offsets of packed sequences, or None. search: the bits of their number. Sequence n has the tiles from
-    bounds[n] // ROWS + n on, which are never too few; length // ROWS + sequences are enough for all.
+    place: of the program among the tiles of all sequences. bounds: the offsets of packed sequences, or None. search:
+    the bits of their number. Sequence n has the tiles from bounds[n] // ROWS + n on, which are never too few;
+    length // ROWS + sequences are enough for all.
     """
     place = place.to(tl.int64)
     if bounds is None:
@@ -56,13 +67,13 @@ def tokens_of(place, bounds, length, sequences, search, ROWS: tl.constexpr):
 
 @triton.jit
 def blocks_of(channels, heads, K: tl.constexpr, BLOCK: tl.constexpr):
-    """How many blocks there are of channels: one for each of the first heads, of K channels, then one for BLOCK."""
+    """Return the number of blocks of channels: one for each of the first heads, of K channels, then one for BLOCK."""
     return heads + tl.cdiv(channels - heads * K, BLOCK)
 
 
 @triton.jit
 def channels_of(block, channels, heads, K: tl.constexpr, BLOCK: tl.constexpr):
-    """The channels [BLOCK] of a block, and which of them are its own."""
+    """Return the channels [BLOCK] of a block, and which of them are its own."""
     if K == 0:
         d = block * BLOCK + tl.arange(0, BLOCK)
         here = d < channels
@@ -75,13 +86,13 @@ def channels_of(block, channels, heads, K: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def inverse_length(y, is_head):
-    """What y [S, BLOCK] is multiplied by: 1 unless the block is a head, whose channels beyond K are 0."""
+    """Return y's factor [S, 1]: 1 unless the block is a head, whose channels beyond K are 0."""
     return tl.where(is_head, tl.rsqrt(tl.sum(y * y, 1) + EPS), 1.0)[:, None]
 
 
 @triton.jit
 def taps_of(weight, bias, d, here, W: tl.constexpr):
-    """The columns of weight [D, W], each [1, BLOCK] in float32, and then the bias."""
+    """Load the columns of weight [D, W], each [1, BLOCK] in float32, and then the bias."""
     taps = ()
     for j in tl.static_range(W):
         taps += (tl.load(weight + d * W + j, mask=here, other=0.0).to(tl.float32)[None, :],)
@@ -93,26 +104,27 @@ def taps_of(weight, bias, d, here, W: tl.constexpr):
 
 
 @triton.jit
-def window_of(x, initial, offset, begin, left, here, x_step, channels, W: tl.constexpr):
-    """The W - 1 inputs before the tokens at offset [S, 1], oldest first, in float32.
+def window_of(source, offset, begin, left, here, x_step, channels, W: tl.constexpr):
+    """Load the W - 1 inputs before the tokens at offset [S, 1], oldest first, in float32.
 
-    x [1, BLOCK]: the addresses at offset 0. begin, left: offsets of the sequence's first token and of its end. initial
-    [1, BLOCK]: the addresses of the inputs before the sequence, or None where they are 0.
+    begin, left: offsets of the sequence's first token and of its end.
     """
     window = ()
     for j in tl.static_range(W - 1):
         at = offset - (W - 1) + j
-        row = tl.load(x + at * x_step, mask=(at >= begin) & (at < left) & here, other=0.0).to(tl.float32)
-        if initial is not None:
+        row = tl.load(source.x + at * x_step, mask=(at >= begin) & (at < left) & here, other=0.0).to(tl.float32)
+        if source.initial is not None:
             held = at - begin + (W - 1)
-            row = tl.where(at < begin, tl.load(initial + held * channels, mask=(at < begin) & here, other=0.0), row)
+            is_before = at < begin
+            before = tl.load(source.initial + held * channels, mask=(at < begin) & here, other=0.0)
+            row = tl.where(is_before, before, row)
         window += (row,)
     return window
 
 
 @triton.jit
 def shifted(window, now, W: tl.constexpr):
-    """The window of the next token."""
+    """Return the window of the next token."""
     after = ()
     for j in tl.static_range(1, W - 1):
         after += (window[j],)
@@ -123,7 +135,7 @@ def shifted(window, now, W: tl.constexpr):
 
 @triton.jit
 def convolved(taps, window, now, W: tl.constexpr):
-    """The sum over taps at a token, before its activation."""
+    """Return the sum over taps at a token, before its activation."""
     z = taps[W] + taps[W - 1] * now
     for j in tl.static_range(W - 1):
         z += taps[j] * window[j]

@@ -1,4 +1,4 @@
-"""Device code of one or a few tokens of decoding: the last inputs are read once and written in place."""
+"""One or a few tokens of decoding: the last inputs are read once and written in place."""
 
 import triton
 import triton.language as tl
@@ -11,8 +11,12 @@ def conv_update(
     x, weight, bias, state, y, length, channels, x_row, x_step, state_row, state_step,
     SILU: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y [B, T, D] of x [B, T, D], and the last W - 1 inputs in state [B, W - 1, D]; a program takes BLOCK channels of a
-    sequence, so that none writes what another reads."""
+    """Grid (B * blocks of channels,): no program writes what another reads.
+
+    x [B, T, D], strides of rows and steps; weight [D, W]; bias [D] or None
+    y [B, T, D], written
+    state [B, W - 1, D], updated: the last W - 1 inputs
+    """
     across = tl.cdiv(channels, BLOCK)
     row = (tl.program_id(0) // across).to(tl.int64)
     d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)

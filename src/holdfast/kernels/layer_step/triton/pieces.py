@@ -1,4 +1,6 @@
-"""What the kernels of a step have in common: where a program is, the convolution, a head's state, the norm's sum."""
+"""What the kernels of a step share: a program's coordinates, the convolution, a head's state, mLSTM's gates."""
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -6,53 +8,89 @@ import triton.language as tl
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
 
 
+class ConvSource(NamedTuple):
+    """A sequence's x and tail, and the convolution's weight and bias, which may be None."""
+
+    x: tl.tensor
+    tail: tl.tensor
+    weight: tl.tensor
+    bias: tl.tensor
+
+
+class TailStrides(NamedTuple):
+    """Of a tail [B, L, channels]."""
+
+    row: tl.tensor
+    step: tl.tensor
+    channel: tl.tensor
+
+
+class Token(NamedTuple):
+    """What a token does to a head's state: q, k, decay [BLOCK_K], v [BLOCK_V], and beta."""
+
+    q: tl.tensor
+    k: tl.tensor
+    v: tl.tensor
+    decay: tl.tensor
+    beta: tl.tensor
+
+
+class StabilizedGates(NamedTuple):
+    """Of an mLSTM's head: decay, beta, the least divisor, and m afterwards."""
+
+    decay: tl.tensor
+    beta: tl.tensor
+    floor: tl.tensor
+    m: tl.tensor
+
+
 @triton.jit
-def place_of(H, SPLITS: tl.constexpr):
-    """(sequence, head, block of V's columns) of this program."""
+def program_coords(H, SPLITS: tl.constexpr):
+    """Return (sequence, head, block of V's columns) of this program."""
     program = tl.program_id(0)
     return (program // SPLITS // H).to(tl.int64), program // SPLITS % H, program % SPLITS
 
 
 @triton.jit
-def convolved(x, tail, weight, bias, d, here, tail_step, tail_channel, W: tl.constexpr, L: tl.constexpr):
-    """silu(conv(x)) of channels d of one sequence, whose x and tail begin at these addresses."""
-    z = tl.load(x + d, mask=here, other=0.0).to(tl.float32)
-    z *= tl.load(weight + d * W + W - 1, mask=here, other=0.0).to(tl.float32)
-    if bias is not None:
-        z += tl.load(bias + d, mask=here, other=0.0).to(tl.float32)
-    before = tail + d.to(tl.int64) * tail_channel
+def conv_silu(source, d, here, tail_step, tail_channel, W: tl.constexpr, L: tl.constexpr):
+    """Return silu(conv(x)) of channels d of one sequence."""
+    z = tl.load(source.x + d, mask=here, other=0.0).to(tl.float32)
+    z *= tl.load(source.weight + d * W + W - 1, mask=here, other=0.0).to(tl.float32)
+    if source.bias is not None:
+        z += tl.load(source.bias + d, mask=here, other=0.0).to(tl.float32)
+    before = source.tail + d.to(tl.int64) * tail_channel
     for j in tl.static_range(W - 1):
         held = tl.load(before + (L - W + 1 + j) * tail_step, mask=here, other=0.0).to(tl.float32)
-        z += held * tl.load(weight + d * W + j, mask=here, other=0.0).to(tl.float32)
+        z += held * tl.load(source.weight + d * W + j, mask=here, other=0.0).to(tl.float32)
     return z * sigmoid(z)
 
 
 @triton.jit
-def advanced(state, key_step, q, k, v, decay, strength, rows, columns, K: tl.constexpr, V: tl.constexpr,
-             DELTA: tl.constexpr):  # fmt: skip
-    """o of a block of V's columns; state, the head's [K, V], is updated there. q, k, decay: [BLOCK_K]."""
+def state_step(state, key_step, token, rows, columns, K: tl.constexpr, V: tl.constexpr, DELTA: tl.constexpr):
+    """Update a block of V's columns of a head's state [K, V], and return o of them."""
     cells = state + rows[:, None].to(tl.int64) * key_step + columns[None, :]
     inside = (rows < K)[:, None] & (columns < V)[None, :]
-    S = tl.load(cells, mask=inside, other=0.0) * decay[:, None]
+    S = tl.load(cells, mask=inside, other=0.0) * token.decay[:, None]
+    v = token.v
     if DELTA:
-        v -= tl.sum(S * k[:, None], 0)
-    S += (strength * k)[:, None] * v[None, :]
-    o = tl.sum(S * q[:, None], 0)
-    # of a tile of fewer cells than threads several hold a cell: all have read it before one writes it
+        v -= tl.sum(S * token.k[:, None], 0)
+    S += (token.beta * token.k)[:, None] * v[None, :]
+    o = tl.sum(S * token.q[:, None], 0)
+    # where a tile has fewer cells than threads, several hold a cell: all have read it before one writes it
     tl.debug_barrier()
     tl.store(cells, S, mask=inside)
     return o
 
 
 @triton.jit
-def silu_at(gate, at, inside):
+def load_silu(gate, at, inside):
     z = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
     return z * sigmoid(z)
 
 
 @triton.jit
-def stabilized(gates, m, head, H, cap, EXPONENTIAL: tl.constexpr):
-    """(decay, write strength, the least divisor, m afterwards) of an mLSTM's head. gates, m: of the sequence."""
+def stabilized_gates(gates, m, head, H, cap, EXPONENTIAL: tl.constexpr):
+    """Return an mLSTM head's StabilizedGates. gates, m: of the sequence."""
     i = capped(tl.load(gates + head).to(tl.float32), cap)
     log_f = log_sigmoid(capped(tl.load(gates + H + head).to(tl.float32), cap))
     before = tl.load(m + head)
@@ -61,13 +99,15 @@ def stabilized(gates, m, head, H, cap, EXPONENTIAL: tl.constexpr):
         # float64: differences of numbers that may be large beside them
         drop = (log_f.to(tl.float64) + before - after).to(tl.float32)
         # past this exponential the quotient is 0 to rounding
-        return tl.exp(drop), tl.exp(i - after), tl.exp(tl.minimum(-after, 87.7)), after
-    return tl.exp(log_f), sigmoid(i), 1.0, before
+        return StabilizedGates(
+            decay=tl.exp(drop), beta=tl.exp(i - after), floor=tl.exp(tl.minimum(-after, 87.7)), m=after
+        )
+    return StabilizedGates(decay=tl.exp(log_f), beta=sigmoid(i), floor=1.0, m=before)
 
 
 @triton.jit
 def capped(x, cap):
-    """cap tanh(x / cap); x where cap is 0."""
+    """Return cap tanh(x / cap); x where cap is 0."""
     safe = tl.where(cap > 0, cap, 1.0)
     small = tl.exp(-2.0 * tl.abs(x) / safe)
     bent = safe * (1.0 - small) / (1.0 + small)

@@ -1,4 +1,4 @@
-"""Device code of a layer's token up to its state: a program takes a head of a sequence and a block of V's columns.
+"""A layer's token up to its state: a program takes a head of a sequence and a block of V's columns.
 
 What all programs of a head read - the convolution's tail, a position, mLSTM's n and m - is updated by the launch that
 follows, so that no program writes what another reads. OVERLAPS: that launch starts early, and waits for this one's end.
@@ -10,10 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
 from holdfast.kernels.lib.triton.sincos import reduced_cos_sin
-from holdfast.kernels.lru.triton.gated_gelu import below
+from holdfast.kernels.lru.triton.gated_gelu import normal_cdf
 from holdfast.kernels.lru.triton.gates import magnitude
 
-from .pieces import advanced, convolved, place_of, silu_at, stabilized
+from .pieces import ConvSource, Token, conv_silu, load_silu, program_coords, stabilized_gates, state_step
 
 
 @triton.jit
@@ -24,10 +24,16 @@ def conv_token(
     OVERLAPS: tl.constexpr, DELTA: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """ConvStep up to its norm: o [B, H, V] in float32, Mamba-2's with its gate."""
+    """ConvStep up to its norm, with Mamba-2's gate: a program a head and BLOCK_V columns of V.
+
+    x [B, channels], tail [B, L, channels], weight [channels, W], bias [channels] or None
+    a, beta [B, H], A_log, dt_bias, D [H], gate [B, H V], or None
+    state [B, H, K, V] float32, updated
+    o [B, H, V] float32, written
+    """
     if OVERLAPS:
         gdc_launch_dependents()
-    row, head, split = place_of(H, (V + BLOCK_V - 1) // BLOCK_V)
+    row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
     x += row * x_row
     tail += row * tail_row
@@ -37,39 +43,41 @@ def conv_token(
         q_at, k_at, v_at = keys, H // GROUP * K + keys, 2 * (H // GROUP) * K + values
     else:
         v_at, k_at, q_at = values, H * V + keys, H * V + H // GROUP * K + keys
-    q = convolved(x, tail, weight, bias, q_at, rows < K, tail_step, tail_channel, W, L)
-    k = convolved(x, tail, weight, bias, k_at, rows < K, tail_step, tail_channel, W, L)
-    v = convolved(x, tail, weight, bias, v_at, columns < V, tail_step, tail_channel, W, L)
+    source = ConvSource(x=x, tail=tail, weight=weight, bias=bias)
+    q = conv_silu(source, q_at, rows < K, tail_step, tail_channel, W, L)
+    k = conv_silu(source, k_at, rows < K, tail_step, tail_channel, W, L)
+    v = conv_silu(source, v_at, columns < V, tail_step, tail_channel, W, L)
     decay = tl.full([BLOCK_K], 1.0, tl.float32)
-    strength = 0.0
+    write = 0.0
     if a is not None:
         size = tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
-        strength = -log_sigmoid(-size)
-        decay *= tl.exp(-tl.exp(tl.load(A_log + head).to(tl.float32)) * strength)
+        write = -log_sigmoid(-size)
+        decay *= tl.exp(-tl.exp(tl.load(A_log + head).to(tl.float32)) * write)
     if DELTA:
-        strength = largest * sigmoid(tl.load(beta + row * beta_row + head).to(tl.float32))
+        write = largest * sigmoid(tl.load(beta + row * beta_row + head).to(tl.float32))
         q *= tl.rsqrt(tl.sum(q * q, 0) + l2_eps)
         k *= tl.rsqrt(tl.sum(k * k, 0) + l2_eps)
     state += row * state_row + head.to(tl.int64) * state_head
-    found = scale * advanced(state, key_step, q, k, v, decay, strength, rows, columns, K, V, DELTA)
+    token = Token(q=q, k=k, v=v, decay=decay, beta=write)
+    found = scale * state_step(state, key_step, token, rows, columns, K, V, DELTA)
     if D is not None:
         found += tl.load(D + head).to(tl.float32) * v
     if not DELTA:
-        found *= silu_at(gate + row * gate_row, values, columns < V)
+        found *= load_silu(gate + row * gate_row, values, columns < V)
     tl.store(o + row * H * V + values, found, mask=columns < V)
 
 
 @triton.jit
 def cos_sin(turn):
-    """Cosine and sine of 2 pi turn, turn in float64. The cosine of the library keeps a stack for large angles."""
+    """Return cosine and sine of 2 pi turn, turn in float64. The library's cosine keeps a stack for large angles."""
     quarters = tl.floor(4.0 * turn + 0.5)
     rest = ((4.0 * turn - quarters) * 1.5707963267948966).to(tl.float32)
     return reduced_cos_sin(rest, (quarters - 4.0 * tl.floor(0.25 * quarters)).to(tl.int32))
 
 
 @triton.jit
-def turned(x, at, rows, cos, sin, K: tl.constexpr):
-    """x [K] with its pairs (j, j + K / 2) turned by an angle."""
+def rotated(x, at, rows, cos, sin, K: tl.constexpr):
+    """Return x [K] with its pairs (j, j + K / 2) rotated by an angle."""
     HALF: tl.constexpr = K // 2
     own = tl.load(x + at + rows, mask=rows < K, other=0.0).to(tl.float32)
     other = tl.load(x + at + tl.where(rows < HALF, rows + HALF, rows - HALF), mask=rows < K, other=0.0).to(tl.float32)
@@ -82,10 +90,15 @@ def retention_token(
     OVERLAPS: tl.constexpr, LOG2_BASE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """RetentionStep up to its norm: o [B, H, V] in float32."""
+    """RetentionStep up to its norm: a program a head and BLOCK_V columns of V.
+
+    x [B, q, k and v of all heads], a [B, H K] or None, position [B] or None
+    state [B, H, K, V] float32, updated
+    o [B, H, V] float32, written
+    """
     if OVERLAPS:
         gdc_launch_dependents()
-    row, head, split = place_of(H, (V + BLOCK_V - 1) // BLOCK_V)
+    row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
     x += row * x_row
     keys, values = head * K, head * V + columns
@@ -96,15 +109,15 @@ def retention_token(
         decay = tl.exp(log_sigmoid(opened) / normalizer)
     else:
         pair = tl.where(rows < K // 2, rows, rows - K // 2).to(tl.float64)
-        # base^(-pair / (K / 2)) / (2 pi) of a turn a token; float64 knows the position exactly
+        # base^(-pair / (K / 2)) / (2 pi) turns a token; float64 holds the position exactly
         turn = tl.exp2(pair * (-LOG2_BASE / (K // 2)) - 2.651496129472319)
         cos, sin = cos_sin(tl.load(position + row).to(tl.float64) * turn)
-        q = turned(x, keys, rows, cos, sin, K)
-        k = turned(x, H * K + keys, rows, cos, sin, K)
+        q = rotated(x, keys, rows, cos, sin, K)
+        k = rotated(x, H * K + keys, rows, cos, sin, K)
         decay = tl.zeros([BLOCK_K], tl.float32) + (1.0 - tl.exp2(-5.0 - head.to(tl.float32)))
     v = tl.load(x + 2 * H * K + values, mask=columns < V, other=0.0).to(tl.float32)
     state += row * state_row + head.to(tl.int64) * state_head
-    found = scale * advanced(state, key_step, q, k, v, decay, 1.0, rows, columns, K, V, False)
+    found = scale * state_step(state, key_step, Token(q=q, k=k, v=v, decay=decay, beta=1.0), rows, columns, K, V, False)
     tl.store(o + row * H * V + values, found, mask=columns < V)
 
 
@@ -114,20 +127,26 @@ def mlstm_token(
     OVERLAPS: tl.constexpr, EXPONENTIAL: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """MLSTMStep up to its division: o [B, H, V] in float32."""
+    """MLSTMStep up to its division: a program a head and BLOCK_V columns of V.
+
+    x [B, q, k and v of all heads], gates [B, 2 H], m [B, H] float32
+    C [B, H, K, V] float32, updated
+    o [B, H, V] float32, written
+    """
     if OVERLAPS:
         gdc_launch_dependents()
-    row, head, split = place_of(H, (V + BLOCK_V - 1) // BLOCK_V)
+    row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
     x += row * x_row
     values = head * V + columns
     q = tl.load(x + head * K + rows, mask=rows < K, other=0.0).to(tl.float32)
     k = tl.load(x + H * K + head * K + rows, mask=rows < K, other=0.0).to(tl.float32)
     v = tl.load(x + 2 * H * K + values, mask=columns < V, other=0.0).to(tl.float32)
-    keep, strength, _, _ = stabilized(gates + row * gates_row, m + row * m_row, head, H, cap, EXPONENTIAL)
-    decay = tl.zeros([BLOCK_K], tl.float32) + keep
+    stabilized = stabilized_gates(gates + row * gates_row, m + row * m_row, head, H, cap, EXPONENTIAL)
+    decay = tl.zeros([BLOCK_K], tl.float32) + stabilized.decay
     C += row * state_row + head.to(tl.int64) * state_head
-    found = scale * advanced(C, key_step, q, k, v, decay, strength, rows, columns, K, V, False)
+    token = Token(q=q, k=k, v=v, decay=decay, beta=stabilized.beta)
+    found = scale * state_step(C, key_step, token, rows, columns, K, V, False)
     tl.store(o + row * H * V + values, found, mask=columns < V)
 
 
@@ -135,7 +154,12 @@ def mlstm_token(
 def rglru_token(
     u, z, gates, h, rate, y, channels, h_row, u_row, z_row, gates_row, strength, HEAD: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """RGLRUStep, whole: y [B, D]; a program takes BLOCK channels of a sequence."""
+    """All of RGLRUStep: a program takes BLOCK channels of a sequence.
+
+    u, z [B, D], gates [B, D / HEAD, 2 HEAD], rate [D]
+    h [B, D] float32, updated
+    y [B, D], written
+    """
     across = tl.cdiv(channels, BLOCK)
     row = (tl.program_id(0) // across).to(tl.int64)
     d = tl.program_id(0) % across * BLOCK + tl.arange(0, BLOCK)
@@ -144,9 +168,9 @@ def rglru_token(
     r = tl.load(at, mask=here, other=0.0).to(tl.float32)
     i = tl.load(at + HEAD, mask=here, other=0.0).to(tl.float32)
     softplus = -log_sigmoid(-tl.load(rate + d, mask=here, other=0.0).to(tl.float32))
-    decay, scale, _ = magnitude(sigmoid(r), softplus, strength)
-    write = scale * sigmoid(i) * tl.load(u + row * u_row + d, mask=here, other=0.0).to(tl.float32)
-    after = decay * tl.load(h + row * h_row + d, mask=here, other=0.0) + write
+    found = magnitude(sigmoid(r), softplus, strength)
+    write = found.scale * sigmoid(i) * tl.load(u + row * u_row + d, mask=here, other=0.0).to(tl.float32)
+    after = found.decay * tl.load(h + row * h_row + d, mask=here, other=0.0) + write
     tl.store(h + row * h_row + d, after, mask=here)
     x = tl.load(z + row * z_row + d, mask=here, other=0.0).to(tl.float32)
-    tl.store(y + row * channels + d, (after * x * below(x)).to(y.dtype.element_ty), mask=here)
+    tl.store(y + row * channels + d, (after * x * normal_cdf(x)).to(y.dtype.element_ty), mask=here)

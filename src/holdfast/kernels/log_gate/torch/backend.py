@@ -11,11 +11,11 @@ class PyTorchLogGate:
     """Every call."""
 
     def forward(self, x: Tensor, bias: Tensor, normalizer: float) -> Tensor:
-        """logsigmoid(x + bias) / normalizer of x [B, T, D] and bias [D], in float32 (float64 for float64)."""
+        """Return logsigmoid(x + bias) / normalizer of x [B, T, D] and bias [D], in float32 (float64 for float64)."""
         return _run(x, bias, normalizer)
 
     def backward(self, x: Tensor, bias: Tensor, normalizer: float, dg: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of x and bias, contiguous, in their dtypes."""
+        """Return the gradients of x and bias, contiguous, in their dtypes."""
         dx, dbias = pull_back(lambda *leaves: (_run(*leaves, normalizer),), (x, bias), (dg,))
         return dx.contiguous(), dbias
 

@@ -1,4 +1,4 @@
-"""The log decay of a gate by one launch a pass, in float32."""
+"""The log decay of a gate, one launch a pass, in float32."""
 
 import torch
 from torch import Tensor
@@ -13,38 +13,38 @@ class TritonLogGate:
     """x in at most 32 bits on an NVIDIA GPU from Ampere on, of at most 8192 channels."""
 
     def forward(self, x: Tensor, bias: Tensor, normalizer: float) -> Tensor:
-        """logsigmoid(x + bias) / normalizer of x [B, T, D] and bias [D], in float32."""
+        """Return logsigmoid(x + bias) / normalizer of x [B, T, D] and bias [D], in float32."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .rows import log_gate_forward
+        from .rows import log_gate_fwd
 
         g = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         if x.numel():
             count, tiles, constants, warps = _shape(x)
             with on_device_of(x):
                 tensors, numbers = (x.contiguous(), bias.contiguous(), g), (count, 1.0 / normalizer)
-                launch(log_gate_forward, (tiles,), tensors, numbers, constants, warps)
+                launch(log_gate_fwd, (tiles,), tensors, numbers, constants, warps)
         return g
 
     def backward(self, x: Tensor, bias: Tensor, normalizer: float, dg: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of x and bias, contiguous, in their dtypes."""
+        """Return the gradients of x and bias, contiguous, in their dtypes."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .rows import log_gate_backward
+        from .rows import log_gate_bwd
 
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         count, tiles, constants, warps = _shape(x)
-        # of no parts 0
+        # the sum of no parts is 0
         parts = torch.empty(min(PARTS, tiles), x.shape[2], dtype=torch.float32, device=x.device)
         if x.numel():
             with on_device_of(x):
                 tensors = (x.contiguous(), bias.contiguous(), dg.contiguous(), dx, parts)
-                launch(log_gate_backward, (parts.shape[0],), tensors, (count, 1.0 / normalizer), constants, warps)
+                launch(log_gate_bwd, (parts.shape[0],), tensors, (count, 1.0 / normalizer), constants, warps)
         return dx, parts.sum(0).to(bias.dtype)
 
 
 def _shape(x: Tensor) -> tuple[int, int, dict[str, int], int]:
-    """Rows, tiles of them, constants and warps."""
+    """Return rows, tiles of them, constants and warps."""
     batch, length, channels = x.shape
     block = 1 << (channels - 1).bit_length()
     warps = max(4, min(16, block // (32 * HELD)))

@@ -1,4 +1,4 @@
-"""Device code of a gate's log decay and its gradient: a program takes rows of D channels, which are contiguous."""
+"""A gate's log decay and its gradient: a program takes rows of D channels, which are contiguous."""
 
 import triton
 import triton.language as tl
@@ -7,10 +7,14 @@ from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
 
 
 @triton.jit
-def log_gate_forward(
+def log_gate_fwd(
     x, bias, g, count, share, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """g = share log(sigmoid(x + bias)) in float32. count: of rows."""
+    """Grid (tiles of rows,). g = share log(sigmoid(x + bias)).
+
+    x [count, D], bias [D]
+    g [count, D] float32, written
+    """
     d = tl.arange(0, BLOCK)[None, :]
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     inside = (rows < count) & (d < D)
@@ -21,12 +25,14 @@ def log_gate_forward(
 
 
 @triton.jit
-def log_gate_backward(
+def log_gate_bwd(
     x, bias, dg, dx, parts, count, share, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """dx of g's gradient dg, and what each of p programs adds up for the bias: parts [p, D] float32.
+    """Grid (p,). Program n takes tiles n, n + p and so on: sums in the same order in every run.
 
-    Program n takes tiles n, n + p and so on: the same sums in the same order in every run.
+    x, dg [count, D], bias [D]
+    dx [count, D], written
+    parts [p, D] float32, written: what each program adds up for the bias
     """
     column = tl.arange(0, BLOCK)
     d = column[None, :]

@@ -1,8 +1,10 @@
-"""The gates of the linear recurrent units as one launch a pass; float32 inside, the backward pass forms them again.
+"""The gates of the linear recurrent units, one launch a pass; float32 inside, the backward pass computes them again.
 
 A program takes columns of one head: numbers of the state, which are channels, or pairs of two channels. The gates are
 read where the projection leaves them, and their gradients are written into one tensor of its shape.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -10,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, one_minus_exp, sigmoid
-from holdfast.kernels.lru.torch.backend import Gates
+from holdfast.kernels.lru.call import Gates
 from holdfast.kernels.runtime.launch import launch
 
 # channels of a tile, 8 a thread; of a program's row
@@ -22,8 +24,8 @@ SUMMED = 32
 
 
 @triton.jit
-def of_channels(x, PAIRED: tl.constexpr):
-    """What a number's channels share: each column once, or twice."""
+def to_channels(x, PAIRED: tl.constexpr):
+    """Give each of a number's channels its column: once, or twice."""
     if PAIRED:
         return tl.reshape(tl.join(x, x), (x.shape[0], 2 * x.shape[1]))
     else:
@@ -31,8 +33,8 @@ def of_channels(x, PAIRED: tl.constexpr):
 
 
 @triton.jit
-def of_numbers(x, PAIRED: tl.constexpr):
-    """What channels add up to for their number."""
+def sum_channels(x, PAIRED: tl.constexpr):
+    """Add up the channels of each number."""
     if PAIRED:
         return tl.sum(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)), 2)
     else:
@@ -41,45 +43,54 @@ def of_numbers(x, PAIRED: tl.constexpr):
 
 @triton.jit
 def columns_of(block, PAIRED: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's numbers of a head, and their channels."""
+    """Return a program's numbers of a head, and their channels."""
     EACH: tl.constexpr = 2 if PAIRED else 1
     return block * BLOCK + tl.arange(0, BLOCK), block * BLOCK * EACH + tl.arange(0, BLOCK * EACH)
 
 
 @triton.jit
-def column(ptr, at, here):
+def load_column(ptr, at, here):
     return tl.load(ptr + at, mask=here, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
-def tile(ptr, at, columns, inside):
-    """Rows that start at ptr + at."""
+def load_tile(ptr, at, columns, inside):
+    """Load rows that start at ptr + at."""
     return tl.load(ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def put(ptr, at, columns, x, inside):
+def store_tile(ptr, at, columns, x, inside):
     tl.store(ptr + at[:, None] + columns[None, :], x.to(ptr.dtype.element_ty), mask=inside)
+
+
+class Magnitude(NamedTuple):
+    """a, s = sqrt(1 - a^2), and -ds / d log a, which is 0 where s is held at its least, as in `input_scale`."""
+
+    decay: tl.tensor
+    scale: tl.tensor
+    slope: tl.tensor
 
 
 @triton.jit
 def magnitude(r, softplus, strength):
-    """From an open gate r: a, s = sqrt(1 - a^2), and -ds / d log a, which is 0 where s is held at its least, as in
-    `input_scale`."""
+    """Return the Magnitude that an open gate r makes."""
     log_a = -strength * softplus * r
     a, square = tl.exp(log_a), one_minus_exp(2.0 * log_a)
     scale = tl.sqrt(tl.maximum(square, 1e-30))
-    return a, scale, tl.where(square >= 1e-30, a * a / scale, 0.0)
+    return Magnitude(decay=a, scale=scale, slope=tl.where(square >= 1e-30, a * a / scale, 0.0))
 
 
 @triton.jit
-def lru_gates(
+def lru_gates_fwd(
     u_ptr, gates_ptr, bias_ptr, rate_ptr, phase_ptr, a_ptr, write_ptr, theta_ptr,
     count, T, H, across, strength, u_b, u_t, g_b, g_t, g_h,
     P: tl.constexpr, S: tl.constexpr, PAIRED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """a and theta [B, T, H P] float32, write [B, T, H C] in u's dtype. A program: ROWS tokens, BLOCK numbers of a head.
+    """Grid (tiles of tokens * H * across,): a program takes ROWS tokens and BLOCK numbers of a head.
 
+    u [B, T, H C], gates [B, T, H, S], strides; bias [H, S], rate [H P], phase [H P] or None
+    a, theta [B, T, H P] float32, write [B, T, H C] in u's dtype, written
     count: tokens of all sequences. across: programs that share tokens and head.
     """
     C: tl.constexpr = 2 * P if PAIRED else P
@@ -90,69 +101,70 @@ def lru_gates(
     numbers, channels = (token < count)[:, None] & (p < P)[None, :], (token < count)[:, None] & (c < C)[None, :]
     at = batch * g_b + step * g_t + head.to(tl.int64) * g_h
     bias_ptr += head * S
-    r = sigmoid(tile(gates_ptr, at, p, numbers) + column(bias_ptr, p, p < P))
-    i = sigmoid(tile(gates_ptr, at, P + c, channels) + column(bias_ptr, P + c, c < C))
-    u = tile(u_ptr, batch * u_b + step * u_t + head * C, c, channels)
-    softplus = -log_sigmoid(-column(rate_ptr, head * P + p, p < P))
-    a, scale, _ = magnitude(r, softplus, strength)
-    put(a_ptr, (row * H + head) * P, p, a, numbers)
-    put(write_ptr, (row * H + head) * C, c, of_channels(scale, PAIRED) * i * u, channels)
+    r = sigmoid(load_tile(gates_ptr, at, p, numbers) + load_column(bias_ptr, p, p < P))
+    i = sigmoid(load_tile(gates_ptr, at, P + c, channels) + load_column(bias_ptr, P + c, c < C))
+    u = load_tile(u_ptr, batch * u_b + step * u_t + head * C, c, channels)
+    softplus = -log_sigmoid(-load_column(rate_ptr, head * P + p, p < P))
+    found = magnitude(r, softplus, strength)
+    store_tile(a_ptr, (row * H + head) * P, p, found.decay, numbers)
+    store_tile(write_ptr, (row * H + head) * C, c, to_channels(found.scale, PAIRED) * i * u, channels)
     if PAIRED:
-        turn = tile(gates_ptr, at, P + C + p, numbers) + column(bias_ptr, P + C + p, p < P)
-        put(theta_ptr, (row * H + head) * P, p, turn + column(phase_ptr, head * P + p, p < P), numbers)
+        angle = load_tile(gates_ptr, at, P + C + p, numbers) + load_column(bias_ptr, P + C + p, p < P)
+        store_tile(theta_ptr, (row * H + head) * P, p, angle + load_column(phase_ptr, head * P + p, p < P), numbers)
 
 
 @triton.jit
-def lru_gates_gradient(
+def lru_gates_bwd(
     u_ptr, gates_ptr, bias_ptr, rate_ptr, da_ptr, dwrite_ptr, dtheta_ptr, du_ptr, dgates_ptr, parts_ptr,
     count, T, H, across, tiles, strength, u_b, u_t, g_b, g_t, g_h, du_b, du_t,
     P: tl.constexpr, S: tl.constexpr, PAIRED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """du [B, T, H C], dgates [B, T, H, S], contiguous as da, dwrite and dtheta are, and sums over a program's tokens
-    for bias and rate: parts [p, H, S + P] float32.
+    """Grid (parts * H * across,): a program takes tiles of tokens p, p + parts and so on, and BLOCK numbers of a head.
 
-    A program takes tiles of tokens p, p + parts and so on, for BLOCK numbers of a head.
+    u, gates, bias, rate: as in lru_gates_fwd; da, dtheta [B, T, H P], dwrite [B, T, H C], contiguous
+    du [B, T, H C], by strides, dgates [B, T, H, S], contiguous, written
+    parts [p, H, S + P] float32, written: sums over a program's tokens, for bias and rate
     """
     C: tl.constexpr = 2 * P if PAIRED else P
     head = tl.program_id(0) // across % H
     part, stride = tl.program_id(0) // (across * H), tl.num_programs(0) // (across * H)
     p, c = columns_of(tl.program_id(0) % across, PAIRED, BLOCK)
     bias_ptr += head * S
-    r_bias, i_bias = column(bias_ptr, p, p < P), column(bias_ptr, P + c, c < C)
-    rate = column(rate_ptr, head * P + p, p < P)
+    r_bias, i_bias = load_column(bias_ptr, p, p < P), load_column(bias_ptr, P + c, c < C)
+    rate = load_column(rate_ptr, head * P + p, p < P)
     softplus = -log_sigmoid(-rate)
     r_sums, rate_sums = tl.zeros([ROWS, p.shape[0]], tl.float32), tl.zeros([ROWS, p.shape[0]], tl.float32)
-    i_sums, turn_sums = tl.zeros([ROWS, c.shape[0]], tl.float32), tl.zeros([ROWS, p.shape[0]], tl.float32)
+    i_sums, angle_sums = tl.zeros([ROWS, c.shape[0]], tl.float32), tl.zeros([ROWS, p.shape[0]], tl.float32)
     for n in tl.range(part, tiles, stride):
         token = n * ROWS + tl.arange(0, ROWS)
         batch, step, row = (token // T).to(tl.int64), (token % T).to(tl.int64), token.to(tl.int64) * H + head
         numbers, channels = (token < count)[:, None] & (p < P)[None, :], (token < count)[:, None] & (c < C)[None, :]
         at = batch * g_b + step * g_t + head.to(tl.int64) * g_h
-        r = sigmoid(tile(gates_ptr, at, p, numbers) + r_bias)
-        i = sigmoid(tile(gates_ptr, at, P + c, channels) + i_bias)
-        u = tile(u_ptr, batch * u_b + step * u_t + head * C, c, channels)
-        da, dwrite = tile(da_ptr, row * P, p, numbers), tile(dwrite_ptr, row * C, c, channels)
+        r = sigmoid(load_tile(gates_ptr, at, p, numbers) + r_bias)
+        i = sigmoid(load_tile(gates_ptr, at, P + c, channels) + i_bias)
+        u = load_tile(u_ptr, batch * u_b + step * u_t + head * C, c, channels)
+        da, dwrite = load_tile(da_ptr, row * P, p, numbers), load_tile(dwrite_ptr, row * C, c, channels)
         a, scale, slope = magnitude(r, softplus, strength)
-        dscaled = dwrite * of_channels(scale, PAIRED)
-        put(du_ptr, batch * du_b + step * du_t + head * C, c, dscaled * i, channels)
+        dscaled = dwrite * to_channels(scale, PAIRED)
+        store_tile(du_ptr, batch * du_b + step * du_t + head * C, c, dscaled * i, channels)
         di = dscaled * u * i * (1.0 - i)
-        put(dgates_ptr, row * S, P + c, di, channels)
+        store_tile(dgates_ptr, row * S, P + c, di, channels)
         i_sums += di
-        dlog = da * a - of_numbers(dwrite * i * u, PAIRED) * slope
+        dlog = da * a - sum_channels(dwrite * i * u, PAIRED) * slope
         open_ = -strength * dlog * r
         dr = open_ * softplus * (1.0 - r)
-        put(dgates_ptr, row * S, p, dr, numbers)
+        store_tile(dgates_ptr, row * S, p, dr, numbers)
         r_sums += dr
         rate_sums += open_
         if PAIRED:
-            dturn = tile(dtheta_ptr, row * P, p, numbers)
-            put(dgates_ptr, row * S, P + C + p, dturn, numbers)
-            turn_sums += dturn
+            dangle = load_tile(dtheta_ptr, row * P, p, numbers)
+            store_tile(dgates_ptr, row * S, P + C + p, dangle, numbers)
+            angle_sums += dangle
     parts_ptr += (part * H + head).to(tl.int64) * (S + P)
     tl.store(parts_ptr + p, tl.sum(r_sums, 0), mask=p < P)
     tl.store(parts_ptr + P + c, tl.sum(i_sums, 0), mask=c < C)
     if PAIRED:
-        tl.store(parts_ptr + P + C + p, tl.sum(turn_sums, 0), mask=p < P)
+        tl.store(parts_ptr + P + C + p, tl.sum(angle_sums, 0), mask=p < P)
     tl.store(parts_ptr + S + p, tl.sum(rate_sums * sigmoid(rate), 0), mask=p < P)
 
 
@@ -161,8 +173,11 @@ def lru_gates_sums(
     parts_ptr, dbias_ptr, drate_ptr, dphase_ptr, count, H, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dbias [H, S], drate and, where there is a phase, dphase [H P], from parts [count, H, S + P]: in the same order in
-    every run."""
+    """Grid (blocks of H (S + P),). Sums in the same order in every run.
+
+    parts [count, H, S + P] float32
+    dbias [H, S], drate [H P], dphase [H P] or None, written
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head, j, here = at // (S + P), at % (S + P), at < H * (S + P)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -180,7 +195,7 @@ def lru_gates_sums(
 
 
 class _Run:
-    """Inputs as the kernels take them, contiguous where they are read so."""
+    """Inputs as the kernels take them, contiguous where the kernels assume it."""
 
     def __init__(self, given: Gates) -> None:
         self.u, self.gates = (x if x.stride(-1) == 1 else x.contiguous() for x in given[:2])
@@ -202,22 +217,24 @@ class _Run:
 
 
 def run_forward(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
-    """a, write and theta, as `lru_gates` of pytorch.py returns them; contiguous, a and theta float32."""
+    """Return a, write and theta, as `lru_gates` of torch/backend.py does; contiguous, a and theta float32."""
     run = _Run(given)
     a, write = run.empty(run.rate.shape[0], torch.float32), run.empty(run.u.shape[2], run.u.dtype)
     theta = run.empty(run.rate.shape[0], torch.float32) if run.paired else None
     if a.numel():
         tensors = (run.u, run.gates, run.bias, run.rate, run.phase, a, write, theta)
         grid = (run.tiles * run.heads * run.across,)
-        launch(lru_gates, grid, tensors, (*run.sizes, given.strength, *run.strides), run.constants, WARPS)
+        launch(lru_gates_fwd, grid, tensors, (*run.sizes, given.strength, *run.strides), run.constants, WARPS)
     return a, write, theta
 
 
 def run_backward(
     given: Gates, da: Tensor, dwrite: Tensor, dtheta: Tensor | None, into: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of u, gates, bias, rate and phase, in their dtypes. into: where that of u will be, part of a wider
-    tensor."""
+    """Return the gradients of u, gates, bias, rate and phase, in their dtypes.
+
+    into: where that of u goes, part of a wider tensor.
+    """
     run = _Run(given)
     du = torch.empty(run.u.shape, dtype=run.u.dtype, device=run.u.device) if into is None else into
     dgates = torch.empty(run.gates.shape, dtype=run.gates.dtype, device=run.u.device)
@@ -230,7 +247,7 @@ def run_backward(
         read = (da.contiguous(), dwrite.contiguous(), None if dtheta is None else dtheta.contiguous())
         tensors = (run.u, run.gates, run.bias, run.rate, *read, du, dgates, parts)
         numbers = (*run.sizes, run.tiles, given.strength, *run.strides, *du.stride()[:2])
-        launch(lru_gates_gradient, (count * alike,), tensors, numbers, run.constants, WARPS)
+        launch(lru_gates_bwd, (count * alike,), tensors, numbers, run.constants, WARPS)
     else:
         parts.zero_()
     summed = {"P": run.numbers, "S": width, "BLOCK": SUMMED, "ROWS": SUMMED}

@@ -10,8 +10,10 @@ from holdfast.planner.models.norm import triton as model
 
 
 class TritonGatedNorm:
-    """Rows of at most 8192 channels on NVIDIA GPUs from Ampere on, in float32 throughout; the mean is formed again by
-    the backward pass, so that nothing beside the inputs is kept."""
+    """Rows of at most 8192 channels on NVIDIA GPUs from Ampere on, in float32 throughout.
+
+    The backward pass computes the mean again, so that nothing beside the inputs is saved.
+    """
 
     name = "triton"
 
@@ -26,7 +28,7 @@ class TritonGatedNorm:
         return model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: GatedNormCall) -> Tensor:
-        """y [B, T, H, D], contiguous, in o's dtype."""
+        """Return y [B, T, H, D], contiguous, in o's dtype."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from . import rows
@@ -37,14 +39,16 @@ class TritonGatedNorm:
             tensors = (run.o, run.gate, run.weight, y)
             numbers = (run.count, *call.o.shape[1:3], call.eps, *run.strides(run.o), *run.strides(run.gate))
             with on_device_of(y):
-                launch(rows.norm_forward, (run.tiles * run.heads,), tensors, numbers, run.constants(), plan["warps"])
+                launch(rows.norm_fwd, (run.tiles * run.heads,), tensors, numbers, run.constants(), plan["warps"])
         return y
 
     def backward(
         self, plan: Plan, call: GatedNormCall, grad_y: Tensor, into: Tensor | None = None
     ) -> list[Tensor | None]:
-        """Gradients of o, gate and weight, None where the input is. into: where that of gate will be, part of a wider
-        tensor."""
+        """Return the gradients of o, gate and weight, None where the input is.
+
+        into: where that of gate goes, part of a wider tensor.
+        """
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from . import rows
@@ -60,9 +64,7 @@ class TritonGatedNorm:
             strides = (stride for x in (run.o, run.gate, dy, dgate) for stride in run.strides(x))
             numbers = (run.count, run.tiles, *call.o.shape[1:3], call.eps, *strides)
             with on_device_of(do):
-                launch(
-                    rows.norm_backward, (plan["parts"] * run.heads,), tensors, numbers, run.constants(), plan["warps"]
-                )
+                launch(rows.norm_bwd, (plan["parts"] * run.heads,), tensors, numbers, run.constants(), plan["warps"])
         elif parts is not None:
             parts.zero_()
         return [do, dgate, None if parts is None else parts.sum(0).to(call.weight.dtype)]
@@ -73,7 +75,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class _Run:
-    """A call as the kernels take it. heads: that have a weight of their own; count: rows of each."""
+    """A call as the kernels take it. heads: those with a weight of their own; count: rows of each."""
 
     def __init__(self, plan: Plan, call: GatedNormCall) -> None:
         batch, length, heads, width = call.o.shape

@@ -1,13 +1,14 @@
-"""Rotation of queries and keys as one launch; a gradient's is the same by the opposite angle.
+"""Rotation of queries and keys in one launch; their gradients are rotated by the opposite angle.
 
-A program takes some tokens of q or of k. The angle of a token and channel pair is position * base^(-j / half): a
-float32 cannot hold one of 10^6 radians, so that turns are counted in an integer, as multiples of 2^-64 of a turn, whose
+A program takes some tokens of q or of k. The angle of a token and channel pair is position * base^(-j / half). A
+float32 cannot hold one of 10^6 radians, so turns are counted in an integer, as multiples of 2^-64 of a turn, whose
 overflow drops whole turns and nothing else. The frequencies are powers of one ratio in float64, some bits of j at a
 time; all heads of a token share its cosines and sines. So there is no table to keep.
 """
 
 import math
 import struct
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,9 +23,30 @@ TILE, WARPS = 1024, 4
 _PER_RADIAN, _QUARTER = tl.constexpr(1 / math.tau), tl.constexpr(math.tau / 2**32)
 
 
+class Pointers(NamedTuple):
+    """What is rotated, and where it goes."""
+
+    source: tl.tensor
+    out: tl.tensor
+
+
+class Offsets(NamedTuple):
+    """Where a tile [tokens, pairs] begins in both."""
+
+    source: tl.tensor
+    out: tl.tensor
+
+
+class Rotation(NamedTuple):
+    """cos and sin of a tile's angles."""
+
+    cos: tl.tensor
+    sin: tl.tensor
+
+
 @triton.jit
-def per_token(ratio, j, BITS: tl.constexpr):
-    """The turns of channel pairs j a token, ratio^j / 2 pi, as multiples of 2^-64. ratio: the bits of a float64."""
+def turns_per_token(ratio, j, BITS: tl.constexpr):
+    """Return the turns of channel pairs j a token, ratio^j / 2 pi, in units of 2^-64. ratio: the bits of a float64."""
     power = ratio.to(tl.float64, bitcast=True)
     turns = tl.full(j.shape, _PER_RADIAN, tl.float64)
     for bit in tl.static_range(BITS):
@@ -36,22 +58,23 @@ def per_token(ratio, j, BITS: tl.constexpr):
 
 
 @triton.jit
-def angles(position, frequency):
-    """cos and sin [tokens, pairs] of positions and multiples of 2^-64 of a turn a token."""
+def cos_sin(position, frequency):
+    """Return cos and sin [tokens, pairs] from positions and frequencies, in units of 2^-64 of a turn a token."""
     fraction = ((position[:, None] * frequency[None, :]) >> 32).to(tl.int32)
     quadrant = (fraction + 536870912) >> 30
     return reduced_cos_sin((fraction - (quadrant << 30)).to(tl.float32) * _QUARTER, quadrant)
 
 
 @triton.jit
-def turn_heads(x_ptr, y_ptr, at, to, cosine, sine, inside, x_head, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Every head of tokens whose first elements are x_ptr + at, into y_ptr + to."""
-    x, y = x_ptr + at, y_ptr + to
+def rotate_heads(pointers, offsets, rotation, inside, x_head, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """Rotate every head of a tile's tokens."""
+    x, y = pointers.source + offsets.source, pointers.out + offsets.out
+    cosine, sine = rotation
     for _ in tl.range(HEADS):
         a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
         b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y, (a * cosine - b * sine).to(y_ptr.dtype.element_ty), mask=inside)
-        tl.store(y + HALF, (a * sine + b * cosine).to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(y, (a * cosine - b * sine).to(pointers.out.dtype.element_ty), mask=inside)
+        tl.store(y + HALF, (a * sine + b * cosine).to(pointers.out.dtype.element_ty), mask=inside)
         x += x_head
         y += 2 * HALF
 
@@ -63,9 +86,12 @@ def rotary(
     HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     BITS: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """y, z [B, T, H, D], heads side by side, of q and k, by even and odd programs. count: tokens of all sequences.
+    """Grid (2 * tiles of tokens,): even programs rotate q into y, odd ones k into z.
 
-    position [B, T] by its strides, or None for each token's place in T. ratio: bits of base^(-1 / HALF).
+    q [B, T, HQ, D], k [B, T, HK, D], strides
+    y, z: of the same shapes, heads side by side, written
+    position [B, T], strides, or None for each token's place in T
+    count: tokens of all sequences. ratio: bits of base^(-1 / HALF)
     """
     token = tl.program_id(0) // 2 * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, BLOCK)
@@ -73,16 +99,17 @@ def rotary(
     position = step
     if position_ptr is not None:
         position = tl.load(position_ptr + batch * p_b + step * p_t, mask=token < count, other=0).to(tl.int64)
-    cosine, sine = angles(position, per_token(ratio, j, BITS))
+    cosine, sine = cos_sin(position, turns_per_token(ratio, j, BITS))
     if INVERSE:
         sine = -sine
+    rotation = Rotation(cos=cosine, sin=sine)
     inside = (token < count)[:, None] & (j < HALF)[None, :]
     if tl.program_id(0) % 2 == 0:
         at, to = (batch * q_b + step * q_t)[:, None] + j[None, :], (batch * y_b + step * y_t)[:, None] + j[None, :]
-        turn_heads(q_ptr, y_ptr, at, to, cosine, sine, inside, q_h, HQ, HALF)
+        rotate_heads(Pointers(source=q_ptr, out=y_ptr), Offsets(source=at, out=to), rotation, inside, q_h, HQ, HALF)
     else:
         at, to = (batch * k_b + step * k_t)[:, None] + j[None, :], (batch * z_b + step * z_t)[:, None] + j[None, :]
-        turn_heads(k_ptr, z_ptr, at, to, cosine, sine, inside, k_h, HK, HALF)
+        rotate_heads(Pointers(source=k_ptr, out=z_ptr), Offsets(source=at, out=to), rotation, inside, k_h, HK, HALF)
 
 
 def run(
@@ -93,10 +120,10 @@ def run(
     inverse: bool,
     into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q and k [B, T, H, D] turned by position [B, T] or [1, T], or by each token's place in T; contiguous.
+    """Return q and k [B, T, H, D] rotated by position [B, T] or [1, T], or by each token's place in T; contiguous.
 
-    inverse: turned back. D is even; q and k have one dtype of at most 32 bits. into: where they will be instead, parts
-    of a wider tensor with heads side by side.
+    inverse: by the opposite angle. D is even; q and k have one dtype of at most 32 bits. into: where the results go
+    instead, parts of a wider tensor with heads side by side.
     """
     batch, length, heads, width = q.shape
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))

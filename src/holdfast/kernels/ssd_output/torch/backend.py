@@ -17,11 +17,11 @@ class PyTorchOutput:
     """Every call."""
 
     def forward(self, call: OutputCall) -> Tensor:
-        """y [B, T, H, P], contiguous, in o's dtype."""
+        """Return y [B, T, H, P], contiguous, in o's dtype."""
         return _run(call).contiguous()
 
     def backward(self, call: OutputCall, dy: Tensor, dz: Tensor | None = None) -> Gradients:
-        """Gradients of o, D, z and weight, None where the input is. dz: where that of z is written."""
+        """Return the gradients of o, D, z and weight, None where the input is. dz: where that of z is written."""
         given = {name: getattr(call, name) for name in _LEAVES if getattr(call, name) is not None}
 
         def run(*leaves: Tensor) -> tuple[Tensor]:
@@ -33,7 +33,7 @@ class PyTorchOutput:
         return tuple(grads.get(name) for name in _LEAVES)
 
     def add_skip(self, dx: Tensor, do: Tensor, D: Tensor, into: Tensor) -> None:
-        """into = dx + D do, which is x's whole gradient; all but D [B, T, H, P]. into may be dx."""
+        """Write into = dx + D do, which is x's whole gradient; all but D [B, T, H, P]. into may be dx."""
         dtype = torch.promote_types(dx.dtype, torch.float32)
         into.copy_(dx.to(dtype) + _beside(D, dtype) * do)
 

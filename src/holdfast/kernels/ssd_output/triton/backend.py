@@ -33,10 +33,10 @@ class TritonOutput:
         return None
 
     def forward(self, call: OutputCall) -> Tensor:
-        """y [B, T, H, P], contiguous, in o's dtype."""
+        """Return y [B, T, H, P], contiguous, in o's dtype."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .forward import ssd_output_forward
+        from .forward import ssd_output_fwd
 
         run = _Run(call, "forward", None if call.D is None else call.x, call.z)
         y = torch.empty(call.o.shape, dtype=call.o.dtype, device=call.o.device)
@@ -44,14 +44,17 @@ class TritonOutput:
             tensors = (call.o.contiguous(), *run.tensors[:1], run.D, *run.tensors[1:], run.weight, y)
             numbers = (*run.sizes, call.eps, *run.strides)
             with on_device_of(y):
-                launch(ssd_output_forward, (run.tiles * run.blocks,), tensors, numbers, run.constants, run.warps)
+                launch(ssd_output_fwd, (run.tiles * run.blocks,), tensors, numbers, run.constants, run.warps)
         return y
 
     def backward(self, call: OutputCall, dy: Tensor, dz: Tensor | None = None) -> Gradients:
-        """Gradients of o, D, z and weight, None where the input is. dz: where that of z is written, of dense rows."""
+        """Return the gradients of o, D, z and weight, None where the input is.
+
+        dz: where that of z is written, of dense rows.
+        """
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .backward import ssd_output_backward, ssd_output_sums
+        from .backward import ssd_output_bwd, ssd_output_sums
 
         o, given = call.o.contiguous(), (call.D, call.weight)
         do = torch.empty(o.shape, dtype=o.dtype, device=o.device)
@@ -71,7 +74,7 @@ class TritonOutput:
         tensors = (o, x, run.D, z, run.weight, gradient, do, to, parts)
         with on_device_of(do):
             numbers = (*run.sizes, call.eps, *run.strides)
-            launch(ssd_output_backward, (programs * run.blocks,), tensors, numbers, run.constants, run.warps)
+            launch(ssd_output_bwd, (programs * run.blocks,), tensors, numbers, run.constants, run.warps)
             if parts is not None:
                 heads, constants = o.shape[2], run.of_sums()
                 numbers = (programs, run.sizes[2])
@@ -79,7 +82,7 @@ class TritonOutput:
         return do, dD, dz, dweight
 
     def add_skip(self, dx: Tensor, do: Tensor, D: Tensor, into: Tensor) -> None:
-        """into = dx + D do, which is x's whole gradient; all but D [B, T, H, P]. into, of dense rows, may be dx."""
+        """Write into = dx + D do, x's whole gradient; all but D [B, T, H, P]. into, of dense rows, may be dx."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .backward import ssd_output_add_skip
@@ -93,7 +96,7 @@ class TritonOutput:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x [B, T, H, P] with a token's channels side by side."""
+    """Return x [B, T, H, P] with a token's channels side by side."""
     return x if x.stride(3) == 1 and (x.shape[2] == 1 or x.stride(2) == x.shape[3]) else x.contiguous()
 
 
@@ -126,12 +129,12 @@ class _Run:
         }
 
     def programs(self, sms: int | None) -> int:
-        """Of a block of channels, backward: as many as a device holds at a time, at most one a tile."""
+        """Return the programs of a block of channels: as many as a device holds at a time, at most one a tile."""
         threads = PLAIN_THREADS if self.weight is None else THREADS
         together = threads // (32 * self.warps) * sms if sms else ELSEWHERE
         return max(1, min(self.tiles, together // self.blocks))
 
     def of_sums(self) -> dict[str, Any]:
-        """Constants of the kernel that adds up what programs have summed."""
+        """Return the constants of the kernel that adds up what programs have summed."""
         block = 1 << (self.width - 1).bit_length()
         return {"P": self.width, "PER_CHANNEL": self.per_channel, "BLOCK": block, "ROWS": max(1, SUMMED // block)}

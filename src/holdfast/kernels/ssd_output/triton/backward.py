@@ -1,22 +1,26 @@
-"""Device code of the gradients of the layer's end: what the forward pass computed is formed again."""
+"""Gradients of the end of Mamba-2's layer: what the forward pass computed is computed again."""
 
 import triton
 import triton.language as tl
 
-from .tile import load_rows, rows_at, skip_of
+from .tile import load_rows, load_skip, row_offsets
 
 
 @triton.jit
-def ssd_output_backward(
+def ssd_output_bwd(
     o, x, D, z, weight, dy, do, dz, parts, count, length, channels, eps,
     x_batch, x_step, z_batch, z_step, dy_batch, dy_step, dz_batch, dz_step,
     P: tl.constexpr, PER_CHANNEL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """do, contiguous, and dz [B, T, channels], and what each of p programs adds up for D and then for weight, as far as
-    they are given: parts [p, 1 or 2, channels] float32, for `ssd_output_sums`.
+    """Grid (p * blocks of channels,). Programs of a block take its tiles of rows in turn: sums in the same order in
+    every run.
 
-    Programs of a block of channels take its tiles of rows in turn: the same sums in the same order in every run.
+    o [B, T, channels], contiguous; x, z, dy [B, T, channels], strides in units of UNIT; D [H] or [channels]; weight
+        [channels]; x, D, z and weight may be None
+    do [B, T, channels], contiguous, dz [B, T, channels], by strides, or None, written
+    parts [p, 1 or 2, channels] float32 or None, written: what each program adds up for D and then for weight, as far as
+        they are given, for `ssd_output_sums`
     """
     SUMS: tl.constexpr = (D is not None) + (weight is not None)
     blocks = tl.cdiv(channels, WIDTH)
@@ -32,14 +36,14 @@ def ssd_output_backward(
         rows = tile * ROWS + tl.arange(0, ROWS)
         inside = (rows < count)[:, None] & here[None, :]
         to = rows.to(tl.int64)[:, None] * channels
-        gradient = load_rows(dy, rows_at(rows, length, dy_batch, dy_step, UNIT), d, inside)
+        gradient = load_rows(dy, row_offsets(rows, length, dy_batch, dy_step, UNIT), d, inside)
         value = load_rows(o, to, d, inside)
-        # weights come from a cache each time: registers are for what waits for sums over rows
+        # weights come from a cache each time: registers are needed for what waits for sums over rows
         if D is not None:
-            entry = load_rows(x, rows_at(rows, length, x_batch, x_step, UNIT), d, inside)
-            value += skip_of(D, d, here, P, PER_CHANNEL) * entry
+            entry = load_rows(x, row_offsets(rows, length, x_batch, x_step, UNIT), d, inside)
+            value += load_skip(D, d, here, P, PER_CHANNEL) * entry
         if z is not None:
-            gate = load_rows(z, rows_at(rows, length, z_batch, z_step, UNIT), d, inside)
+            gate = load_rows(z, row_offsets(rows, length, z_batch, z_step, UNIT), d, inside)
             share = 1.0 / (1.0 + tl.exp(-gate))
         if weight is not None:
             normal = value * (gate * share) if z is not None else value
@@ -52,7 +56,7 @@ def ssd_output_backward(
             gradient = inverse * (gradient - normal * (tl.sum(gradient * normal, 1) / WIDTH)[:, None])
         if z is not None:
             slope = share * (1.0 + gate * (1.0 - share))
-            at = rows_at(rows, length, dz_batch, dz_step, UNIT) + d[None, :]
+            at = row_offsets(rows, length, dz_batch, dz_step, UNIT) + d[None, :]
             tl.store(dz + at, (gradient * value * slope).to(dz.dtype.element_ty), mask=inside)
             gradient *= gate * share
         if D is not None:
@@ -70,7 +74,11 @@ def ssd_output_sums(
     parts, dD, dweight, count, channels, P: tl.constexpr, PER_CHANNEL: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dD [H] or [H, P] and dweight [channels], or None, of parts [count, 1 or 2, channels]; a program takes a head."""
+    """Grid (H, 1 or 2).
+
+    parts [count, 1 or 2, channels] float32
+    dD [H] or [H, P], dweight [channels], written; either may be None
+    """
     SUMS: tl.constexpr = (dD is not None) + (dweight is not None)
     head, which = tl.program_id(0), tl.program_id(1)
     p = tl.arange(0, BLOCK)
@@ -99,7 +107,11 @@ def ssd_output_add_skip(
     P: tl.constexpr, PER_CHANNEL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """into [B, T, channels] = dx + D do, both contiguous."""
+    """Grid (tiles of rows * blocks of channels,). into = dx + D do.
+
+    dx, do [B, T, channels], contiguous; D [H] or [channels]
+    into [B, T, channels], strides in units of UNIT, written
+    """
     blocks = tl.cdiv(channels, WIDTH)
     column = tl.arange(0, BLOCK)
     d = tl.program_id(0) % blocks * WIDTH + column
@@ -107,6 +119,6 @@ def ssd_output_add_skip(
     rows = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
     inside = (rows < count)[:, None] & here[None, :]
     at = rows.to(tl.int64)[:, None] * channels
-    value = load_rows(dx, at, d, inside) + skip_of(D, d, here, P, PER_CHANNEL) * load_rows(do, at, d, inside)
-    to = rows_at(rows, length, into_batch, into_step, UNIT) + d[None, :]
+    value = load_rows(dx, at, d, inside) + load_skip(D, d, here, P, PER_CHANNEL) * load_rows(do, at, d, inside)
+    to = row_offsets(rows, length, into_batch, into_step, UNIT) + d[None, :]
     tl.store(into + to, value.to(into.dtype.element_ty), mask=inside)

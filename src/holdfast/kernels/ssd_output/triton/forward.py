@@ -1,20 +1,24 @@
-"""Device code of the end of Mamba-2's layer: o, x and z are read once and y is written once."""
+"""The end of Mamba-2's layer: o, x and z are read once and y is written once."""
 
 import triton
 import triton.language as tl
 
-from .tile import load_rows, rows_at, skip_of
+from .tile import load_rows, load_skip, row_offsets
 
 
 @triton.jit
-def ssd_output_forward(
+def ssd_output_fwd(
     o, x, D, z, weight, y, count, length, channels, eps, x_batch, x_step, z_batch, z_step,
     P: tl.constexpr, PER_CHANNEL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """y [B, T, channels]. o, y: contiguous; weight [channels]: that of a norm over WIDTH channels, or None.
+    """Grid (tiles of tokens * blocks of channels,): a program takes ROWS tokens and WIDTH channels.
 
-    count: tokens. A program takes ROWS of them and WIDTH channels.
+    o [B, T, channels], contiguous; x, z [B, T, channels], strides in units of UNIT; D [H] or [channels]; x, D and z may
+        be None
+    weight [channels] or None: of a norm over WIDTH channels
+    y [B, T, channels], contiguous, written
+    count: tokens of all sequences
     """
     blocks = tl.cdiv(channels, WIDTH)
     column = tl.arange(0, BLOCK)
@@ -25,11 +29,11 @@ def ssd_output_forward(
     to = rows.to(tl.int64)[:, None] * channels
     value = load_rows(o, to, d, inside)
     if D is not None:
-        value += skip_of(D, d, here, P, PER_CHANNEL) * load_rows(
-            x, rows_at(rows, length, x_batch, x_step, UNIT), d, inside
+        value += load_skip(D, d, here, P, PER_CHANNEL) * load_rows(
+            x, row_offsets(rows, length, x_batch, x_step, UNIT), d, inside
         )
     if z is not None:
-        gate = load_rows(z, rows_at(rows, length, z_batch, z_step, UNIT), d, inside)
+        gate = load_rows(z, row_offsets(rows, length, z_batch, z_step, UNIT), d, inside)
         value *= gate / (1.0 + tl.exp(-gate))
     if weight is not None:
         value *= tl.rsqrt(tl.sum(value * value, 1) / WIDTH + eps)[:, None]

@@ -12,13 +12,13 @@ class PyTorchSteps:
     """Every call."""
 
     def forward(self, call: StepsCall) -> tuple[Tensor, Tensor]:
-        """The step sizes and the log decays, [B, T, H], in the call's dtype."""
+        """Return the step sizes and the log decays, [B, T, H], in the call's dtype."""
         return tuple(x.contiguous() for x in _run(call))
 
     def backward(
         self, call: StepsCall, dstep: Tensor, dg: Tensor, ddt: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Gradients of dt, A and dt_bias, in their dtypes, of those of the results. ddt: where the first is written."""
+        """Return the gradients of dt, A and dt_bias, in their dtypes. ddt: where the first is written."""
         given = {name: x for name, x in zip(("dt", "A", "dt_bias"), call, strict=False) if x is not None}
 
         def run(*leaves: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,7 +30,7 @@ class PyTorchSteps:
 
 
 def _run(call: StepsCall) -> tuple[Tensor, Tensor]:
-    # a copy, that no result is an argument
+    # a copy, so that no result is an argument
     step = call.dt.to(call.dtype, copy=True)
     if call.dt_bias is not None:
         step = step + call.dt_bias.to(call.dtype)

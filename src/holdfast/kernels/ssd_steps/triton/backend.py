@@ -1,4 +1,4 @@
-"""Step sizes and log decays by one launch a pass, in float32."""
+"""Step sizes and log decays of SSD, one launch a pass, in float32."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ class TritonSteps:
     """Calls without float64 on an NVIDIA GPU from Ampere on."""
 
     def forward(self, call: StepsCall) -> tuple[Tensor, Tensor]:
-        """The step sizes and the log decays, [B, T, H] float32."""
+        """Return the step sizes and the log decays, [B, T, H] float32."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .forward import ssd_steps_forward
+        from .forward import ssd_steps_fwd
 
         dt = call.dt
         step, g = (torch.empty(dt.shape, dtype=torch.float32, device=dt.device) for _ in range(2))
@@ -31,16 +31,16 @@ class TritonSteps:
             numbers = (dt.shape[0] * dt.shape[1], *dt.shape[1:], *dt.stride())
             tiles, constants = _shape(call)
             with on_device_of(dt):
-                launch(ssd_steps_forward, (tiles,), tensors, numbers, constants, WARPS)
+                launch(ssd_steps_fwd, (tiles,), tensors, numbers, constants, WARPS)
         return step, g
 
     def backward(
         self, call: StepsCall, dstep: Tensor, dg: Tensor, ddt: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Gradients of dt, A and dt_bias, in their dtypes, of those of the results. ddt: where the first is written."""
+        """Return the gradients of dt, A and dt_bias, in their dtypes. ddt: where the first is written."""
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .backward import ssd_steps_backward, ssd_steps_sums
+        from .backward import ssd_steps_bwd, ssd_steps_sums
 
         dt, (A, dt_bias) = call.dt, _heads(call)
         if ddt is None:
@@ -53,8 +53,8 @@ class TritonSteps:
             if dt.numel():
                 tensors = (dt, A, dt_bias, dstep.contiguous(), dg.contiguous(), ddt, parts)
                 numbers = (dt.shape[0] * dt.shape[1], *dt.shape[1:], *dt.stride(), *ddt.stride())
-                launch(ssd_steps_backward, (programs,), tensors, numbers, constants, WARPS)
-            # of no parts 0
+                launch(ssd_steps_bwd, (programs,), tensors, numbers, constants, WARPS)
+            # the sum of no parts is 0
             constants = {"BLOCK_H": block, "ROWS": max(1, SUMMED // block)}
             launch(ssd_steps_sums, (2,), (parts, dA, dbias), (programs, heads), constants, WARPS)
         return ddt, dA, dbias
@@ -65,7 +65,7 @@ def _heads(call: StepsCall) -> tuple[Tensor | None, ...]:
 
 
 def _shape(call: StepsCall) -> tuple[int, dict[str, Any]]:
-    """Tiles of tokens, and constants."""
+    """Return the tiles of tokens, and constants."""
     batch, length, heads = call.dt.shape
     block = 1 << (heads - 1).bit_length()
     tokens = max(1, TILE // block)

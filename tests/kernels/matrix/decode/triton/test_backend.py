@@ -10,7 +10,7 @@ from holdfast.planner import Device, Problem
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 pytest.importorskip("triton")
-from holdfast.kernels.matrix.decode.triton.step import decode
+from holdfast.kernels.matrix.decode.triton.step import matrix_decode
 from interpreted import interpret
 from parity import relative_error
 from triton_compile import TARGETS, compile_for
@@ -24,11 +24,11 @@ def test_decoding_interpreted():
 
 @pytest.mark.parametrize("capability", TARGETS)
 def test_decoding_compiles(capability):
-    found = dict.fromkeys(decode.arg_names, 128) | {"scale": 0.1, "eps": 0.0, "m_ptr": None, "GROUP": 1}
+    found = dict.fromkeys(matrix_decode.arg_names, 128) | {"scale": 0.1, "eps": 0.0, "m_ptr": None, "GROUP": 1}
     found |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), torch.bfloat16)
     found |= dict.fromkeys(("g_ptr", "beta_ptr", "state_ptr", "next_ptr"), torch.float32)
     found |= {"K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 32, "VECTOR": False, "DELTA": True}
-    made = compile_for(decode, capability, found, num_warps=4)
+    made = compile_for(matrix_decode, capability, found, num_warps=4)
     assert made.stack == 0
     # the state moves 16 bytes a thread at a time
     assert "ld.global.v4" in made.ptx

@@ -23,7 +23,7 @@ def check(B=2, T=37, H=3, packed=None, exponential=True, dtype=torch.float32, st
     cotangents = [torch.randn(x.shape, generator=draw).to(device) for x in found]
     total = sum((x * y.double()).sum() for x, y in zip(exact, cotangents, strict=True))
     grads = torch.autograd.grad(total, leaves)
-    got = [*found, *kernel.backward(i, f, m, cu_seqlens, exponential, *found[:2], *cotangents)]
+    got = [*found, *kernel.backward(i, f, m, cu_seqlens, exponential, *found[:2], kernel.Cotangents(*cotangents))]
     errors = [relative_error(x.double(), y) for x, y in zip(got, [*exact, *grads], strict=True)]
     limits = [1e-6] * 4 + [2.0**-7 if dtype == torch.bfloat16 else 1e-6] * 2 + [1e-6]
     case = (B, T, H, packed, exponential, dtype, strength)
@@ -68,7 +68,7 @@ def equal_arguments_share_the_gradient(device="cpu"):
     total = sum((x * y.double()).sum() for x, y in zip(exact, cotangents, strict=True))
     # a gradient of f is less than any float32
     (right,) = torch.autograd.grad(total, leaves[:1])
-    di, _, _ = kernel.backward(i, f, None, None, True, *found[:2], *cotangents, None)
+    di, _, _ = kernel.backward(i, f, None, None, True, *found[:2], kernel.Cotangents(*cotangents, None))
     assert relative_error(di.double(), right) <= 1e-6
 
 
@@ -95,7 +95,8 @@ def nan_stays_in_its_sequence(device="cpu"):
     dm = torch.zeros_like(i)
     dm[0, 20] = torch.nan
     kept = kernel.forward(i, torch.zeros_like(f), None, cu_seqlens, True)[:2]
-    di, df, _ = kernel.backward(i, f, None, cu_seqlens, True, *kept, *(torch.ones_like(i) for _ in range(2)), dm, None)
+    cotangents = kernel.Cotangents(torch.ones_like(i), torch.ones_like(i), dm, None)
+    di, df, _ = kernel.backward(i, f, None, cu_seqlens, True, *kept, cotangents)
     inside[7:20], inside[21:] = True, False
     assert all(x[0, 20].isnan().any() and not x[0, ~inside].isnan().any() for x in (di, df))
 
@@ -126,9 +127,10 @@ def nan_passes_no_end_within_a_tile(device="cpu"):
     good = kernel.forward(i, f, m, cu_seqlens, True)
     for given in ((i.masked_fill(place, torch.nan), f), (i, f.masked_fill(place, torch.nan))):
         assert_only_there(kernel.forward(*given, m, cu_seqlens, True), good)
-    right = kernel.backward(i, f, m, cu_seqlens, True, *good[:2], dg, dbeta, dm, dlast)
+    right = kernel.backward(i, f, m, cu_seqlens, True, *good[:2], kernel.Cotangents(dg, dbeta, dm, dlast))
     cotangents = dg, dbeta, dm, dlast
     for n, x in enumerate(cotangents):
         x = x.masked_fill(place if x.dim() == 3 else own, torch.nan)
         given = (*cotangents[:n], x, *cotangents[n + 1 :])
-        assert_only_there(kernel.backward(i, f, m, cu_seqlens, True, *good[:2], *given), right)
+        bad = kernel.backward(i, f, m, cu_seqlens, True, *good[:2], kernel.Cotangents(*given))
+        assert_only_there(bad, right)

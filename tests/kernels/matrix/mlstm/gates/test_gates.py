@@ -4,11 +4,11 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from holdfast.kernels.matrix.mlstm.gates.launch import mlstm_sigmoid_gates, mlstm_sigmoid_gates_gradient
+from holdfast.kernels.matrix.mlstm.gates.launch import mlstm_sigmoid_gates, mlstm_sigmoid_gates_bwd
 from holdfast.kernels.matrix.mlstm.gates.stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
 from holdfast.kernels.matrix.mlstm.gates.stabilizer_grad import (
-    mlstm_stabilizer_gradient,
-    mlstm_stabilizer_gradient_maps,
+    mlstm_stabilizer_bwd,
+    mlstm_stabilizer_bwd_maps,
 )
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
@@ -26,7 +26,7 @@ def compiled(kernel, capability, size, warps, **changed):
 
 
 @pytest.mark.parametrize("size", [1, 32])
-@pytest.mark.parametrize("kernel", [mlstm_sigmoid_gates, mlstm_sigmoid_gates_gradient])
+@pytest.mark.parametrize("kernel", [mlstm_sigmoid_gates, mlstm_sigmoid_gates_bwd])
 def test_sigmoid_gating_compiles(kernel, size):
     assert compiled(kernel, 80, size, 4, TOKENS=64, HEADS=16).stack == 0
 
@@ -51,5 +51,5 @@ def test_exponential_gating_compiles(capability, cu_seqlens, size):
         )
         found = compiled(kernel, *given, cu_seqlens=cu_seqlens, map_ptr=torch.float64, **constants).stack
         assert found <= 8 * spilled, kernel.fn.__name__
-    for kernel in (mlstm_stabilizer_gradient_maps, mlstm_stabilizer_gradient):
+    for kernel in (mlstm_stabilizer_bwd_maps, mlstm_stabilizer_bwd):
         assert compiled(kernel, *given, cu_seqlens=cu_seqlens, **constants).stack == 0, kernel.fn.__name__

@@ -35,7 +35,7 @@ class TritonDecode:
         return self.step(plan, call, after), after
 
     def step(self, plan: Plan, call: MatrixCall, after: Tensor) -> Tensor:
-        """o [B, 1, H, V]; after [B, H, K, V (+ 1)] gets the state.
+        """Return o [B, 1, H, V]; after [B, H, K, V (+ 1)] gets the state.
 
         after may be call.initial_state itself, which is then updated in place, unless there is a normaliser.
         """

@@ -1,4 +1,4 @@
-"""Device code of one token: each cell of the state is read once, written once and used in between."""
+"""One token of decoding: each cell of the state is read once, used, and written once."""
 
 import torch
 import triton
@@ -12,17 +12,20 @@ from holdfast.recurrences.definition import MatrixCall
 
 
 @triton.jit
-def decode(
+def matrix_decode(
     q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, m_ptr, state_ptr, o_ptr, next_ptr,
     H, scale, eps, q_batch, q_head, k_batch, k_head, v_batch, v_head, g_batch, g_head, g_key, beta_batch, beta_head,
     m_batch, m_head, state_key,
     GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     VECTOR: tl.constexpr, DELTA: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, head and block of V's columns: MatrixCall's step.
+    """Grid (B * H * blocks of V's columns,): MatrixCall's step.
 
-    state, next [B, H, K, state_key]: before and after, which may be the same memory unless there is a normaliser, whose
-    column all blocks read. VECTOR: the decay is one a key channel.
+    q, k [B, H / GROUP, K], v [B, H, V], g [B, H] or, with VECTOR, [B, H, K], beta, m [B, H], strides; g, beta and m may
+        be None
+    state, next [B, H, K, state_key] float32: before and, written, after. They may be the same memory unless there is a
+        normaliser, whose column all blocks read. state may be None
+    o [B, H, V], written
     """
     SPLITS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     split = tl.program_id(0) % SPLITS
@@ -51,15 +54,15 @@ def decode(
         else:
             decay *= tl.exp(tl.load(g).to(tl.float32))
     state *= decay[:, None]
-    strength = 1.0
+    beta = 1.0
     if beta_ptr is not None:
-        strength = tl.load(beta_ptr + batch * beta_batch + head * beta_head).to(tl.float32)
+        beta = tl.load(beta_ptr + batch * beta_batch + head * beta_head).to(tl.float32)
     if DELTA:
         v -= tl.sum(state * k[:, None], 0)
-    state += (strength * k)[:, None] * v[None, :]
+    state += (beta * k)[:, None] * v[None, :]
     o = scale * tl.sum(state * q[:, None], 0)
     if m_ptr is not None:
-        norm = (strength * k).to(tl.float32)
+        norm = (beta * k).to(tl.float32)
         if state_ptr is not None:
             norm += decay * tl.load(state_ptr + at + rows * state_key + V, mask=in_rows, other=0.0)
         floor = denominator_floor(tl.load(m_ptr + batch * m_batch + head * m_head).to(tl.float32))
@@ -70,7 +73,7 @@ def decode(
 
 
 def step(plan: Plan, call: MatrixCall, after: Tensor) -> Tensor:
-    """o [B, 1, H, V]; after, contiguous [B, H, K, V (+ 1)], gets the state, and may be call.initial_state itself."""
+    """Return o [B, 1, H, V]; after, contiguous [B, H, K, V (+ 1)], gets the state, and may be call.initial_state."""
     batch, _, heads, values = call.v.shape
     keys = call.k.shape[3]
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
@@ -94,5 +97,5 @@ def step(plan: Plan, call: MatrixCall, after: Tensor) -> Tensor:
             "VECTOR": call.g is not None and call.g.dim() == 4,
             "DELTA": call.delta,
         }
-        launch(decode, (batch * heads * splits,), tensors, numbers, constants, plan["warps"])
+        launch(matrix_decode, (batch * heads * splits,), tensors, numbers, constants, plan["warps"])
     return o

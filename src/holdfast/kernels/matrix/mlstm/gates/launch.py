@@ -1,10 +1,11 @@
-"""mLSTM's gates: the decay, write strength and stabiliser of MatrixCall, from pre-activations, and their gradients.
+"""mLSTM's gates: log decay, beta and stabiliser of MatrixCall, from pre-activations, and their gradients.
 
 A head's tokens are far apart in the pre-activations and side by side in what is made of them: launches in tiles of
-tokens and heads turn them over. Sigmoid gating, one launch a pass, is here; exponential gating, two, is in
+tokens and heads transpose them. Sigmoid gating, one launch a pass, is here; exponential gating, two, is in
 stabilizer.py and stabilizer_grad.py.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +18,27 @@ from holdfast.kernels.runtime.launch import launch, may_overlap
 from holdfast.kernels.varlen import placed
 
 from .stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
-from .stabilizer_grad import mlstm_stabilizer_gradient, mlstm_stabilizer_gradient_maps
+from .stabilizer_grad import mlstm_stabilizer_bwd, mlstm_stabilizer_bwd_maps
 
-# of a tile that is turned over
+# of a tile that is transposed
 TOKENS, HEADS = 64, 16
-# of exponential gating: tokens of a span, threads and heads of a tile at most, and tiles that are composed at once
+# of exponential gating: tokens of a span, threads and heads of a tile at most, and tiles whose maps are joined at once
 SPAN, THREADS, TILES = 8, 256, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Cotangents:
+    """Gradients of g, beta, m [B, T, H] and of the last m [N, H]; those of m may be None, for 0."""
+
+    dg: Tensor
+    dbeta: Tensor
+    dm: Tensor | None
+    dlast: Tensor | None
 
 
 @triton.jit
 def _tile(T, H, TOKENS: tl.constexpr, HEADS: tl.constexpr):
-    """Batch, tokens [TOKENS, 1], heads [1, HEADS], where they are within, and their places in [B, H, T]."""
+    """Return batch, tokens [TOKENS, 1], heads [1, HEADS], which are there, and their offsets in [B, H, T]."""
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -39,9 +50,11 @@ def mlstm_sigmoid_gates(
     i_ptr, f_ptr, g_ptr, beta_ptr, m_ptr, entry_ptr, last_ptr, T, H, sequences,
     i_batch, i_step, i_head, f_batch, f_step, f_head, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of T, blocks of H, B). g, beta, m: contiguous [B, H, T]; m is 0.
+    """Grid (blocks of T, blocks of H, B).
 
-    entry, last [sequences, H]: m before and after, which are the same; entry None for 0.
+    i, f [B, T, H], strides
+    g, beta, m [B, H, T] float32, contiguous, written; m is 0
+    entry, last [sequences, H] float32: m before and, written, after, which are the same; entry None for 0
     """
     batch, token, head, live, at = _tile(T, H, TOKENS, HEADS)
     i = tl.load(i_ptr + batch * i_batch + token * i_step + head * i_head, mask=live, other=0.0).to(tl.float32)
@@ -58,11 +71,15 @@ def mlstm_sigmoid_gates(
 
 
 @triton.jit
-def mlstm_sigmoid_gates_gradient(
+def mlstm_sigmoid_gates_bwd(
     i_ptr, f_ptr, dg_ptr, dbeta_ptr, di_ptr, df_ptr, T, H,
     i_batch, i_step, i_head, f_batch, f_step, f_head, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of mlstm_sigmoid_gates: di and df, contiguous [B, T, H], of dg and dbeta, contiguous [B, H, T]."""
+    """Grid (blocks of T, blocks of H, B).
+
+    i, f [B, T, H], strides; dg, dbeta [B, H, T] float32, contiguous
+    di, df [B, T, H], contiguous, written
+    """
     batch, token, head, live, at = _tile(T, H, TOKENS, HEADS)
     f = tl.load(f_ptr + batch * f_batch + token * f_step + head * f_head, mask=live, other=0.0).to(tl.float32)
     df = tl.load(dg_ptr + at, mask=live, other=0.0) * sigmoid(-f)
@@ -76,18 +93,18 @@ def mlstm_sigmoid_gates_gradient(
 
 
 def _on_device(cu_seqlens: Tensor | None, device: torch.device) -> Tensor | None:
-    """The offsets as the kernels read them."""
+    """Return the offsets as the kernels read them."""
     return None if cu_seqlens is None else placed(cu_seqlens, device)
 
 
 def _tiles(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """Grid and constants of a launch in tiles of x [B, T, H]."""
+    """Return grid and constants of a launch in tiles of x [B, T, H]."""
     batch, length, heads = x.shape
     return (triton.cdiv(length, TOKENS), triton.cdiv(heads, HEADS), batch), {"TOKENS": TOKENS, "HEADS": HEADS}
 
 
 def _spans(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any], int]:
-    """Grid, constants and warps of a launch in spans of x [B, T, H]."""
+    """Return grid, constants and warps of a launch in spans of x [B, T, H]."""
     batch, length, heads = x.shape
     columns = min(HEADS, triton.next_power_of_2(heads))
     rows = min(THREADS // columns, triton.next_power_of_2(triton.cdiv(length, SPAN)))
@@ -97,25 +114,25 @@ def _spans(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any], int]:
 
 
 def _maps(grid: tuple[int, int, int], constants: dict[str, Any], x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Two numbers for each span of x [B, T, H]."""
+    """Make room for two numbers of each span of x [B, T, H]."""
     return torch.empty(2, x.shape[0], grid[0] * constants["SPANS"], x.shape[2], dtype=dtype, device=x.device)
 
 
 def by_head(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uninitialised, of x's [B, T, H], a head's tokens side by side: what reads and writes one head finds them so."""
+    """Make a tensor of x's shape [B, T, H], uninitialised, with a head's tokens side by side."""
     _, length, heads = x.shape
     return torch.empty_strided(x.shape, (length * heads, 1, length), dtype=dtype, device=x.device)
 
 
 def _by_head(x: Tensor) -> Tensor:
-    """x [B, T, H] as the kernels read it."""
+    """Return x [B, T, H] as the kernels read it."""
     return x.transpose(1, 2).contiguous()
 
 
 def forward(
     i: Tensor, f: Tensor, entry: Tensor | None, cu_seqlens: Tensor | None, exponential: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """g, beta, m [B, T, H] and the last m [N, H] in float32.
+    """Return g, beta, m [B, T, H] and the last m [N, H] in float32.
 
     entry: the first m [N, H], None for 0. Each head's tokens are side by side in memory. With exponential gating a zero
     of g has a sign, which the backward pass reads (mlstm_stabilizer).
@@ -148,21 +165,19 @@ def backward(
     exponential: bool,
     g: Tensor,
     beta: Tensor,
-    dg: Tensor,
-    dbeta: Tensor,
-    dm: Tensor | None,
-    dlast: Tensor | None,
+    cotangents: Cotangents,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of i and f [B, T, H] in their dtypes, and of entry [N, H] in float32.
+    """Return the gradients of i and f [B, T, H] in their dtypes, and of entry [N, H] in float32.
 
-    g, beta: as forward returned them. dm, dlast: None for 0.
+    g, beta: as forward returned them.
     """
+    dlast = cotangents.dlast
     di, df = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (i, f))
     sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dentry = None if entry is None else torch.empty(sequences, i.shape[2], dtype=torch.float32, device=i.device)
     if dentry is not None and not (exponential and i.numel()):
         dentry.zero_() if dlast is None else dentry.copy_(dlast)
-    dg, dbeta = _by_head(dg), _by_head(dbeta)
+    dg, dbeta = _by_head(cotangents.dg), _by_head(cotangents.dbeta)
     if exponential and i.numel():
         grid, constants, warps = _spans(i)
         offsets, maps = _on_device(cu_seqlens, i.device), _maps(grid, constants, i, torch.float32)
@@ -170,14 +185,14 @@ def backward(
         share = torch.empty(i.shape, dtype=torch.bfloat16, device=i.device)
         value, of_i, of_f = (torch.empty(i.shape, dtype=torch.float32, device=i.device) for _ in range(3))
         numbers = (*i.shape[1:], sequences)
-        dm = None if dm is None else _by_head(dm)
+        dm = None if cotangents.dm is None else _by_head(cotangents.dm)
         tensors = (offsets, _by_head(g), _by_head(beta), dg, dbeta, dm, dlast, dentry, share, value, of_i, of_f, maps)
-        launch(mlstm_stabilizer_gradient_maps, grid, tensors, numbers, constants, warps)
+        launch(mlstm_stabilizer_bwd_maps, grid, tensors, numbers, constants, warps)
         tensors = (f, share, value, of_i, of_f, offsets, dlast, di, df, dentry, maps)
         overlaps, constants = constants["OVERLAPS"], constants | {"TILES": TILES}
-        launch(mlstm_stabilizer_gradient, grid, tensors, (*numbers, *f.stride()), constants, warps, overlaps)
+        launch(mlstm_stabilizer_bwd, grid, tensors, (*numbers, *f.stride()), constants, warps, overlaps)
     elif i.numel():
         grid, constants = _tiles(i)
         numbers = (*i.shape[1:], *i.stride(), *f.stride())
-        launch(mlstm_sigmoid_gates_gradient, grid, (i, f, dg, dbeta, di, df), numbers, constants, 4)
+        launch(mlstm_sigmoid_gates_bwd, grid, (i, f, dg, dbeta, di, df), numbers, constants, 4)
     return di, df, dentry

@@ -1,11 +1,13 @@
 """mLSTM's gates with exponential gating, in two launches over tiles of tokens and heads.
 
-m_t = max(log f_t + m_{t-1}, i_t): a token, and so a row of tokens, takes m to max(m + fall, least), in float64. A
-thread has a span of one head's tokens, which it takes one after the other; SPANS spans of HEADS heads make a tile. The
-first launch leaves the maps of all tokens from a tile's first to each span's last, the second finds m before its tile
-from the tiles ahead of it and takes its tokens again. From a sequence's first token on fall is -inf: what was before
-does not matter.
+m_t = max(log f_t + m_{t-1}, i_t): a token, and so a row of tokens, maps m to max(m + fall, least), in float64. A thread
+has a span of one head's tokens, which it takes one after the other; SPANS spans of HEADS heads make a tile. The first
+launch stores the maps of all tokens from a tile's first to each span's last; the second finds m before its tile from
+the tiles ahead of it and takes its tokens again. From a sequence's first token on fall is -inf: what was before does
+not matter.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -16,6 +18,39 @@ from holdfast.kernels.lib.triton.sigmoid import log_sigmoid
 _NEVER = tl.constexpr(float("-inf"))
 # a smaller log f forgets all the same, and sums of such numbers still tell the others apart
 _LEAST = tl.constexpr(-1e6)
+
+
+class Strides(NamedTuple):
+    """Of a tensor [B, T, H]."""
+
+    batch: tl.tensor
+    step: tl.tensor
+    head: tl.tensor
+
+
+class Tile(NamedTuple):
+    """Batch, spans [SPANS, 1], their first tokens and heads [1, HEADS] of a program."""
+
+    batch: tl.tensor
+    span: tl.tensor
+    token: tl.tensor
+    head: tl.tensor
+
+
+class Start(NamedTuple):
+    """Tokens' sequences, whether they begin them, and m before those that do."""
+
+    sequence: tl.tensor
+    first: tl.tensor
+    m: tl.tensor
+
+
+class Places(NamedTuple):
+    """Batch, first tokens and heads of a tile's spans."""
+
+    batch: tl.tensor
+    token: tl.tensor
+    head: tl.tensor
 
 
 @triton.jit
@@ -31,7 +66,7 @@ def _then(fall, least, next_fall, next_least):
 
 @triton.jit
 def _then_or_anew(fall, least, next_fall, next_least):
-    """_then for packed sequences: over a sequence's start not even a NaN passes."""
+    """Do what _then does, for packed sequences: not even a NaN passes a sequence's start."""
     anew = next_fall == _NEVER
     return tl.where(anew, _NEVER, fall + next_fall), larger(next_least, tl.where(anew, _NEVER, least + next_fall))
 
@@ -43,9 +78,9 @@ def _sum_and_largest(total, most, next_total, next_most):
 
 @triton.jit
 def sequence_of(token, cu_seqlens, sequences):
-    """The last of the sequences that begin at token or before, by halving.
+    """Find the last of the sequences that begin at token or before, by halving.
 
-    sequences: no constant 1, of which the loop does not compile.
+    sequences: no constant 1, with which the loop does not compile.
     """
     n = token * 0
     count = n + sequences
@@ -60,32 +95,31 @@ def sequence_of(token, cu_seqlens, sequences):
 
 
 @triton.jit
-def places(TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr):
-    """Of a grid (tiles of T, blocks of H, B): batch, spans [SPANS, 1] and their first tokens, heads [1, HEADS]."""
+def program_tile(TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr):
+    """Return this program's Tile."""
     span = (tl.program_id(0) * SPANS + tl.arange(0, SPANS)[:, None]).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]).to(tl.int64)
-    return tl.program_id(2).to(tl.int64), span, span * TOKENS, head
+    return Tile(batch=tl.program_id(2).to(tl.int64), span=span, token=span * TOKENS, head=head)
 
 
 @triton.jit
-def map_places(batch, span, head, H, SPANS: tl.constexpr):
-    """Where maps of all spans [2, B, spans, H] have a span's first number, and how far from it the second."""
+def map_offsets(batch, span, head, H, SPANS: tl.constexpr):
+    """Return where maps of all spans [2, B, spans, H] have a span's first number, and the distance to the second."""
     spans = tl.num_programs(0).to(tl.int64) * SPANS
     return (batch * spans + span) * H + head, tl.num_programs(2) * spans * H
 
 
 @triton.jit
-def _read(
-    i_ptr, f_ptr, batch, token, head, T, H, i_batch, i_step, i_head, f_batch, f_step, f_head, TOKENS: tl.constexpr
-):
-    """i and log f of spans: of each token a tensor [SPANS, HEADS]; -inf and 0 past the end."""
-    i_at = i_ptr + batch * i_batch + token * i_step + head * i_head
-    f_at = f_ptr + batch * f_batch + token * f_step + head * f_head
+def _load_gates(i_ptr, f_ptr, places, T, H, i_strides, f_strides, TOKENS: tl.constexpr):
+    """Load i and log f of spans, a tensor [SPANS, HEADS] for each token; -inf and 0 past the end."""
+    batch, token, head = places
+    i_at = i_ptr + batch * i_strides.batch + token * i_strides.step + head * i_strides.head
+    f_at = f_ptr + batch * f_strides.batch + token * f_strides.step + head * f_strides.head
     i, f = (), ()
     for t in tl.static_range(TOKENS):
         live = (token + t < T) & (head < H)
-        i += (tl.load(i_at + t * i_step, mask=live, other=float("-inf")),)
-        f += (tl.load(f_at + t * f_step, mask=live, other=float("inf")),)
+        i += (tl.load(i_at + t * i_strides.step, mask=live, other=float("-inf")),)
+        f += (tl.load(f_at + t * f_strides.step, mask=live, other=float("inf")),)
     log_f = ()
     for t in tl.static_range(TOKENS):
         x = log_sigmoid(f[t].to(tl.float32))
@@ -96,7 +130,7 @@ def _read(
 
 @triton.jit
 def _start(token, head, H, batch, entry_ptr, cu_seqlens, sequences):
-    """Tokens' sequences, whether they begin them, and m before they do."""
+    """Return the tokens' Start."""
     n = batch
     first = token == 0
     if cu_seqlens is not None:
@@ -105,7 +139,7 @@ def _start(token, head, H, batch, entry_ptr, cu_seqlens, sequences):
     entry = tl.zeros([1, 1], tl.float64)
     if entry_ptr is not None:
         entry = tl.load(entry_ptr + n * H + head, mask=first & (head < H), other=0.0).to(tl.float64)
-    return n, first, entry
+    return Start(sequence=n, first=first, m=entry)
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -114,15 +148,22 @@ def mlstm_stabilizer_maps(
     i_batch, i_step, i_head, f_batch, f_step, f_head,
     TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of T, blocks of H, B). maps: [2, B, spans, H], from the tile's first token to the span's last.
+    """Grid (tiles of T, blocks of H, B).
 
-    entry, last [sequences, H]: m before and after; last is written of empty sequences. entry None for 0.
-    OVERLAPS: whether the next launch may start before this one has ended.
+    i, f [B, T, H], strides
+    entry [sequences, H]: m before each sequence; None for 0
+    last [sequences, H]: m after; written where a sequence is empty
+    map [2, B, spans, H] float64, written: from the tile's first token to the span's last
+    cu_seqlens [sequences + 1] or None: offsets of packed sequences
+    OVERLAPS: whether the next launch may start before this one has ended
     """
     if OVERLAPS:
         gdc_launch_dependents()
-    batch, span, token, head = places(TOKENS, SPANS, HEADS)
-    i, log_f = _read(i_ptr, f_ptr, batch, token, head, T, H, i_batch, i_step, i_head, f_batch, f_step, f_head, TOKENS)
+    batch, span, token, head = program_tile(TOKENS, SPANS, HEADS)
+    i, log_f = _load_gates(
+        i_ptr, f_ptr, Places(batch=batch, token=token, head=head), T, H,
+        Strides(batch=i_batch, step=i_step, head=i_head), Strides(batch=f_batch, step=f_step, head=f_head), TOKENS,
+    )  # fmt: skip
     fall = tl.zeros([SPANS, HEADS], tl.float64)
     least = tl.full([SPANS, HEADS], float("-inf"), tl.float64)
     for t in tl.static_range(TOKENS):
@@ -130,14 +171,14 @@ def mlstm_stabilizer_maps(
         fall += down
         least = larger(here, least + down)
         if t == 0 or cu_seqlens is not None:
-            _, first, entry = _start(token + t, head, H, batch, entry_ptr, cu_seqlens, sequences)
-            fall = tl.where(first, _NEVER, fall)
-            least = tl.where(first, larger(here, entry + down), least)
+            start = _start(token + t, head, H, batch, entry_ptr, cu_seqlens, sequences)
+            fall = tl.where(start.first, _NEVER, fall)
+            least = tl.where(start.first, larger(here, start.m + down), least)
     if cu_seqlens is not None:
         fall, least = tl.associative_scan((fall, least), 0, _then_or_anew)
     else:
         fall, least = tl.associative_scan((fall, least), 0, _then)
-    at, apart = map_places(batch, span, head, H, SPANS)
+    at, apart = map_offsets(batch, span, head, H, SPANS)
     tl.store(map_ptr + at, fall, mask=head < H)
     tl.store(map_ptr + at + apart, least, mask=head < H)
     if cu_seqlens is not None:
@@ -151,14 +192,17 @@ def mlstm_stabilizer_maps(
 
 @triton.jit
 def _before_tile(map_ptr, batch, head, tile, H, SPANS: tl.constexpr, TILES: tl.constexpr):
-    """m before this program's tile, by the maps of those ahead from `tile` on, where its sequence begins; [HEADS]."""
+    """Return m [HEADS] before this program's tile, from the maps of the tiles ahead, from `tile` on.
+
+    tile: where the sequence of this program's first token begins.
+    """
     m = tl.full(head.shape, float("-inf"), tl.float64)
-    # of the tiles between, the nearest first
+    # the sum over the tiles between, the nearest first
     fallen = tl.zeros(head.shape, tl.float64)
     for start in range(tile, tl.program_id(0), TILES):
         ahead = tl.program_id(0) - 1 - (start - tile) - tl.arange(0, TILES)[None, :]
         live = (ahead >= tile) & (head < H)[:, None]
-        at, apart = map_places(batch, ahead.to(tl.int64) * SPANS + SPANS - 1, head[:, None], H, SPANS)
+        at, apart = map_offsets(batch, ahead.to(tl.int64) * SPANS + SPANS - 1, head[:, None], H, SPANS)
         fall = tl.load(map_ptr + at, mask=live, other=0.0)
         least = tl.load(map_ptr + at + apart, mask=live, other=float("-inf"))
         # no tile is ahead of the last of them
@@ -180,7 +224,7 @@ def _nested(x):
 
 @triton.jit
 def _side_by_side(x):
-    """Of tensors [a, b], whose number is a power of two, one [a, b, number]."""
+    """Join tensors [a, b], whose number is a power of two, into one [a, b, number]."""
     y = _nested(x)
     return y.reshape(y.shape[0], y.shape[1], len(x))
 
@@ -191,11 +235,17 @@ def mlstm_stabilizer(
     i_batch, i_step, i_head, f_batch, f_step, f_head,
     TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """g, beta, m: contiguous [B, H, T]; last [sequences, H]: m after them. g is -0.0 where both arguments of the
-    maximum are equal and 0.0 where log f_t + m_{t-1} is larger. The rest: as mlstm_stabilizer_maps has it.
+    """Grid and the other arguments: as mlstm_stabilizer_maps has them, whose maps this reads.
+
+    g, beta, m [B, H, T] float32, contiguous, written. g is -0.0 where both arguments of the maximum are equal, and 0.0
+        where log f_t + m_{t-1} is larger
+    last [sequences, H], written: m after each sequence that has tokens
     """
-    batch, span, token, head = places(TOKENS, SPANS, HEADS)
-    i, log_f = _read(i_ptr, f_ptr, batch, token, head, T, H, i_batch, i_step, i_head, f_batch, f_step, f_head, TOKENS)
+    batch, span, token, head = program_tile(TOKENS, SPANS, HEADS)
+    i, log_f = _load_gates(
+        i_ptr, f_ptr, Places(batch=batch, token=token, head=head), T, H,
+        Strides(batch=i_batch, step=i_step, head=i_head), Strides(batch=f_batch, step=f_step, head=f_head), TOKENS,
+    )  # fmt: skip
     if OVERLAPS:
         gdc_wait()
     tile = 0
@@ -206,7 +256,7 @@ def mlstm_stabilizer(
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
     m = _before_tile(map_ptr, batch, heads, tile, H, SPANS, TILES)[None, :]
     inner = (span % SPANS > 0) & (head < H)
-    at, apart = map_places(batch, span - 1, head, H, SPANS)
+    at, apart = map_offsets(batch, span - 1, head, H, SPANS)
     fall = tl.load(map_ptr + at, mask=inner, other=0.0)
     least = tl.load(map_ptr + at + apart, mask=inner, other=float("-inf"))
     m = larger(least, tl.where(fall == _NEVER, _NEVER, m + fall))

@@ -2,32 +2,51 @@
 
 The gradient dm of m behind a token becomes value + share * dm before it, share being what m_{t-1} has of m_t: 0 where
 i_t was larger, 1 where log f_t + m_{t-1} was, a half where they were equal. A row of tokens does likewise. The first
-launch turns [B, H, T] over and leaves the maps of all tokens from each span's first to its tile's last, the second
+launch transposes [B, H, T] and stores the maps of all tokens from each span's first to its tile's last; the second
 finds dm behind its tile from the tiles that follow and takes its tokens one after the other.
 
-m is a unit: decays and strengths measured in it have no gradient of it (MatrixCall). So dm is that of eps and of the
-last m alone, no sum has terms that cancel, and float32 will do.
+m is a unit: decays and betas measured in it have no gradient of it (MatrixCall). So dm is that of eps and of the last m
+alone, no sum has terms that cancel, and float32 will do.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .stabilizer import map_places, places, sequence_of
+from .stabilizer import map_offsets, program_tile, sequence_of
 
 # -0.0, bit for bit
 _MINUS_ZERO = tl.constexpr(-(2**31))
 
 
+class ReversedTile(NamedTuple):
+    """Batch, spans [SPANS, 1] with a tile's last first, their first tokens, and heads [1, HEADS] of a program."""
+
+    batch: tl.tensor
+    span: tl.tensor
+    token: tl.tensor
+    head: tl.tensor
+
+
+class End(NamedTuple):
+    """Tokens' sequences, whether they end them, and dm behind those that do."""
+
+    sequence: tl.tensor
+    last: tl.tensor
+    dm: tl.tensor
+
+
 @triton.jit
 def _and_later(share, value, later_share, later_value):
-    """What tokens do after later ones have."""
+    """Apply tokens' maps to what later ones' maps give."""
     return share * later_share, value + share * later_value
 
 
 @triton.jit
 def _and_later_or_not(share, value, later_share, later_value):
-    """_and_later for packed sequences: over a sequence's end not even a NaN passes."""
+    """Do what _and_later does, for packed sequences: not even a NaN passes a sequence's end."""
     return share * later_share, tl.where(share == 0.0, value, value + share * later_value)
 
 
@@ -47,16 +66,16 @@ def _both(a, b, c, d):
 
 
 @triton.jit
-def _places(TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr):
-    """places, a tile's last span first: a scan in that order runs forward, which takes fewer shuffles."""
-    batch, span, _, head = places(TOKENS, SPANS, HEADS)
-    span = tl.program_id(0) * (2 * SPANS) + SPANS - 1 - span
-    return batch, span, span * TOKENS, head
+def _reversed_tile(TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr):
+    """Return this program's ReversedTile: a scan in that order runs forward, which takes fewer shuffles."""
+    tile = program_tile(TOKENS, SPANS, HEADS)
+    span = tl.program_id(0) * (2 * SPANS) + SPANS - 1 - tile.span
+    return ReversedTile(batch=tile.batch, span=span, token=span * TOKENS, head=tile.head)
 
 
 @triton.jit
 def _end(token, head, T, H, batch, dlast_ptr, cu_seqlens, sequences):
-    """Tokens' sequences, whether they end them, and dm behind them if they do."""
+    """Return the tokens' End."""
     n = batch
     last = token + 1 == T
     if cu_seqlens is not None:
@@ -65,23 +84,27 @@ def _end(token, head, T, H, batch, dlast_ptr, cu_seqlens, sequences):
     dm = tl.zeros([1, 1], tl.float32)
     if dlast_ptr is not None:
         dm = tl.load(dlast_ptr + n * H + head, mask=last & (head < H), other=0.0)
-    return n, last, dm
+    return End(sequence=n, last=last, dm=dm)
 
 
 @triton.jit(do_not_specialize=["sequences"])
-def mlstm_stabilizer_gradient_maps(
+def mlstm_stabilizer_bwd_maps(
     cu_seqlens, g_ptr, beta_ptr, dg_ptr, dbeta_ptr, dm_ptr, dlast_ptr, dentry_ptr,
     share_ptr, value_ptr, of_i_ptr, of_f_ptr, map_ptr, T, H, sequences,
     TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """g, beta, their gradients and that of m or None: contiguous [B, H, T]. share, value, of_i, of_f: contiguous
-    [B, T, H]; di is of_i + (1 - share) dm, dlog f of_f + value + share dm. maps: float32 [2, B, spans, H].
+    """Grid (tiles of T, blocks of H, B).
 
-    dlast, dentry [sequences, H], or None; dentry is written of empty sequences. The rest: as mlstm_stabilizer_maps.
+    g, beta, dg, dbeta, dm [B, H, T] float32, contiguous; dm may be None
+    dlast, dentry [sequences, H] or None: gradients of m after and before; dentry is written where a sequence is empty
+    share bfloat16, value, of_i, of_f float32 [B, T, H], contiguous, written: di is of_i + (1 - share) dm, and dlog f is
+        of_f + value + share dm
+    map [2, B, spans, H] float32, written
+    The rest: as in mlstm_stabilizer_maps.
     """
     if OVERLAPS:
         gdc_launch_dependents()
-    batch, span, first, head = _places(TOKENS, SPANS, HEADS)
+    batch, span, first, head = _reversed_tile(TOKENS, SPANS, HEADS)
     step = tl.arange(0, TOKENS)[None, None, :]
     token = first[:, :, None] + step
     heads = head[:, :, None]
@@ -96,14 +119,14 @@ def mlstm_stabilizer_gradient_maps(
         dm = tl.load(dm_ptr + at, mask=live, other=0.0)
     share = tl.where(g < 0.0, 0.0, tl.where(g.to(tl.int32, bitcast=True) == _MINUS_ZERO, 0.5, 1.0))
     value = share * dm
-    turned = (batch * T + token) * H + heads
-    tl.store(share_ptr + turned, share.to(tl.bfloat16), mask=live)
-    tl.store(value_ptr + turned, value, mask=live)
-    tl.store(of_i_ptr + turned, dbeta + (1.0 - share) * dm, mask=live)
-    tl.store(of_f_ptr + turned, dg, mask=live)
-    _, last, dm = _end(token, heads, T, H, batch, dlast_ptr, cu_seqlens, sequences)
-    value = tl.where(last, value + share * dm, value)
-    share = tl.where(last, 0.0, share)
+    transposed = (batch * T + token) * H + heads
+    tl.store(share_ptr + transposed, share.to(tl.bfloat16), mask=live)
+    tl.store(value_ptr + transposed, value, mask=live)
+    tl.store(of_i_ptr + transposed, dbeta + (1.0 - share) * dm, mask=live)
+    tl.store(of_f_ptr + transposed, dg, mask=live)
+    end = _end(token, heads, T, H, batch, dlast_ptr, cu_seqlens, sequences)
+    value = tl.where(end.last, value + share * end.dm, value)
+    share = tl.where(end.last, 0.0, share)
     if cu_seqlens is not None:
         share, value = tl.associative_scan((share, value), 2, _and_later_or_not)
     else:
@@ -114,7 +137,7 @@ def mlstm_stabilizer_gradient_maps(
         share, value = tl.associative_scan((share, value), 0, _and_earlier_or_not)
     else:
         share, value = tl.associative_scan((share, value), 0, _and_earlier)
-    at, apart = map_places(batch, span, head, H, SPANS)
+    at, apart = map_offsets(batch, span, head, H, SPANS)
     tl.store(map_ptr + at, share, mask=head < H)
     tl.store(map_ptr + at + apart, value, mask=head < H)
     if cu_seqlens is not None and dentry_ptr is not None:
@@ -128,15 +151,17 @@ def mlstm_stabilizer_gradient_maps(
 
 @triton.jit
 def _behind_tile(map_ptr, batch, head, tiles, H, SPANS: tl.constexpr, TILES: tl.constexpr):
-    """dm behind this program's tile, by the maps of those that follow before `tiles`, in the last of which its sequence
-    ends; of heads [HEADS]."""
+    """Return dm [HEADS] behind this program's tile, from the maps of the tiles that follow, before `tiles`.
+
+    The sequence of this program's last token ends in the last of them.
+    """
     dm = tl.zeros(head.shape, tl.float32)
-    # what is left of it where a block of tiles begins
+    # share of dm that is left where a block of tiles begins
     left = tl.full(head.shape, 1.0, tl.float32)
     for start in range(tl.program_id(0) + 1, tiles, TILES):
         tile = (start + tl.arange(0, TILES))[None, :]
         live = (tile < tiles) & (head < H)[:, None]
-        at, apart = map_places(batch, tile.to(tl.int64) * SPANS, head[:, None], H, SPANS)
+        at, apart = map_offsets(batch, tile.to(tl.int64) * SPANS, head[:, None], H, SPANS)
         share = tl.load(map_ptr + at, mask=live, other=1.0)
         value = tl.load(map_ptr + at + apart, mask=live, other=0.0)
         share, value = tl.associative_scan((share, value), 1, _and_later)
@@ -148,13 +173,18 @@ def _behind_tile(map_ptr, batch, head, tiles, H, SPANS: tl.constexpr, TILES: tl.
 
 
 @triton.jit(do_not_specialize=["sequences"])
-def mlstm_stabilizer_gradient(
+def mlstm_stabilizer_bwd(
     f_ptr, share_ptr, value_ptr, of_i_ptr, of_f_ptr, cu_seqlens, dlast_ptr, di_ptr, df_ptr, dentry_ptr, map_ptr,
     T, H, sequences, f_batch, f_step, f_head,
     TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """di, df: contiguous [B, T, H]. The rest: as mlstm_stabilizer_gradient_maps."""
-    batch, span, token, head = places(TOKENS, SPANS, HEADS)
+    """Grid and the other arguments: as mlstm_stabilizer_bwd_maps has them, whose results this reads.
+
+    f [B, T, H], strides
+    di, df [B, T, H], contiguous, written
+    dentry [sequences, H] or None, written where a sequence has tokens
+    """
+    batch, span, token, head = program_tile(TOKENS, SPANS, HEADS)
     f_at = f_ptr + batch * f_batch + token * f_step + head * f_head
     f = ()
     for t in tl.static_range(TOKENS):
@@ -178,7 +208,7 @@ def mlstm_stabilizer_gradient(
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
     dm = _behind_tile(map_ptr, batch, heads, tiles, H, SPANS, TILES)[None, :]
     inner = (span % SPANS < SPANS - 1) & (head < H)
-    map_at, apart = map_places(batch, span + 1, head, H, SPANS)
+    map_at, apart = map_offsets(batch, span + 1, head, H, SPANS)
     share = tl.load(map_ptr + map_at, mask=inner, other=1.0)
     value = tl.load(map_ptr + map_at + apart, mask=inner, other=0.0)
     dm = tl.where(share == 0.0, value, value + share * dm)

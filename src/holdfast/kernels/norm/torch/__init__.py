@@ -1,0 +1,1 @@
+"""The short convolution in PyTorch's own operations, on any device."""
