@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.kernels.backend import Rejected, describe, unserved, usable
+from holdfast.kernels.backend import Rejected, describe, no_backend_error, usable
 from holdfast.planner import Device, Plan, Problem
 
 
@@ -41,7 +41,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def test_every_reason_is_given_when_none_can_run():
-    error = unserved(PROBLEM, CPU, {"hopper": "needs compute capability 9.0", "triton": "needs an NVIDIA GPU"})
+    error = no_backend_error(PROBLEM, CPU, {"hopper": "needs compute capability 9.0", "triton": "needs an NVIDIA GPU"})
     assert str(error) == (
         "no backend can run gla on cpu: hopper: needs compute capability 9.0; triton: needs an NVIDIA GPU"
     )

@@ -69,12 +69,12 @@ def test_of_equals_the_first_runs_and_all_others_are_listed_after_it():
     assert chosen(backends) == plan("hopper")
     decision = decide(backends, FORWARD, H200, None)
     assert decision.passed_over["triton"] == "hopper comes first"
-    found = [offer.candidate.plan for offer in decision.offers["forward"]]
+    found = [scored.candidate.plan for scored in decision.ranked["forward"]]
     assert found == [plan("hopper"), plan("triton"), plan("triton", 1), plan("hopper", 1), plan("chunked")]
 
 
 def test_forgetting_empties_what_ops_remember():
-    plans = planning.remembered()
+    plans = planning.clearable_cache()
     plans["a call"] = "a plan"
     planning.forget()
     assert plans == {}

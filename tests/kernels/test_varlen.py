@@ -7,7 +7,7 @@ import torch
 
 from holdfast.kernels.dense.cuda.varlen import groups
 from holdfast.kernels.dense.torch import time_loop as loop
-from holdfast.kernels.dense.varlen_schedule import timeline
+from holdfast.kernels.dense.varlen_schedule import make_schedule
 from holdfast.kernels.diagonal.boundary_states import BoundarySteps
 from holdfast.kernels.varlen import buckets, on_device, sequence_bounds
 
@@ -34,7 +34,7 @@ def test_offsets_on_the_host_are_not_copied_in_a_capture(capturing):
     with pytest.raises(RuntimeError, match=r"cu_seqlens: .*; got offsets on cpu"):
         BoundarySteps.of(bounds, 5, gpu)
     with pytest.raises(RuntimeError, match=r"cu_seqlens: .*; got offsets on cpu"):
-        timeline(1, 5, bounds, gpu)
+        make_schedule(1, 5, bounds, gpu)
     with pytest.raises(RuntimeError, match=r"cu_seqlens: .*; got offsets on cpu"):
         groups(bounds, 5, 4, gpu)
     # a call of CPU tensors captures nothing

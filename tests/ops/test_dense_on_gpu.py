@@ -391,7 +391,7 @@ def test_a_replay_equals_the_call(H, D, grad):
         expected = [results(arguments) for arguments in examples]
     for arguments, right in zip(examples, expected, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(results(arguments), right, strict=True))
-    replays = [x for known in planning._REMEMBERED for x in known.values() if isinstance(x, replay.Replay)]
+    replays = [x for known in planning._CACHES for x in known.values() if isinstance(x, replay.Replay)]
     assert replays
 
 

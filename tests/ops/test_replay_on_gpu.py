@@ -34,7 +34,7 @@ def results(name, arguments, grad):
 
 
 def replays():
-    return [x for known in planning._REMEMBERED for x in known.values() if isinstance(x, replay.Replay)]
+    return [x for known in planning._CACHES for x in known.values() if isinstance(x, replay.Replay)]
 
 
 @every_op

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from holdfast.kernels.backend import Backend
-from holdfast.kernels.select import Offer, decide
+from holdfast.kernels.select import ScoredCandidate, decide
 from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES, named_problem
@@ -102,9 +102,9 @@ def calls() -> Iterable[Call]:
             yield Call(f"causal_conv1d {axes} {dtype}{'' if grad else ' no gradient'}", CONV_BACKENDS, problem)
 
 
-def _cost(offer: Offer) -> str:
+def _cost(scored: ScoredCandidate) -> str:
     """All that a candidate says, to six digits."""
-    found = offer.candidate
+    found = scored.candidate
     times = [] if found.prediction is None else [f"{getattr(found.prediction, part):.6g}" for part in PARTS]
     numbers = (found.moved, found.operations, found.blocks, found.shared, found.registers)
     return " ".join([str(found.plan), *map(str, numbers), *times])
@@ -121,13 +121,13 @@ def line(call: Call, name: str) -> str:
     decision = decide(call.backends, call.problem, Device.named(name), None)
     parts = [f"{call.named} {name}"]
     weighed = [f"{backend} {reason}" for backend, reason in decision.passed_over.items()]
-    for direction, offers in decision.offers.items():
-        chosen, least = offers[0], _floor(call.problem, direction)
+    for direction, ranked in decision.ranked.items():
+        chosen, least = ranked[0], _floor(call.problem, direction)
         seconds = "no model" if chosen.candidate.prediction is None else f"{chosen.seconds:.4g} s"
         parts.append(f"{direction} {chosen.candidate.plan}: {seconds}{least}")
-        weighed += map(_cost, offers)
+        weighed += map(_cost, ranked)
     digest = hashlib.blake2b("\n".join(weighed).encode(), digest_size=4).hexdigest()
-    return "; ".join([*parts, f"{sum(map(len, decision.offers.values()))} candidates, {digest}"])
+    return "; ".join([*parts, f"{sum(map(len, decision.ranked.values()))} candidates, {digest}"])
 
 
 def lines() -> list[str]:

@@ -11,7 +11,7 @@ KERNELS = Path(__file__).parents[2] / "src" / "holdfast" / "kernels"
 _PACKAGE = "holdfast.kernels."
 _JIT = ("triton.jit", "gluon.jit")
 # kernel text that is made, not written: one for a launch a step
-MADE = {"dense.alternating.cell_step.step_forward", "dense.alternating.cell_step.step_backward"}
+MADE = {"dense.alternating.cell_step.dense_cell_step_forward", "dense.alternating.cell_step.dense_cell_step_backward"}
 # text of cells calls these by name
 _CALLED_BY_TEXT = "dense.codegen.triton_functions"
 _ENTRY = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(")

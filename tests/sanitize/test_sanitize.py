@@ -84,7 +84,7 @@ def output(planted: str = "") -> list[str]:
 ========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect.
 @@ lstm
 ========= Invalid __global__ read of size 4 bytes
-=========     at spread_forward(int *, const char *)+0x1a0 in many_blocks_forward.cu:100
+=========     at dense_many_blocks_forward(int *, const char *)+0x1a0 in many_blocks_forward.cu:100
 =========     by thread (0,0,0) in block (0,0,0)
 =========     Address 0x7f0000000010 is out of bounds
 =========     and is 13 bytes after the nearest allocation at 0x7f0000000000 of size 4 bytes
@@ -114,7 +114,7 @@ def test_the_output_is_read():
     assert [p.key() for p in first.places] == [("Write", *WEIGH), ("Read", *READ), ("Read", *WRITTEN)]
     assert (again.kernel, again.call, again.count) == ("scalar_decay_fwd", "simple_gla, again", 4)
     assert (invalid.kind, invalid.call) == ("Invalid __global__ read of size 4 bytes", "lstm")
-    assert [(p.file, p.line, p.function) for p in invalid.places] == [(SPREAD, 100, "spread_forward")]
+    assert [(p.file, p.line, p.function) for p in invalid.places] == [(SPREAD, 100, "dense_many_blocks_forward")]
     assert uninitialised.kind == "Uninitialized __global__ memory read of size 2 bytes"
     assert barrier.kind == "Barrier error detected. Divergent thread(s) in block"
 
@@ -155,7 +155,7 @@ def test_kernels_of_pytorch_are_told_from_ours():
     found = list(findings("".join(map(read_by, places)).splitlines()))
     assert [f.kernel for f in found] == [SUM, SUM, COPY, "scalar_decay_fwd", "scalar_decay_fwd", ""]
     assert [f.in_pytorch() for f in found] == [True, True, True, False, False, False]
-    spread = "spread_forward(at::Tensor, const char *)+0x1a0 in many_blocks_forward.cu:100"
+    spread = "dense_many_blocks_forward(at::Tensor, const char *)+0x1a0 in many_blocks_forward.cu:100"
     (invalid,) = findings(read_by(spread).splitlines())
     assert not invalid.in_pytorch()
 
@@ -344,8 +344,8 @@ def test_lines_of_the_first_warps_are_found():
 
 def test_places_are_found_in_cuda_sources():
     text = (sources.KERNELS / SPREAD).read_text().splitlines()
-    line = next(n for n, x in enumerate(text, 1) if x.startswith("spread_forward("))
-    assert places.place(SPREAD, line + 5)[0] == "spread_forward"
+    line = next(n for n, x in enumerate(text, 1) if x.startswith("dense_many_blocks_forward("))
+    assert places.place(SPREAD, line + 5)[0] == "dense_many_blocks_forward"
     common = "dense/cuda/many_blocks/common.cuh"
     text = (sources.KERNELS / common).read_text().splitlines()
     line = next(n for n, x in enumerate(text, 1) if "= clock();" in x)

@@ -57,7 +57,7 @@ def usable(
     return serving, reasons
 
 
-def unserved(problem: Problem, device: Device, reasons: Mapping[str, str]) -> ValueError:
+def no_backend_error(problem: Problem, device: Device, reasons: Mapping[str, str]) -> ValueError:
     """The error, with every reason, where no backend can serve the problem."""
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     return ValueError(f"no backend can run {problem.op} on {device.name}: {told}")

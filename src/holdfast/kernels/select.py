@@ -12,11 +12,11 @@ from typing import Any
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem, tables
 
-from .backend import Backend, Rejected, unserved, usable
+from .backend import Backend, Rejected, no_backend_error, usable
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ScoredCandidate:
     """A candidate of a backend. measured: seconds, where a table has them."""
 
     backend: Backend
@@ -30,16 +30,16 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Selection:
     """How a call runs.
 
-    chosen: of each pass. offers: of each pass, every candidate of every backend that can serve the call, the chosen one
+    chosen: of each pass. ranked: of each pass, every candidate of every backend that can serve the call, the chosen one
     first, then by time. passed_over: backend -> why another runs. ignored: what the table has that does not apply, and
     why.
     """
 
-    chosen: Mapping[Direction, Offer]
-    offers: Mapping[Direction, tuple[Offer, ...]]
+    chosen: Mapping[Direction, ScoredCandidate]
+    ranked: Mapping[Direction, tuple[ScoredCandidate, ...]]
     passed_over: Mapping[str, str]
     ignored: tuple[str, ...]
 
@@ -54,21 +54,21 @@ def resolve(
     no backend can serve the problem; Rejected, a ValueError, for a named backend that cannot; tables.TableError, a
     ValueError, for a measured table that cannot be read.
     """
-    offer = decide(backends, problem, device, name).chosen[direction]
-    return offer.backend, offer.candidate.plan
+    scored = decide(backends, problem, device, name).chosen[direction]
+    return scored.backend, scored.candidate.plan
 
 
 @lru_cache(maxsize=1024)
-def decide(backends: tuple[Backend, ...], problem: Problem, device: Device, name: str | None) -> Decision:
+def decide(backends: tuple[Backend, ...], problem: Problem, device: Device, name: str | None) -> Selection:
     """How every pass of the call runs, and what was weighed. Raises as `resolve` does."""
     directions: tuple[Direction, ...] = ("forward", "backward") if problem.needs_grad else ("forward",)
     serving, reasons = usable(backends, problem, device, name)
     known, ignored = _timings(problem, device, directions)
-    offers: dict[str, dict[Direction, list[Offer]]] = {}
+    by_backend: dict[str, dict[Direction, list[ScoredCandidate]]] = {}
     for backend in serving:
         found = {
             direction: [
-                Offer(backend, candidate, known[direction].get(candidate.plan))
+                ScoredCandidate(backend, candidate, known[direction].get(candidate.plan))
                 for candidate in backend.candidates(problem, device, direction)
             ]
             for direction in directions
@@ -80,38 +80,40 @@ def decide(backends: tuple[Backend, ...], problem: Problem, device: Device, name
                     f"backend: {name!r} cannot run {problem.op} here: {reasons[backend.name]}", reasons[backend.name]
                 )
             continue
-        offers[backend.name] = found
-    if not offers:
-        raise unserved(problem, device, reasons)
-    best = {each: {direction: _best(found[direction]) for direction in directions} for each, found in offers.items()}
+        by_backend[backend.name] = found
+    if not by_backend:
+        raise no_backend_error(problem, device, reasons)
+    best = {
+        each: {direction: _best(found[direction]) for direction in directions} for each, found in by_backend.items()
+    }
     winner = _winner(best)
-    for other in offers:
+    for other in by_backend:
         if other != winner:
             reasons[other] = _why_not(best[other], best[winner])
     if name:
         reasons |= {backend.name: f"{name} is forced" for backend in backends if backend.name not in {*reasons, name}}
     weighed = {
-        direction: (best[winner][direction], *_others(offers, direction, best[winner][direction]))
+        direction: (best[winner][direction], *_others(by_backend, direction, best[winner][direction]))
         for direction in directions
     }
     ignored += _unknown(weighed, known)
-    return Decision(best[winner], weighed, reasons, ignored)
+    return Selection(best[winner], weighed, reasons, ignored)
 
 
-_REMEMBERED: list[dict[Any, Any]] = []
+_CACHES: list[dict[Any, Any]] = []
 
 
-def remembered() -> dict[Any, Any]:
+def clearable_cache() -> dict[Any, Any]:
     """A dict for what `resolve` said, under a key that is made faster than a Problem; `forget` empties it."""
-    _REMEMBERED.append({})
-    return _REMEMBERED[-1]
+    _CACHES.append({})
+    return _CACHES[-1]
 
 
 def forget() -> None:
     """Plans every call anew, for a table that has changed."""
     resolve.cache_clear()
     decide.cache_clear()
-    for plans in _REMEMBERED:
+    for plans in _CACHES:
         plans.clear()
 
 
@@ -129,17 +131,17 @@ def _timings(problem: Problem, device: Device, directions: Sequence[Direction]) 
     return found, ()
 
 
-def _best(offers: Sequence[Offer]) -> Offer:
+def _best(ranked: Sequence[ScoredCandidate]) -> ScoredCandidate:
     """The fastest measured one; without any, the first."""
-    measured = [offer for offer in offers if offer.measured is not None]
-    return min(measured, key=lambda offer: offer.seconds) if measured else offers[0]
+    measured = [scored for scored in ranked if scored.measured is not None]
+    return min(measured, key=lambda scored: scored.seconds) if measured else ranked[0]
 
 
-def _total(passes: Mapping[Direction, Offer]) -> float:
-    return sum(offer.seconds for offer in passes.values())
+def _total(passes: Mapping[Direction, ScoredCandidate]) -> float:
+    return sum(scored.seconds for scored in passes.values())
 
 
-def _winner(best: Mapping[str, Mapping[Direction, Offer]]) -> str:
+def _winner(best: Mapping[str, Mapping[Direction, ScoredCandidate]]) -> str:
     """Measured backends win over others; one whose time nobody knows keeps its place in the order."""
     measured = [name for name, passes in best.items() if all(p.measured is not None for p in passes.values())]
     chosen, *others = measured or best
@@ -149,11 +151,11 @@ def _winner(best: Mapping[str, Mapping[Direction, Offer]]) -> str:
     return chosen
 
 
-def _why_not(passes: Mapping[Direction, Offer], winning: Mapping[Direction, Offer]) -> str:
+def _why_not(passes: Mapping[Direction, ScoredCandidate], winning: Mapping[Direction, ScoredCandidate]) -> str:
     winner = next(iter(winning.values())).backend.name
     known, least = _total(passes), _total(winning)
-    is_measured = all(offer.measured is not None for offer in winning.values())
-    if is_measured and not all(offer.measured is not None for offer in passes.values()):
+    is_measured = all(scored.measured is not None for scored in winning.values())
+    if is_measured and not all(scored.measured is not None for scored in passes.values()):
         return f"was not measured, and {winner} was"
     if known == float("inf") or known <= least:
         return f"{winner} comes first"
@@ -166,16 +168,18 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:.0f} ms" if value >= 1000 else f"{value:.3g} ms"
 
 
-def _others(offers: Mapping[str, Mapping[Direction, list[Offer]]], direction: Direction, chosen: Offer) -> list[Offer]:
-    rest = [offer for found in offers.values() for offer in found[direction] if offer is not chosen]
-    return sorted(rest, key=lambda offer: offer.seconds)
+def _others(
+    by_backend: Mapping[str, Mapping[Direction, list[ScoredCandidate]]], direction: Direction, chosen: ScoredCandidate
+) -> list[ScoredCandidate]:
+    rest = [scored for found in by_backend.values() for scored in found[direction] if scored is not chosen]
+    return sorted(rest, key=lambda scored: scored.seconds)
 
 
-def _unknown(weighed: Mapping[Direction, Sequence[Offer]], known: Timings) -> tuple[str, ...]:
-    """Measured plans that nobody offers any more."""
+def _unknown(weighed: Mapping[Direction, Sequence[ScoredCandidate]], known: Timings) -> tuple[str, ...]:
+    """Measured plans that no backend offers any more."""
     notes = []
-    for direction, offers in weighed.items():
-        plans = {offer.candidate.plan for offer in offers}
+    for direction, ranked in weighed.items():
+        plans = {scored.candidate.plan for scored in ranked}
         served = {plan.backend for plan in plans}
         for plan in known[direction]:
             if plan not in plans:

@@ -11,7 +11,7 @@ from holdfast.kernels.conv.call import ACTIVATIONS, Activation, ConvCall
 from holdfast.kernels.conv.torch.backend import PyTorchConv
 from holdfast.kernels.conv.triton.backend import TritonConv
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.kernels.select import remembered, resolve
+from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag
@@ -139,7 +139,7 @@ def problem(call: ConvCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
     return Problem.of("causal_conv1d", "conv", call.x.dtype, sizes, traits)
 
 
-_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = clearable_cache()
 
 
 def select(

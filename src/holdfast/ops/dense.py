@@ -14,7 +14,7 @@ from holdfast.kernels.dense.torch.reference import Reference
 from holdfast.kernels.dense.torch.time_loop import Loop
 from holdfast.kernels.dense.triton.backend import TritonLoop
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.kernels.select import remembered, resolve
+from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences import dense as shapes
 from holdfast.recurrences.cell import Cell, lookup
@@ -101,7 +101,7 @@ def run(
     return h, final_state if output_final_state else None
 
 
-_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = clearable_cache()
 
 
 def _select(

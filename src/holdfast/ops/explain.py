@@ -8,7 +8,7 @@ import torch
 
 from holdfast.kernels.backend import Backend, describe
 from holdfast.kernels.runtime.replay.refusals import refusals
-from holdfast.kernels.select import Offer, decide
+from holdfast.kernels.select import ScoredCandidate, decide
 from holdfast.planner import Candidate, Device, Direction, Floor, Plan, Problem, floor
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes
 
@@ -200,17 +200,17 @@ def _in_full(problem: Problem) -> dict[tuple[str, str], int]:
 def _explanation(backends: tuple[Backend, ...], problem: Problem, device: Device, name: str | None) -> Explanation:
     decision = decide(backends, problem, device, name)
     passes = []
-    for direction, offers in decision.offers.items():
+    for direction, ranked in decision.ranked.items():
         least = floor(problem, direction)
-        chosen, *beaten = map(_choice, offers)
+        chosen, *beaten = map(_choice, ranked)
         passes.append(Pass(direction, chosen, tuple(beaten), least, least.seconds(device)))
     order = [backend.name for backend in backends if backend.name in decision.passed_over]
     passed_over = {name: decision.passed_over[name] for name in order}
     return Explanation(problem, device, tuple(passes), passed_over, decision.ignored)
 
 
-def _choice(offer: Offer) -> Choice:
-    return Choice(offer.candidate, offer.measured)
+def _choice(scored: ScoredCandidate) -> Choice:
+    return Choice(scored.candidate, scored.measured)
 
 
 def _told(each: Pass) -> list[str]:

@@ -10,7 +10,7 @@ from holdfast.kernels.norm.call import ACTIVATIONS, Activation, GatedNormCall
 from holdfast.kernels.norm.torch.backend import PyTorchGatedNorm
 from holdfast.kernels.norm.triton.backend import TritonGatedNorm
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.kernels.select import remembered, resolve
+from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag, number
@@ -84,7 +84,7 @@ def problem(call: GatedNormCall, grad: bool) -> Problem:
     return Problem.of("gated_rms_norm", "matrix", call.o.dtype, sizes, traits)
 
 
-_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = clearable_cache()
 
 
 def select(call: GatedNormCall, grad: bool, direction: Direction, backend: str) -> tuple[Any, Plan]:

@@ -15,7 +15,7 @@ from holdfast.kernels.layer_step.call import ConvStep, LayerStep, MLSTMStep, Ret
 from holdfast.kernels.layer_step.torch.backend import PyTorchLayerStep
 from holdfast.kernels.layer_step.triton.backend import TritonLayerStep
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.kernels.select import remembered, resolve
+from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.planner import Plan, Problem
 
 from .registration import define
@@ -42,7 +42,7 @@ def state_of(call: LayerStep) -> Tensor:
     return call.h if isinstance(call, RGLRUStep) else call.state
 
 
-_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = remembered()
+_SELECTED: dict[tuple[Any, ...], tuple[Any, Plan]] = clearable_cache()
 
 
 def _select(call: LayerStep, backend: str) -> tuple[Any, Plan]:

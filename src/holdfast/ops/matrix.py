@@ -21,7 +21,7 @@ from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
 from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.kernels.select import remembered, resolve
+from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
@@ -91,7 +91,7 @@ class Selected(NamedTuple):
     saved: SavedShape | None
 
 
-_SELECTED: dict[tuple[Any, ...], Selected] = remembered()
+_SELECTED: dict[tuple[Any, ...], Selected] = clearable_cache()
 
 
 def _select(

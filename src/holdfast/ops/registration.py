@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.runtime.compile_pool import side_by_side
-from holdfast.kernels.runtime.dynamo import untraced
+from holdfast.kernels.runtime.compile_pool import with_parallel_compile
+from holdfast.kernels.runtime.dynamo import disable_dynamo
 from holdfast.kernels.runtime.replay.autograd_path import note_differentiable
-from holdfast.kernels.runtime.replay.recording import RECORDING, look_beneath, note_written
+from holdfast.kernels.runtime.replay.recording import RECORDING, note_written, register_implementation
 from holdfast.kernels.runtime.torch_private import below_autograd, below_views
 from holdfast.recurrences.torch_private import OpOverload, name_of
 
@@ -58,19 +58,19 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
     schema = torch.library.infer_schema(run, mutates_args=changed)
     if below_autograd is None:
         made = torch.library.custom_op(
-            f"holdfast::{name}", untraced(_aligned(run)), mutates_args=changed, schema=schema, tags=tags
+            f"holdfast::{name}", disable_dynamo(_aligned(run)), mutates_args=changed, schema=schema, tags=tags
         )
         made.register_fake(fake)
         op = getattr(torch.ops.holdfast, name).default
         _BY_PYTORCH[op] = made
-        look_beneath(op, run)
+        register_implementation(op, run)
         return op
     _LIBRARY.define(name + schema, tags=tags)
     # compiled code calls back into Python here
-    _LIBRARY.impl(name, untraced(_aligned(run)), "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, disable_dynamo(_aligned(run)), "CompositeExplicitAutograd")
     torch.library.register_fake(f"holdfast::{name}", fake, lib=_LIBRARY)
     op = getattr(torch.ops.holdfast, name).default
-    look_beneath(op, run)
+    register_implementation(op, run)
     if changed:
         places = [n for n, argument in enumerate(signature(run).parameters) if argument in changed]
 
@@ -87,8 +87,8 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
     return op
 
 
-class _Kept:
-    """An autograd context of a rehearsal, which has no other way to a backward pass."""
+class _DryRunContext:
+    """An autograd context of a dry run, which has no other way to a backward pass."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
@@ -117,8 +117,8 @@ def differentiable(
     if op in _BY_PYTORCH:
         return _differentiable_by_pytorch(op, save, backward, inputs, save_outputs)
 
-    def rehearse(arguments: tuple[Any, ...], outputs: Any) -> None:
-        kept, made = _Kept(), outputs if isinstance(outputs, tuple) else (outputs,)
+    def run_dry(arguments: tuple[Any, ...], outputs: Any) -> None:
+        kept, made = _DryRunContext(), outputs if isinstance(outputs, tuple) else (outputs,)
         save(kept, arguments)
         if save_outputs is not None:
             save_outputs(kept, arguments, outputs)
@@ -132,7 +132,7 @@ def differentiable(
             ctx.set_materialize_grads(False)
             save(ctx, arguments)
             with below_autograd():
-                outputs = side_by_side(run, arguments, {}, rehearse)
+                outputs = with_parallel_compile(run, arguments, {}, run_dry)
             if save_outputs is not None:
                 save_outputs(ctx, arguments, outputs)
             return outputs

@@ -101,9 +101,9 @@ def test_every_recurrence_has_a_kernel_to_256_keys_and_of_any_values(op, traits,
             sizes = {"B": 1, "T": 2048, "H": 4, "Hq": 2, "K": K, "V": V, "N": 3}
             given = dict.fromkeys((*traits, "needs_grad"), True) | {"varlen": packed}
             which = Problem.of(op, "matrix", dtype, sizes, given)
-            offers = decide(matrix.BACKENDS, which, Device.named(device), None).offers
+            ranked = decide(matrix.BACKENDS, which, Device.named(device), None).ranked
             for direction in ("forward", "backward"):
-                found = {offer.backend.name for offer in offers[direction]}
+                found = {scored.backend.name for scored in ranked[direction]}
                 assert found & {"hopper", "triton"}, (op, K, V, packed)
 
 

@@ -64,7 +64,7 @@ def without_a_gpu(monkeypatch):
     compiling._pool.cache_clear()
     yield
     compiling._pool.cache_clear()
-    assert not compiling._BEGUN
+    assert not compiling._SUBMITTED
     assert compiling._HERE.stage == 0
 
 
@@ -77,16 +77,18 @@ def test_the_kernels_of_both_passes_compile_at_the_same_time():
         return second.launch(first.launch(x, known), known) * scale
 
     x = torch.randn(3)
-    out = compiling.side_by_side(run, (x,), {"scale": 2.0}, lambda given, made: behind.launch(given[0] + made, known))
+    out = compiling.with_parallel_compile(
+        run, (x,), {"scale": 2.0}, lambda given, made: behind.launch(given[0] + made, known)
+    )
     assert torch.allclose(out, (x + 2) * 2)
-    # an attempt that ends at the first kernel, a rehearsal, the call
+    # an attempt that ends at the first kernel, a dry run, the call
     assert runs == [2.0] * 3
     assert [k.compiled for k in (first, second, behind)] == [1, 1, 1]
     assert [k.launched for k in (first, second, behind)] == [1, 1, 0]
     assert len({*first.threads, *second.threads, *behind.threads, threading.get_ident()}) == 4
     assert torch.equal(behind.launch(x, known), x + 1)
     assert behind.compiled == 1
-    compiling.side_by_side(run, (x,), {}, lambda *_: pytest.fail("nothing was missing"))
+    compiling.with_parallel_compile(run, (x,), {}, lambda *_: pytest.fail("nothing was missing"))
     assert len(runs) == 4
 
 
@@ -99,10 +101,10 @@ def test_what_fails_to_compile_is_raised_where_it_is_launched():
 
     x = torch.randn(3)
     with pytest.raises(RuntimeError, match="no such instruction"):
-        compiling.side_by_side(run, (x,), {}, lambda given, _: behind.launch(given[0], known))
+        compiling.with_parallel_compile(run, (x,), {}, lambda given, _: behind.launch(given[0], known))
     assert good.launched == 1
-    # as without a rehearsal, the next call tries again
-    assert torch.equal(compiling.side_by_side(run, (x,), {}), x + 2)
+    # as without a dry run, the next call tries again
+    assert torch.equal(compiling.with_parallel_compile(run, (x,), {}), x + 2)
     with pytest.raises(RuntimeError, match="no such instruction"):
         behind.launch(x, known)
     assert torch.equal(behind.launch(x, known), x + 1)
@@ -116,14 +118,14 @@ def test_errors_of_the_call_are_its_own():
         raise ValueError("x: expected something else")
 
     with pytest.raises(ValueError, match="expected something else") as error:
-        compiling.side_by_side(run, (torch.randn(3),), {})
+        compiling.with_parallel_compile(run, (torch.randn(3),), {})
     assert error.value.__context__ is None
 
     def fails(*_):
         raise ValueError("the backward pass is not there")
 
     known.clear()
-    assert compiling.side_by_side(lambda x: kernel.launch(x, known), (torch.zeros(1),), {}, fails) == 1
+    assert compiling.with_parallel_compile(lambda x: kernel.launch(x, known), (torch.zeros(1),), {}, fails) == 1
 
 
 def test_an_op_that_tries_something_else_does_not_take_a_missing_kernel_for_an_error():
@@ -137,7 +139,7 @@ def test_an_op_that_tries_something_else_does_not_take_a_missing_kernel_for_an_e
             return x
 
     x = torch.randn(3)
-    assert torch.equal(compiling.side_by_side(run, (x,), {}), x + 2)
+    assert torch.equal(compiling.with_parallel_compile(run, (x,), {}), x + 2)
     assert not tried
 
 
@@ -149,7 +151,7 @@ def test_memory_does_not_wait_for_a_compiler():
         refs.append(weakref.ref(made))
         slow.launch(made, known)
 
-    compiling.side_by_side(lambda x: kernel.launch(x, known), (torch.randn(3),), {}, then)
+    compiling.with_parallel_compile(lambda x: kernel.launch(x, known), (torch.randn(3),), {}, then)
     gc.collect()
     assert refs[0]() is None
     assert slow.compiled == 1
@@ -180,12 +182,12 @@ def test_a_mode_sees_each_operation_once():
 
     known, kernel, runs = {}, Kernel(), []
     with Seen() as seen:
-        compiling.side_by_side(lambda x: runs.append(1) or kernel.launch(x, known), (torch.randn(3),), {})
+        compiling.with_parallel_compile(lambda x: runs.append(1) or kernel.launch(x, known), (torch.randn(3),), {})
     assert len(runs) == 1
     assert seen.count < 6
 
 
-def test_a_rehearsal_is_not_recorded(monkeypatch):
+def test_a_dry_run_is_not_recorded(monkeypatch):
     """What is replayed from then on launches."""
     monkeypatch.setattr(replay, "_PLAIN", set())
     replay.allow(torch.device("cpu"))
@@ -197,7 +199,7 @@ def test_a_rehearsal_is_not_recorded(monkeypatch):
     planning.forget()
 
 
-def test_what_changes_its_arguments_is_not_rehearsed(monkeypatch):
+def test_what_changes_its_arguments_has_no_dry_run(monkeypatch):
     monkeypatch.setattr(replay, "_PLAIN", set())
     replay.allow(torch.device("cpu"))
     known, first, second = {}, Kernel(), Kernel()
@@ -217,7 +219,7 @@ def test_what_changes_its_arguments_is_not_rehearsed(monkeypatch):
 
 def test_a_child_process_compiles_itself():
     known, kernel = {}, Kernel()
-    compiling._BEGUN[id(kernel)] = Future()
+    compiling._SUBMITTED[id(kernel)] = Future()
     compiling._after_fork()
     assert torch.equal(kernel.launch(torch.zeros(2), known), torch.ones(2))
 
@@ -241,7 +243,7 @@ def run(x):
 def then(*_):
     compiling.compiled(2, Kernel(), (1, 1, 1), (), {}, None, False)
 
-compiling.side_by_side(run, (torch.zeros(1),), {}, then)
+compiling.with_parallel_compile(run, (torch.zeros(1),), {}, then)
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (said.returncode, said.stderr) == (0, "")

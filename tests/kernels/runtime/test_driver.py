@@ -1,4 +1,4 @@
-"""Launches through the driver: which kernels are understood, and what the driver is given."""
+"""Launches through the driver: which kernels it takes, and what the driver is given."""
 
 import ctypes
 import struct
@@ -114,7 +114,7 @@ def tiled(x):
 
 def test_parameters_are_packed_as_the_kernel_declares_them(driver):
     kernel = compiled()
-    run = direct_launch.Direct(kernel)
+    run = direct_launch.DriverLauncher(kernel)
     x, tiles = torch.zeros(5), torch.zeros(6, 16, dtype=torch.bfloat16)
     run((2, 3, 4), (tiled(tiles), None, x, -5, 2**40, 0.5, 64), (64,))
     ((function, dimensions, shared, stream, parameters),) = driver.launches
@@ -128,7 +128,7 @@ def test_parameters_are_packed_as_the_kernel_declares_them(driver):
 
 @pytest.mark.parametrize(("option", "attribute"), [("launch_pdl", 6), ("launch_cooperative_grid", 2)])
 def test_a_programmatic_dependent_or_a_cooperative_kernel_is_launched_as_one(driver, option, attribute):
-    plain, other = (direct_launch.Direct(compiled(**{option: asked})) for asked in (False, True))
+    plain, other = (direct_launch.DriverLauncher(compiled(**{option: asked})) for asked in (False, True))
     arguments = tiled(torch.zeros(8, 8, dtype=torch.float16)), None, torch.zeros(5), 1, 2**40, 1.0, 64
     for run in (plain, other):
         run((2, 3, 4), arguments, (64,))
@@ -142,7 +142,7 @@ def test_a_programmatic_dependent_or_a_cooperative_kernel_is_launched_as_one(dri
 
 
 def test_a_map_is_encoded_once_for_an_address_a_shape_and_strides(driver):
-    run = direct_launch.Direct(compiled())
+    run = direct_launch.DriverLauncher(compiled())
     x, tiles = torch.zeros(5), torch.zeros(8, 32, dtype=torch.float16)
     for part in (tiles, tiles, tiles[1:], tiles[:, :16], tiles[:4], tiles):
         run((1, 1, 1), (tiled(part), None, x, 1, 1, 1.0, 64), (64,))
@@ -151,7 +151,7 @@ def test_a_map_is_encoded_once_for_an_address_a_shape_and_strides(driver):
 
 
 def test_a_thread_without_a_context_gets_the_devices(driver):
-    run = direct_launch.Direct(compiled())
+    run = direct_launch.DriverLauncher(compiled())
     driver.statuses[:] = [201, 0]
     run((1, 1, 1), (tiled(torch.zeros(8, 8, dtype=torch.float16)), None, torch.zeros(5), 1, 1, 1.0, 64), ())
     assert driver.entered == [3]
@@ -159,7 +159,7 @@ def test_a_thread_without_a_context_gets_the_devices(driver):
 
 
 def test_the_drivers_error_is_raised(driver):
-    run = direct_launch.Direct(compiled())
+    run = direct_launch.DriverLauncher(compiled())
     driver.statuses[:] = [700]
     with pytest.raises(RuntimeError, match="launching copy: no such thing"):
         run((1, 1, 1), (tiled(torch.zeros(8, 8, dtype=torch.float16)), None, torch.zeros(5), 1, 1, 1.0, 64), ())
@@ -167,7 +167,7 @@ def test_the_drivers_error_is_raised(driver):
 
 def test_threads_do_not_share_a_block(driver):
     """A second launch that begins within the first has parameters of its own."""
-    run = direct_launch.Direct(compiled())
+    run = direct_launch.DriverLauncher(compiled())
     arguments = [tiled(torch.zeros(8, 8, dtype=torch.float16)), None, torch.zeros(5), 1, 1, 1.0, 64]
     launch, within = driver.cuLaunchKernel, []
 
@@ -183,7 +183,7 @@ def test_threads_do_not_share_a_block(driver):
 
 
 def test_a_bound_launch_starts_again_and_again_beside_others(driver):
-    run = direct_launch.Direct(compiled())
+    run = direct_launch.DriverLauncher(compiled())
     x, y = (tiled(torch.zeros(8, 8, dtype=torch.float16)) for _ in range(2))
     maps = [next(tiles for _, tiles in run.places if tiles is not None).encoder(z)(z.base.data_ptr()) for z in (x, y)]
     numbers = [8, 8, 8, 1, 4096, 1, 2**40, 1.0]
@@ -217,8 +217,8 @@ def test_a_bound_launch_starts_again_and_again_beside_others(driver):
     ],
 )  # fmt: skip
 def test_what_is_laid_out_otherwise_is_left_to_triton(changes):
-    assert direct_launch.understood(compiled())
-    assert not direct_launch.understood(compiled(**changes))
+    assert direct_launch.has_known_parameters(compiled())
+    assert not direct_launch.has_known_parameters(compiled(**changes))
     kernel = compiled(**changes)
     direct_launch.launcher(kernel)((1, 2, 3), (4, 5), (6,))
     assert kernel.launched == [((1, 2, 3), 4, 5, 6)]
@@ -231,17 +231,17 @@ def _scale(x_ptr, y_ptr, none_ptr, n, wide, one, factor, SIZE: tl.constexpr):
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="another version may launch its kernels itself")
-def test_what_triton_3_6_compiles_is_understood():
+def test_what_triton_3_6_compiles_has_known_parameters():
     signature = {
         "x_ptr": "*bf16", "y_ptr": "*fp32", "none_ptr": "constexpr", "n": "i32", "wide": "i64", "one": "constexpr",
         "factor": "fp32", "SIZE": "constexpr",
     }  # fmt: skip
     source = ASTSource(_scale, signature, {(2,): None, (5,): 1, (7,): 64}, {})
     kernel = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 2})
-    assert direct_launch.understood(kernel)
+    assert direct_launch.has_known_parameters(kernel)
     assert direct_launch._entry(kernel.asm["ptx"]) == (64, [8, 8, 4, 8, 4, 8, 8])
 
 
 def test_a_kernel_with_more_shared_memory_than_there_is_says_so(driver):
     with pytest.raises(RuntimeError, match="copy: a block takes 2001 bytes of shared memory; this GPU has 2000"):
-        direct_launch.Direct(compiled(shared=2001))
+        direct_launch.DriverLauncher(compiled(shared=2001))

@@ -226,8 +226,8 @@ def test_all_machine_code_of_a_first_call_is_made_at_one_time(monkeypatch):
         asked.append([nvrtc.is_made(source, "sm_90a") for source in ("forward", "backward")])
         return asked[-1]
 
-    assert compiling.side_by_side(call, (torch.zeros(1),), {}) == [True, True]
-    # an attempt ends at the first of them; a rehearsal runs neither
+    assert compiling.with_parallel_compile(call, (torch.zeros(1),), {}) == [True, True]
+    # an attempt ends at the first of them; a dry run runs neither
     assert asked == [[False, False], [True, True]]
     assert sorted(given[:2] for given in made) == [("backward", "sm_90a"), ("forward", "sm_90a")]
     assert threading.get_ident() not in [thread for *_, thread in made]

@@ -24,7 +24,7 @@ class Gates:
         rows = [R[self.cell.recurrent.index(gate)] for gate in list(self.column)[self.recurrent]]
         return torch.stack(rows, 1).flatten(1, 2).to(dtype)
 
-    def weights_grad(self, grad: Tensor) -> Tensor:
+    def weight_grad(self, grad: Tensor) -> Tensor:
         """[H, columns * D, D] -> [Gr, H, D, D]."""
         width = grad.shape[2]
         columns = [self.column[gate] - self.recurrent.start for gate in self.cell.recurrent]
@@ -32,7 +32,7 @@ class Gates:
 
 
 def arrange(cell: Cell) -> Gates:
-    """The layout for a cell."""
+    """Return the layout for a cell."""
     first = [gate for gate in cell.gates if gate not in cell.recurrent]
     last = [gate for gate in cell.gates if gate not in cell.input]
     shared = [gate for gate in cell.gates if gate not in first + last]

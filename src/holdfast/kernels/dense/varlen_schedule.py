@@ -15,7 +15,7 @@ from holdfast.kernels import varlen
 
 
 @dataclass(frozen=True)
-class Timeline:
+class VarlenSchedule:
     """sizes: rows of each step, never rising. offsets: the first row of each step, and the end.
 
     order: for each row its token in the packed axis; None for a batch. sequences: the sequence of each row of the
@@ -68,13 +68,14 @@ class Timeline:
         return spans
 
 
-def timeline(batch: int, length: int, cu_seqlens: Tensor | None, device: torch.device) -> Timeline:
-    """The timeline of a [batch, length] call on device.
+def make_schedule(batch: int, length: int, cu_seqlens: Tensor | None, device: torch.device) -> VarlenSchedule:
+    """Return the schedule of a [batch, length] call on device.
 
     Raises ValueError for offsets that do not rise from 0 to length, RuntimeError while a CUDA graph is captured there.
     """
     if cu_seqlens is None:
-        return Timeline([batch] * length, list(range(0, batch * length + 1, batch)) if batch else [0] * (length + 1))
+        offsets = list(range(0, batch * length + 1, batch)) if batch else [0] * (length + 1)
+        return VarlenSchedule([batch] * length, offsets)
     bounds = torch.tensor(varlen.sequence_bounds(cu_seqlens, length), dtype=torch.int64)
     varlen.refuse_copy_in_capture(device, f"offsets on {cu_seqlens.device}")
     lengths = bounds.diff()
@@ -83,4 +84,4 @@ def timeline(batch: int, length: int, cu_seqlens: Tensor | None, device: torch.d
     running = steps[:, None] < lengths[sequences]
     sizes = running.sum(1).tolist()
     order = (bounds[sequences] + steps[:, None])[running]
-    return Timeline(sizes, [0, *accumulate(sizes)], order.to(device), sequences.to(device))
+    return VarlenSchedule(sizes, [0, *accumulate(sizes)], order.to(device), sequences.to(device))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def join(x: Tensor) -> Tensor:
-    """View [..., D] as complex [..., D/2]: a view of x where x is contiguous and begins with a whole number of pairs."""
+    """View [..., D] as complex [..., D/2]; a copy where x is not contiguous or begins within a pair."""
     x = x.unflatten(-1, (-1, 2)).contiguous()
     # an axis of size 1 may have any stride and still be contiguous
     if any(place % 2 for place in (x.storage_offset(), *x.stride()[:-1])):

@@ -1,7 +1,7 @@
 """Kernels of a call compiled side by side, which the call alone would compile one after another as it launches them.
 
-Where a launch finds no compiled kernel, its op is rehearsed: the op runs, and after it its backward pass if a gradient
-is recorded, with launches that launch nothing but have a thread compile what is missing. Triton keeps Python's lock for
+Where a launch finds no compiled kernel, its op has a dry run: it runs, and after it its backward pass if a gradient is
+recorded, with launches that launch nothing but have a thread compile what is missing. Triton keeps Python's lock for
 less than half of that. Then the op runs, and waits where it launches what is not ready; the backward pass's kernels go
 on compiling behind it. What fails to compile is raised where it is launched.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .torch_private import dispatch_modes
 
-_ATTEMPT, _REHEARSAL = 1, 2
+_ATTEMPT, _DRY_RUN = 1, 2
 # each takes some hundred MiB while it compiles; an op's passes have up to six kernels
 _THREADS = 8
 
@@ -30,14 +30,14 @@ class _Missing(BaseException):
 
 
 class _Here(threading.local):
-    """What this thread is about: nothing, an attempt that a missing kernel ends, or a rehearsal."""
+    """The stage of this thread: nothing, an attempt that a missing kernel ends, or a dry run."""
 
     stage = 0
 
 
 _HERE = _Here()
 # kernels that a thread compiles, by what they are looked up by
-_BEGUN: dict[Hashable, Future[Any]] = {}
+_SUBMITTED: dict[Hashable, Future[Any]] = {}
 
 
 @cache
@@ -47,26 +47,26 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _after_fork() -> None:
-    """A child has none of the threads that were to compile what was begun."""
-    _BEGUN.clear()
+    """A child has none of the threads that were to compile what was future."""
+    _SUBMITTED.clear()
     _pool.cache_clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def is_rehearsal() -> bool:
-    """Whether this thread rehearses: launches do nothing, and what they were to write holds anything."""
-    return _HERE.stage == _REHEARSAL
+def is_dry_run() -> bool:
+    """Return whether this thread is in a dry run: launches do nothing, and what they were to write holds anything."""
+    return _HERE.stage == _DRY_RUN
 
 
-def side_by_side(
+def with_parallel_compile(
     run: Callable[..., Any],
     arguments: tuple[Any, ...],
     named: dict[str, Any],
     then: Callable[[tuple[Any, ...], Any], Any] | None = None,
 ) -> Any:
-    """run(*arguments, **named); where kernels are missing, after a rehearsal of it and of then(arguments, its outputs).
+    """run(*arguments, **named); where kernels are missing, after a dry run of it and of then(arguments, its outputs).
 
     run and then may be run several times, so they write to nothing but what they make.
     """
@@ -80,17 +80,17 @@ def side_by_side(
         pass
     finally:
         _HERE.stage = 0
-    _HERE.stage = _REHEARSAL
+    _HERE.stage = _DRY_RUN
     try:
         # what fails here fails again where it is needed
         with suppress(Exception):
-            _rehearse(run, arguments, named, then)
+            _run_dry(run, arguments, named, then)
     finally:
         _HERE.stage = 0
     return run(*arguments, **named)
 
 
-def _rehearse(run: Any, arguments: tuple[Any, ...], named: dict[str, Any], then: Any) -> None:
+def _run_dry(run: Any, arguments: tuple[Any, ...], named: dict[str, Any], then: Any) -> None:
     outputs = run(*arguments, **named)
     if then is not None:
         then(arguments, outputs)
@@ -105,34 +105,36 @@ def compiled(
     device: Any,
     is_recorded: bool,
 ) -> Any:
-    """The kernel compiled for these arguments, by this thread or one that began to. None in a rehearsal: one begins to.
+    """Return the kernel compiled for these arguments, here or by a thread. None in a dry run, where a thread begins to.
 
     key: what it is looked up by. named: constants and options. device: that of the launch. is_recorded: whether a
     recording would see what is run twice. Raises what Triton raises.
     """
 
-    def begin() -> tuple[Any, ...]:
+    def task() -> tuple[Any, ...]:
         # memory is not to wait for a compiler
         return _compile, kernel, grid, [without_memory(x) for x in arguments], named, device
 
-    return made(key, lambda: _warm(kernel, grid, arguments, named), begin, is_recorded)
+    return get_or_compile(key, lambda: _warm(kernel, grid, arguments, named), task, is_recorded)
 
 
-def made(key: Hashable, make: Callable[[], Any], begin: Callable[[], tuple[Any, ...]], is_recorded: bool) -> Any:
-    """What make returns, or a thread that began to: to call begin()[0] on the rest of it. None in a rehearsal."""
-    begun = _BEGUN.get(key)
-    if begun is None and _HERE.stage == _ATTEMPT and not (is_recorded or _is_capturing()):
+def get_or_compile(
+    key: Hashable, make: Callable[[], Any], task: Callable[[], tuple[Any, ...]], is_recorded: bool
+) -> Any:
+    """Return what make does, here or in a thread that runs a task: a function and its arguments. None in a dry run."""
+    future = _SUBMITTED.get(key)
+    if future is None and _HERE.stage == _ATTEMPT and not (is_recorded or _is_capturing()):
         raise _Missing
-    if _HERE.stage == _REHEARSAL:
-        if begun is None:
-            _BEGUN[key] = _pool().submit(*begin())
+    if _HERE.stage == _DRY_RUN:
+        if future is None:
+            _SUBMITTED[key] = _pool().submit(*task())
         return None
-    if begun is None:
+    if future is None:
         return make()
     try:
-        return begun.result()
+        return future.result()
     finally:
-        _BEGUN.pop(key, None)
+        _SUBMITTED.pop(key, None)
 
 
 def _compile(kernel: Any, grid: tuple[int, ...], likes: Sequence[Any], named: dict[str, Any], device: Any) -> Any:

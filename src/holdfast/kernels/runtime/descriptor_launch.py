@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from holdfast.kernels.runtime.replay.recording import RECORDING, note_launch
+from holdfast.kernels.runtime.replay.recording import RECORDING, mark_unrecordable, note_launch
 
 from .compile_pool import compiled
 from .driver import Run, launcher
@@ -26,7 +26,7 @@ def launch(
     overlaps: bool = False,
     cooperative: bool = False,
 ) -> None:
-    """Runs kernel on the current stream: arguments in its order, then constants in its order.
+    """Run kernel on the current stream: arguments in its order, then constants in its order.
 
     types: what tells the arguments' types apart from those of other calls with the same constants: dtypes, which are
     None, and which integers may take more than 32 bits. The first argument is a descriptor, and its device the one that
@@ -44,7 +44,7 @@ def launch(
     options = {"num_warps": warps, "maxnreg": registers, "launch_pdl": overlaps}
     options["launch_cooperative_grid"] = cooperative
     if not LAUNCHES_COMPILED:
-        note_launch(None, grid, arguments)
+        mark_unrecordable()
         launch_by_triton(kernel, grid, *arguments, **constants, **options)
         return None
     # the function, since a kernel's hash is that of its source and of all that it reads

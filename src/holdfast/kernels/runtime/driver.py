@@ -34,7 +34,7 @@ _INVALID_CONTEXT = 201
 _CONFIG, _ATTRIBUTE = struct.Struct("=7I4xQQI4x"), struct.Struct("=I4xi60x")
 _COOPERATIVE, _PROGRAMMATIC_SERIALIZATION = 2, 6
 # addresses, shapes and strides that a descriptor argument has had
-_REMEMBERED = 1024
+_MAX_DESCRIPTORS = 1024
 
 
 @cache
@@ -68,14 +68,14 @@ def launcher(compiled: Any) -> Run:
     compiled for None; constants: the values of its constexpr parameters, which come last.
     """
 
-    def own(grid: tuple[int, int, int], arguments: Sequence[Any], constants: Iterable[Any]) -> None:
+    def triton_launch(grid: tuple[int, int, int], arguments: Sequence[Any], constants: Iterable[Any]) -> None:
         compiled[grid](*arguments, *constants)
 
-    return Direct(compiled) if understood(compiled) else own
+    return DriverLauncher(compiled) if has_known_parameters(compiled) else triton_launch
 
 
-def understood(compiled: Any) -> bool:
-    """Whether the kernel's parameters are those that its signature asks for, as far as this file knows."""
+def has_known_parameters(compiled: Any) -> bool:
+    """Return whether the kernel's parameters are those that its signature asks for, as far as this file knows."""
     try:
         data = compiled.metadata
         plain = data.num_ctas == 1 and not (data.global_scratch_size or data.profile_scratch_size)
@@ -98,7 +98,7 @@ def _entry(ptx: str) -> tuple[int, list[int]]:
 
 
 def _arguments(compiled: Any) -> list[tuple[int, dict[str, Any] | None, list[tuple[int, str]]]]:
-    """Of each argument that is passed: its place, what Triton says of its descriptor, parameters' sizes and formats."""
+    """Return of each argument that is passed its place, what Triton says of its descriptor, sizes and formats."""
     descriptors = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
     found: list[tuple[int, dict[str, Any] | None, list[tuple[int, str]]]] = []
     for place, kind in enumerate(compiled.src.signature.values()):
@@ -117,8 +117,8 @@ def _arguments(compiled: Any) -> list[tuple[int, dict[str, Any] | None, list[tup
     return found
 
 
-class Direct:
-    """Launches one kernel. places: of each argument that is passed its place, and of a descriptor its Tiles."""
+class DriverLauncher:
+    """Launches one kernel. places: of each argument that is passed its place, and its cache of descriptors."""
 
     def __init__(self, compiled: Any) -> None:
         data = compiled.metadata
@@ -135,7 +135,7 @@ class Direct:
         self.attributes = b"".join(_ATTRIBUTE.pack(attribute, 1) for attribute, is_asked in asked if is_asked)
         self.threads, _ = _entry(compiled.asm["ptx"])
         arguments = _arguments(compiled)
-        self.places = [(place, None if about is None else Tiles(about)) for place, about, _ in arguments]
+        self.places = [(place, None if about is None else TmaDescriptorCache(about)) for place, about, _ in arguments]
         form, self.starts, size = ["="], [], 0
         for width, letter in (part for *_, parts in arguments for part in parts):
             alignment = _MAP_ALIGNMENT if width == _MAP_BYTES else width
@@ -210,7 +210,7 @@ class Direct:
         return buffer, start, addresses
 
 
-class Tiles:
+class TmaDescriptorCache:
     """A descriptor argument's parameters: a map for TMA, shape and strides."""
 
     def __init__(self, about: dict[str, Any]) -> None:
@@ -222,13 +222,13 @@ class Tiles:
         key = (address, x.shape, x.strides)
         found = self.known.get(key)
         if found is None:
-            if len(self.known) >= _REMEMBERED:
+            if len(self.known) >= _MAX_DESCRIPTORS:
                 self.known.clear()
             found = self.known[key] = (self.encoder(x)(address), *x.shape, *x.strides)
         return found
 
     def encoder(self, x: Any) -> Callable[[int], bytes]:
-        """From an address the map of a tensor there with x's dtype, shape and strides."""
+        """Return a function from an address to the map of a tensor there with x's dtype, shape and strides."""
         rank, width, dtype = len(x.shape), self.about["elem_size"], _ELEMENTS[x.base.dtype]
         shape = (ctypes.c_uint64 * rank)(*reversed(x.shape))
         strides = (ctypes.c_uint64 * (rank - 1))(*(width * stride for stride in reversed(x.strides[:-1])))

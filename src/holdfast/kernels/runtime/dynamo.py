@@ -10,7 +10,7 @@ import torch
 from .torch_private import DYNAMO
 
 
-def untraced(run: Callable[..., Any]) -> Callable[..., Any]:
+def disable_dynamo(run: Callable[..., Any]) -> Callable[..., Any]:
     """run, which Dynamo is not to trace. Before anything has imported Dynamo, nothing can."""
 
     @cache

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from holdfast.kernels.runtime.replay.recording import RECORDING, note_launch
+from holdfast.kernels.runtime.replay.recording import RECORDING, mark_unrecordable, note_launch
 
 from .assembler import assembler_of
 from .compile_pool import compiled
@@ -23,7 +23,7 @@ _COMPILED: dict[tuple[Any, ...], Run] = {}
 
 @lru_cache(maxsize=4096)
 def _kinds(numbers: tuple[int | float, ...], types: tuple[type, ...]) -> tuple[Any, ...]:
-    """What Triton compiles in of numbers: types, and whether an integer is 1 or divisible by 16, and its width.
+    """Return what Triton compiles in of numbers: types, whether an integer is 1 or divisible by 16, and its width.
 
     types: of the numbers, since 1, 1.0 and True are equal.
     """
@@ -35,7 +35,7 @@ def _kinds(numbers: tuple[int | float, ...], types: tuple[type, ...]) -> tuple[A
 
 @lru_cache
 def may_overlap(device: torch.device) -> bool:
-    """Whether a launch may start there before the one ahead of it has ended."""
+    """Return whether a launch may start there before the one ahead of it has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -56,7 +56,7 @@ def launch(
     overlaps: bool = False,
     registers: int | None = None,
 ) -> None:
-    """Runs kernel on the current device and stream: tensors, numbers and constexpr arguments, in its order.
+    """Run kernel on the current device and stream: tensors, numbers and constexpr arguments, in its order.
 
     overlaps: whether it may start before the launch ahead of it has ended, as in descriptor_launch.py. registers: the
     most that a thread may take; None leaves it to the compiler.
@@ -66,7 +66,7 @@ def launch(
     """
     # what the interpreter runs is no JITFunction
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
-        note_launch(None, blocks, ())
+        mark_unrecordable()
         launch_by_triton(kernel, blocks, *tensors, *numbers, **constants, **_options(warps, False, registers))
         return
     places = [None if x is None else x.data_ptr() for x in tensors]
@@ -101,7 +101,7 @@ def _options(warps: int, overlaps: bool, registers: int | None) -> dict[str, Any
 
 
 def launch_by_triton(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Runs kernel by Triton's own launch, for calls that are not repeated from a record: arguments as the kernel has
+    """Run kernel by Triton's own launch, for calls that are not repeated from a record: arguments as the kernel has
     them, constants and the compiler's options by name."""
     # it may compile
     with assembler_of(kernel):

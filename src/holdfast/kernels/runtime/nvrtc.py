@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from holdfast.kernels.runtime.replay.recording import RECORDING, note_launch
+from holdfast.kernels.runtime.replay.recording import RECORDING, mark_unrecordable, note_launch
 
-from .compile_pool import is_rehearsal, made
+from .compile_pool import get_or_compile, is_dry_run
 from .torch_private import current_device, stream_of
 from .watching import WATCHERS, watched
 
@@ -153,7 +153,7 @@ class Kernel:
         RuntimeError with the driver's words.
         """
         # compile_pool.py wants kernels made, not run
-        if is_rehearsal():
+        if is_dry_run():
             return
         given = [x if isinstance(x, torch.Tensor) else _word(x) for x in arguments]
         how = Launch(self, threads, shared, cooperative, first, len(given))
@@ -170,7 +170,7 @@ class Kernel:
         pointers, numbers: how many of each; numbers are 64-bit integers. For one host thread at a time.
         """
         # a recording would have to see every one
-        note_launch(None, (0, 0, 0), ())
+        mark_unrecordable()
         driver, _ = _bindings()
         values = (ctypes.c_int64 * (pointers + numbers))()
         first = ctypes.addressof(values)
@@ -272,11 +272,11 @@ _CUBINS: dict[tuple[Any, ...], Cubin] = {}
 
 
 def is_made(source: str, arch: str, options: tuple[str, ...] = ()) -> bool:
-    """True once the machine code is there. False in a rehearsal of a call, which has a thread compile it."""
+    """True once the machine code is there. False in a dry run of a call, which has a thread compile it."""
     key = (source, arch, options)
     if key not in _CUBINS:
         given = compile_source, source, arch, options, folder()
-        cubin = made(key, lambda: compile_source(*given[1:]), lambda: given, bool(RECORDING))
+        cubin = get_or_compile(key, lambda: compile_source(*given[1:]), lambda: given, bool(RECORDING))
         if cubin is None:
             return False
         _CUBINS[key] = cubin

@@ -98,7 +98,11 @@ def test_every_planned_kernel_compiles_and_keeps_its_registers(compiled):
 
 
 def test_the_step_kernels_compile_for_older_architectures_too():
-    sources = [step.source_of(which, name) for which in (gru, slstm) for name in ("step_forward", "step_backward")]
+    sources = [
+        step.source_of(which, name)
+        for which in (gru, slstm)
+        for name in ("dense_cell_step_forward", "dense_cell_step_backward")
+    ]
     for log in compile_all(sources, "sm_75"):
         assert "0 bytes spill stores" in log
 

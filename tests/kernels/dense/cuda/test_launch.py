@@ -11,7 +11,7 @@ import torch
 from holdfast.kernels.dense import saved as kept
 from holdfast.kernels.dense.cuda import backend as fused
 from holdfast.kernels.dense.cuda import launch
-from holdfast.kernels.dense.weight_grad import select as weights_grad
+from holdfast.kernels.dense.weight_grad import select as weight_grad
 from holdfast.planner import Device, Plan, Problem
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from holdfast.recurrences.definition import DenseCall
@@ -60,8 +60,8 @@ def launched(monkeypatch):
     def no_product(dg, h, initial, reset):
         return torch.zeros(1, dg.shape[2], *dg.shape[3:], dg.shape[4])
 
-    monkeypatch.setattr(weights_grad, "parts_of", no_product)
-    monkeypatch.setattr(weights_grad, "add_parts", lambda parts, dtype: [x.sum(0) for x in parts])
+    monkeypatch.setattr(weight_grad, "partial_weight_grads", no_product)
+    monkeypatch.setattr(weight_grad, "sum_partials", lambda parts, dtype: [x.sum(0) for x in parts])
     monkeypatch.setattr(launch.nvrtc, "is_made", lambda source, arch: True)
     for cached in (launch._architecture, launch._look):
         cached.cache_clear()
@@ -110,7 +110,9 @@ def test_arguments_match_the_signatures(launched, which, plan, D):
     assert [tuple(x.shape) for x in (states, gates)] == [*kept.shapes(which, B, T, H, D)]
     given = assert_matches(launched[-1])
     spread = plan is SPREAD
-    assert launched[-1][1:4] == (("spread_forward", (4, 1, 1), 256) if spread else ("resident_forward", (2, 1, 1), 64))
+    assert launched[-1][1:4] == (
+        ("dense_many_blocks_forward", (4, 1, 1), 256) if spread else ("dense_one_block_forward", (2, 1, 1), 64)
+    )
     assert launched[-1][-1] == spread
     assert [given[name].value for name in ("batch", "length", "heads", "width")] == [B, T, H, D]
     assert given["x"].shape == (B, T, len(which.input), H, 32)
@@ -166,7 +168,7 @@ def test_what_the_loop_keeps_survives_the_other_form(which, lengths):
     # numbers that bfloat16 holds
     states = torch.randn(len(which.states), B * T, 2, 12).bfloat16().float()
     gates = torch.randn(B * T, 2, len(which.gates), 12).bfloat16().float()
-    time = kept.timeline(B, T, bounds, torch.device("cpu"))
+    time = kept.make_schedule(B, T, bounds, torch.device("cpu"))
     h = torch.zeros(B, T, 2, 12)
     time.put(states[0], h, 0, len(time.sizes))
     packed = kept.pack(call, bounds, states, gates)
@@ -206,7 +208,7 @@ def test_every_launch_of_the_backward_pass_is_on_the_inputs_device(launched, mon
         return torch.zeros(1, dg.shape[2], *dg.shape[3:], dg.shape[4])
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(weights_grad, "parts_of", product)
+    monkeypatch.setattr(weight_grad, "partial_weight_grads", product)
     arguments = RECURRENCES[which.name].example(Draw(0, torch.bfloat16), Sizes(B=2, T=5, H=1, D=32))
     call = DenseCall(which, **arguments)
     h, _, states, gates = fused.Fused().forward(ONE_BLOCK, call, None, True)
@@ -221,8 +223,8 @@ def test_a_packed_call_takes_offsets_of_the_host(monkeypatch):
     monkeypatch.setattr(fused, "_planned", lambda *given: [ONE_BLOCK])
     monkeypatch.setattr(fused.torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(fused.launch, "run", lambda plan, cell, way, arrays, *rest: seen.append(arrays))
-    monkeypatch.setattr(weights_grad, "parts_of", lambda dg, h, *rest: dg.new_empty(1, 4, 1, 16, 16))
-    monkeypatch.setattr(weights_grad, "add_parts", lambda parts, dtype: [x[0].to(dtype) for x in parts])
+    monkeypatch.setattr(weight_grad, "partial_weight_grads", lambda dg, h, *rest: dg.new_empty(1, 4, 1, 16, 16))
+    monkeypatch.setattr(weight_grad, "sum_partials", lambda parts, dtype: [x[0].to(dtype) for x in parts])
     bounds = torch.tensor([0, 4, 4, 5, 9], dtype=torch.int32)
     x, R = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1, 9, 4, 1, 16), (4, 1, 16, 16)))
     backend, call = fused.Fused(), DenseCall(lstm, x, R, None)

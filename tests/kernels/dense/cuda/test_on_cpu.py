@@ -13,7 +13,7 @@ import cuda_emulator
 from holdfast.kernels.dense.cuda import assemble as source
 from holdfast.kernels.dense.cuda import backend as fused
 from holdfast.kernels.dense.cuda import launch
-from holdfast.kernels.dense.weight_grad import select as weights_grad
+from holdfast.kernels.dense.weight_grad import select as weight_grad
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell, oracle
 from holdfast.recurrences.definition import DenseCall
@@ -83,8 +83,8 @@ def on_cpu(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(launch, "_failed", lambda device: failed)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(weights_grad, "parts_of", product)
-    monkeypatch.setattr(weights_grad, "add_parts", lambda parts, dtype: [x.sum(0).to(dtype) for x in parts])
+    monkeypatch.setattr(weight_grad, "partial_weight_grads", product)
+    monkeypatch.setattr(weight_grad, "sum_partials", lambda parts, dtype: [x.sum(0).to(dtype) for x in parts])
     for cached in (source._assemble, launch._source, launch._architecture, launch._look):
         cached.cache_clear()
     yield failed

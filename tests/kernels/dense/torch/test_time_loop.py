@@ -7,7 +7,7 @@ import holdfast
 from holdfast.kernels.dense import gate_layout as gates
 from holdfast.kernels.dense.torch import pointwise
 from holdfast.kernels.dense.torch.time_loop import Loop
-from holdfast.kernels.dense.varlen_schedule import timeline
+from holdfast.kernels.dense.varlen_schedule import make_schedule
 from holdfast.ops.dense import dense_backward, dense_forward
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_batch_has_as_many_rows_every_step():
-    time = timeline(3, 4, None, CPU)
+    time = make_schedule(3, 4, None, CPU)
     assert time.sizes == [3, 3, 3, 3]
     x = torch.arange(12).view(3, 4)
     assert [row.tolist() for row in time.steps(x)] == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
@@ -31,7 +31,7 @@ def test_a_batch_has_as_many_rows_every_step():
 
 
 def test_packed_sequences_run_longest_first_and_drop_out():
-    time = timeline(1, 7, torch.tensor([0, 2, 2, 6, 7]), CPU)
+    time = make_schedule(1, 7, torch.tensor([0, 2, 2, 6, 7]), CPU)
     assert time.sizes == [3, 2, 1, 1]
     assert time.sequences.tolist() == [2, 0, 3, 1]
     x = 10 * torch.arange(7)[None]
@@ -45,7 +45,7 @@ def test_packed_sequences_run_longest_first_and_drop_out():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
 def test_blocks_cover_every_step_once(rows):
-    time = timeline(1, 7, torch.tensor([0, 2, 2, 6, 7]), CPU)
+    time = make_schedule(1, 7, torch.tensor([0, 2, 2, 6, 7]), CPU)
     spans = time.blocks(rows)
     assert [t for start, stop in spans for t in range(start, stop)] == [0, 1, 2, 3]
     assert all(stop - start == 1 or time.offsets[stop] - time.offsets[start] <= rows for start, stop in spans)
@@ -54,7 +54,7 @@ def test_blocks_cover_every_step_once(rows):
 @pytest.mark.parametrize("bounds", [[1, 7], [0, 6], [0, 5, 3, 7]])
 def test_wrong_offsets_are_refused(bounds):
     with pytest.raises(ValueError, match="cu_seqlens: expected offsets"):
-        timeline(1, 7, torch.tensor(bounds), CPU)
+        make_schedule(1, 7, torch.tensor(bounds), CPU)
 
 
 def test_columns_put_what_x_and_what_r_feed_next_to_each_other():
@@ -62,7 +62,7 @@ def test_columns_put_what_x_and_what_r_feed_next_to_each_other():
     assert layout.column == {"n": 0, "r": 1, "z": 2, "m": 3}
     assert layout.recurrent == slice(1, 4)
     R = torch.randn(3, 2, 5, 5)
-    assert torch.equal(layout.weights_grad(layout.weights(R, torch.float32)), R)
+    assert torch.equal(layout.weight_grad(layout.weights(R, torch.float32)), R)
     assert gates.arrange(lstm).recurrent == slice(0, 4)
 
 

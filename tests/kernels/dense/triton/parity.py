@@ -3,7 +3,7 @@
 import torch
 
 from holdfast.kernels.dense.triton import backend as triton_loop
-from holdfast.kernels.dense.weight_grad import select as weights_grad
+from holdfast.kernels.dense.weight_grad import select as weight_grad
 from holdfast.planner import Plan
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell
 from holdfast.recurrences.definition import DenseCall
@@ -28,7 +28,7 @@ def product(dg, h, initial, reset):
 
 def check(name, B, T, H, D, **options):
     """options: of the call; reset and without, the arguments that are left out, besides."""
-    weights_grad.parts_of = product
+    weight_grad.partial_weight_grads = product
     definition = recurrence(own) if name == "own" else RECURRENCES[name]
     arguments = definition.example(Draw(0, torch.float16), Sizes(B=B, T=T, H=H, D=D))
     for left_out in options.pop("without", ()):

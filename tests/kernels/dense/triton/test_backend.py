@@ -36,7 +36,7 @@ def arguments(which, direction, D, plan):
     half, full = torch.bfloat16, torch.float32
     given = {"R": half, "initial": full, "reset": torch.int32, "h": half, "states": full, "gates": half}
     given |= {"batch": 16, "length": 1024, "heads": 12, "CELL": getattr(triton_cell.functions(which), direction)}
-    given |= _counts(which) | _places(which) | {"KEPT": 4, "WIDTH": D, "PADDED": D, "ROWS": dense_triton.ROWS}
+    given |= _counts(which) | _places(which) | {"SAVED": 4, "WIDTH": D, "PADDED": D, "ROWS": dense_triton.ROWS}
     given |= {"BLOCK": plan["block"], "x": half, "b": half, "final": full, "clip": 0.5, "EXTRAS": 1}
     return given | {"grad_h": half, "grad_final": full, "dx": half, "extra": half, "db": full, "grad_initial": full}
 
@@ -56,7 +56,9 @@ def test_it_compiles_and_keeps_its_registers(which, D, target, reset):
     for direction in ("forward", "backward"):
         (found,) = dense_triton.candidates(problem(which, D), Device.named("h200"), direction)
         given = arguments(which, direction, D, found.plan) | {"reset": reset}
-        made = compile_for(getattr(triton_steps, direction), target, given, num_warps=found.plan["warps"])
+        made = compile_for(
+            getattr(triton_steps, f"dense_time_loop_{direction}"), target, given, num_warps=found.plan["warps"]
+        )
         assert made.stack <= BUDGET[D], (direction, made.registers, made.stack)
         assert made.shared <= found.shared, (direction, made.shared)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.kernels.dense.weight_grad.select import WIDE, parts_of
+from holdfast.kernels.dense.weight_grad.select import WIDE, partial_weight_grads
 from interpreted import interpret
 from parity import relative_error
 
@@ -24,4 +24,4 @@ def test_a_wide_head_takes_one_product(monkeypatch, given):
     if reset is not None:
         before = before.masked_fill(reset[:, :, None, None], 0)
     right = torch.einsum("btghi,bthj->ghij", dg.double(), before)
-    assert relative_error(parts_of(dg, h, entry, reset).sum(0).double(), right) <= 1e-6
+    assert relative_error(partial_weight_grads(dg, h, entry, reset).sum(0).double(), right) <= 1e-6

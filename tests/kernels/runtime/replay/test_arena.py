@@ -36,7 +36,7 @@ def sizes(steps):
 def test_what_is_done_with_makes_place():
     steps = [allocation(n, 100) for n in range(1, 5)]
     chain = [step for n, made in enumerate(steps) for step in (made, launch(n, n + 1))] + [launch(4, 9)]
-    found = arena.in_one(chain, {9})
+    found = arena.pack_arena(chain, {9})
     # 400 bytes take 512; two are in use at a time
     assert sizes(found) == [1024]
     assert [places(found, n) for n in range(5)] == [
@@ -47,10 +47,10 @@ def test_what_is_done_with_makes_place():
 def test_what_others_see_stays_apart():
     operation = SimpleNamespace(reads=[3], outputs=[5], changes=False)
     steps = [*[allocation(n, 10) for n in (1, 2, 3, 4)], launch(0, 1, 2, 3, 4, offset=8), operation]
-    found = arena.in_one(steps, {4, 5})
+    found = arena.pack_arena(steps, {4, 5})
     assert sizes(found) == [1024, 10, 10]
     assert places(found, 0) == [(0, 8), (1, 8), (1, 520), (3, 8), (4, 8)]
-    assert arena.in_one(steps, {1, 4, 5}) == steps
+    assert arena.pack_arena(steps, {1, 4, 5}) == steps
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -67,7 +67,7 @@ def test_pieces_in_use_at_once_do_not_overlap(seed):
             steps.append(launch(*draw.sample(alive, draw.randint(1, len(alive)))))
             if draw.random() < 0.5:
                 alive.pop(draw.randrange(len(alive)))
-    found = arena.in_one(steps, set())
+    found = arena.pack_arena(steps, set())
     uses = {}
     for n, step in enumerate(step for step in steps if isinstance(step, Launch)):
         for slot, (_, start) in zip(step.reads, places(found, n), strict=True):

@@ -25,7 +25,7 @@ def _twice_save(ctx, given):
     ctx.only, ctx.factor = given[1] is None, given[2]
 
 
-op = registration.define("test_straight", _twice, lambda x, y, factor: (torch.empty_like(x), torch.empty_like(x)))
+op = registration.define("test_fast_path", _twice, lambda x, y, factor: (torch.empty_like(x), torch.empty_like(x)))
 twice = registration.differentiable(op, _twice_save, _twice_backward, 2)
 
 
@@ -68,7 +68,7 @@ def drawn(*shape):
 
 
 @pytest.mark.parametrize("also", [False, True])
-def test_straight_calls_equal_the_call_on_other_tensors(also):
+def test_fast_paths_equal_the_call_on_other_tensors(also):
     counted = Counted(chain)
     for _ in range(4):
         x, y = drawn(3, 4), drawn(3, 4)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.kernels.runtime.replay.autograd_path import find, note_differentiable
+from holdfast.kernels.runtime.replay.autograd_path import find_fast_path, note_differentiable
 
 
 def op(*given):
@@ -15,15 +15,15 @@ def op(*given):
 
 
 def found(function, *arguments):
-    outputs, straight = find(function, arguments, {})
-    return outputs, straight
+    outputs, path = find_fast_path(function, arguments, {})
+    return outputs, path
 
 
 def test_an_ops_own_arguments_and_what_it_made_are_found_again():
-    outputs, straight = found(lambda x, y: (op(op(x, 3)[0], y)[0], None), torch.ones(2), torch.ones(2))
+    outputs, path = found(lambda x, y: (op(op(x, 3)[0], y)[0], None), torch.ones(2), torch.ones(2))
     assert torch.equal(outputs[0], torch.full((2,), 4.0))
     x, y = torch.full((2,), 5.0), torch.zeros(2)
-    made, nothing = straight((x, y))
+    made, nothing = path((x, y))
     assert torch.equal(made, x * 4)
     assert nothing is None
 
@@ -50,12 +50,12 @@ def test_a_call_within_a_call_is_left_alone():
     inner = []
 
     def outer(x):
-        inner.append(find(lambda x: op(x)[0], (x,), {}))
+        inner.append(find_fast_path(lambda x: op(x)[0], (x,), {}))
         return inner[-1][0]
 
-    _, straight = found(outer, torch.ones(2))
+    _, path = found(outer, torch.ones(2))
     assert inner[0][1] is None
-    assert torch.equal(straight((torch.full((2,), 3.0),)), torch.full((2,), 6.0))
+    assert torch.equal(path((torch.full((2,), 3.0),)), torch.full((2,), 6.0))
 
 
 def test_an_error_leaves_nothing_behind():

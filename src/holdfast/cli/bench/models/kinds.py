@@ -46,7 +46,7 @@ def own_kernels() -> dict[str, str]:
     for path in sorted(root.rglob("*.cu")):
         found |= dict.fromkeys(re.findall(r"__global__[^\n]*\n(\w+)\(", path.read_text(encoding="utf-8")), "op")
     # printed for a cell when it is first called
-    return found | {"step_forward": "op", "step_backward": "op"}
+    return found | {"dense_cell_step_forward": "op", "dense_cell_step_backward": "op"}
 
 
 def kind_of(kernel: str) -> str:

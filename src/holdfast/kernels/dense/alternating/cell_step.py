@@ -24,7 +24,7 @@ THREADS = 256
 def forward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Run:
     """(states, gates, tensors to write the new states to) -> None."""
     states, gate = len(cell.states), len(cell.states) + _first_gate(cell)
-    launch = _launcher(cell, "step_forward", device, 2 * states + 1)
+    launch = _launcher(cell, "dense_cell_step_forward", device, 2 * states + 1)
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         launch([*_contiguous(tensors[:states]), tensors[gate], *tensors[-states:]])
@@ -37,7 +37,7 @@ def backward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Backward:
     """Nothing is worth computing ahead of the step: ahead hands the states and gates on."""
     states, gates = len(cell.states), len(cell.gates)
     given = 2 * states + _first_gate(cell)
-    launch = _launcher(cell, "step_backward", device, 3 * states + 2)
+    launch = _launcher(cell, "dense_cell_step_backward", device, 3 * states + 2)
 
     def ahead(*known: Tensor) -> tuple[Tensor, ...]:
         return (*_contiguous(known[:states]), *known[states:])
@@ -79,14 +79,14 @@ def _load(cell: Cell, name: str, device: torch.device) -> nvrtc.Kernel:
 
 
 def source_of(cell: Cell, name: str) -> str:
-    """name: "step_forward" or "step_backward"."""
+    """name: "dense_cell_step_forward" or "dense_cell_step_backward"."""
     columns = arrange(cell).column
     states = range(len(cell.states))
 
     def each(text: str, between: str = ", ") -> str:
         return between.join(text.replace("#", str(k)) for k in states)
 
-    if name == "step_forward":
+    if name == "dense_cell_step_forward":
         listed = f"{each('const float* s#')}, const float* gates, {each('float* out#')}"
         body = f"""
     float out[STATES];

@@ -13,14 +13,14 @@ def _read(name: str) -> str:
     return files("holdfast.kernels.dense.cuda").joinpath(name).read_text(encoding="utf-8")
 
 
-def gates_kept(gates: int) -> int:
-    """Gates of one channel in memory: padded to a power of two, so that a lane takes them in one access."""
+def saved_gate_slots(gates: int) -> int:
+    """Return the places of one channel's gates in memory: a power of two, so that a lane takes them in one access."""
     return 1 << (gates - 1).bit_length()
 
 
 @cache
 def _assemble(cell: Cell, dtype: str, numbers: tuple[tuple[str, int], ...], parts: tuple[str, ...]) -> str:
-    named = {"GATES_KEPT": gates_kept(len(cell.gates)), "WIDE_GATES": int(cpp.compares(cell)), **dict(numbers)}
+    named = {"GATES_SAVED": saved_gate_slots(len(cell.gates)), "WIDE_GATES": int(cpp.compares(cell)), **dict(numbers)}
     return "\n".join(
         [
             f"constexpr bool BFLOAT16 = {'true' if dtype == 'bfloat16' else 'false'};",
@@ -34,17 +34,17 @@ def _assemble(cell: Cell, dtype: str, numbers: tuple[tuple[str, int], ...], part
 
 
 def part(name: str) -> str:
-    """A file as it is."""
+    """Return a file as it is."""
     return _read(name)
 
 
 def within(space: str, numbers: Mapping[str, int], *parts: str) -> str:
-    """Files that are compiled once more for other numbers, in a namespace."""
+    """Return files that are compiled once more for other numbers, in a namespace."""
     text = "\n".join(_read(part) for part in parts)
     constants = "\n".join(f"constexpr int {name} = {value};" for name, value in numbers.items())
     return f"namespace {space} {{\n{constants}\n{text}\n}}\n"
 
 
 def assemble(cell: Cell, dtype: str, numbers: Mapping[str, int], *parts: str) -> str:
-    """The whole source. dtype: "bfloat16" or "float16". numbers: constants that the parts expect before them."""
+    """Return the whole source. dtype: "bfloat16" or "float16". numbers: constants that the parts expect before them."""
     return _assemble(cell, dtype, tuple(numbers.items()), parts)

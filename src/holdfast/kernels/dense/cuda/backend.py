@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.kernels.backend import describe
 from holdfast.kernels.dense.codegen import cpp
 from holdfast.kernels.dense.saved import gates_dtype, shapes
-from holdfast.kernels.dense.weight_grad.select import of_gates
+from holdfast.kernels.dense.weight_grad.select import weight_grads
 from holdfast.kernels.runtime import nvrtc
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.dense import cuda as dense_fused
@@ -158,7 +158,7 @@ class Fused:
         before = None if initial is None else initial[0]
         with torch.cuda.device(R.device):
             launch.run(plan, cell, "backward", arrays, clip, call.reset is not None, size)
-            dR, db = of_gates(cell, dx, extra, h, before, call.reset, db, dtype)
+            dR, db = weight_grads(cell, dx, extra, h, before, call.reset, db, dtype)
         if padded == width:
             return dx, dR, db, grad_initial
         return dx[..., :width], dR[..., :width, :width], db[..., :width], grad_initial[..., :width]

@@ -23,23 +23,26 @@ REACH = 32
 def run(
     plan: Plan, cell: Cell, direction: Direction, arrays: Arrays, clip: float | None, resets: bool, size: dict[str, int]
 ) -> None:
-    """arrays: the kernel's tensors in its order. clip: of the backward pass. size: B, T, H, D, and W, the padded D."""
+    """Launch a pass.
+
+    arrays: the kernel's tensors in its order. clip: of the backward pass. size: B, T, H, D, and W, the padded D.
+    """
     device = arrays[0].device
     values = list(arrays)
     if direction == "backward":
         # the bound comes before the four outputs
         values.insert(-4, c_float(float("inf") if clip is None else clip))
-    keeps = direction == "forward" and arrays[-1] is not None
+    saves = direction == "forward" and arrays[-1] is not None
     values += [c_int(size[name]) for name in "BTHD"]
     dtype = str(arrays[0].dtype).removeprefix("torch.")
-    spread = plan["blocks"] > 1
+    is_one_block = plan["blocks"] == 1
     ranges = ceil(size["B"], plan["rows"])
-    source, name, threads, shared = _source(plan, cell, direction, dtype, size["W"], resets, keeps)
+    source, name, threads, shared = _source(plan, cell, direction, dtype, size["W"], resets, saves)
     arch = _architecture(device)
     if not nvrtc.is_made(source, arch):
         return
     kernel = nvrtc.load(source, arch, name, shared, device.index)
-    if not spread:
+    if is_one_block:
         grid = (ranges, size["H"], 1)
         if direction == "forward":
             twos = max(0, ceil(size["B"] - 4 * plan["fours"], 2))
@@ -63,7 +66,7 @@ def ceil(dividend: int, divisor: int) -> int:
 
 @cache
 def _look(device: torch.device) -> Callable[[], None]:
-    """Raises RuntimeError if a spread launch on the device has given up waiting since the last look; waits for none."""
+    """Return a function that raises RuntimeError if a launch has given up waiting since the last call of it."""
     failed = c_int.from_address(_failed(device).data_ptr())
 
     def look() -> None:
@@ -78,22 +81,22 @@ def _look(device: torch.device) -> Callable[[], None]:
 
 
 def source_of(
-    plan: Plan, cell: Cell, direction: Direction, dtype: str, width: int, resets: bool, keeps: bool
+    plan: Plan, cell: Cell, direction: Direction, dtype: str, width: int, resets: bool, saves: bool
 ) -> tuple[str, str, int, int]:
-    """(source, the kernel's name, threads, bytes of shared memory).
+    """Return (source, the kernel's name, threads, bytes of shared memory).
 
     Sources for different batches, lengths and numbers of heads are the same.
     """
     sizes = {"Gi": len(cell.input), "Gr": len(cell.recurrent), "G": len(cell.gates), "S": len(cell.states)}
     numbers = {"WIDTH": width, "RESETS": int(resets)}
     if plan["blocks"] == 1:
-        threads, shared = dense_fused.resident_threads(width), 0
+        threads, shared = dense_fused.one_block_threads(width), 0
         # small blocks share an SM when there are more of them than SMs
-        numbers |= {"KEEPS": int(keeps), "BLOCKS_A_SM": max(1, 384 // threads)}
+        numbers |= {"SAVES": int(saves), "BLOCKS_A_SM": max(1, 384 // threads)}
         source = assemble(cell, dtype, numbers, "ptx.cuh", "gates.cuh")
         stages_of = dense_fused.stages_of(plan)
         for rows, stages in stages_of.items():
-            needed = dense_fused.resident_shared(sizes, width, rows, stages, direction)
+            needed = dense_fused.one_block_shared(sizes, width, rows, stages, direction)
             own = {"ROWS": rows, "STAGES": stages, "SHARED_BYTES": needed, "TURNS": plan["turns"] if rows == 2 else 1}
             source += within(f"rows_{rows}", own, "one_block/common.cuh", f"one_block/{direction}.cu")
             shared = max(shared, needed)
@@ -101,17 +104,17 @@ def source_of(
             if 4 not in stages_of:
                 source += "namespace rows_4 = rows_2;\n"
             source += f"constexpr bool HAS_FOURS = {int(4 in stages_of)};\n" + part("one_block/grid.cu")
-        return source, f"resident_{direction}", threads, shared
+        return source, f"dense_one_block_{direction}", threads, shared
     threads = 32 * (plan["warps"] + 4)
     held = plan["in_registers"], plan["in_shared"]
-    shared = dense_fused.spread_shared(
+    shared = dense_fused.many_blocks_shared(
         sizes, ceil(plan["rows"], 8), plan["channels"], plan["warps"], held[1], direction
     )
     numbers |= {"SLICE": plan["channels"], "WARPS": plan["warps"], "IN_REGISTERS": held[0], "IN_SHARED": held[1]}
     numbers |= {"TAKEN": plan["taken"], "LEFT": plan["left"], "AT_ONCE": plan["at_once"], "REACH": REACH}
     parts = "ptx.cuh", "gates.cuh", "many_blocks/common.cuh", f"many_blocks/{direction}.cu"
     source = assemble(cell, dtype, numbers, *parts)
-    return source, f"spread_{direction}", threads, shared
+    return source, f"dense_many_blocks_{direction}", threads, shared
 
 
 _source = lru_cache(maxsize=1024)(source_of)
@@ -119,14 +122,14 @@ _source = lru_cache(maxsize=1024)(source_of)
 
 @cache
 def _architecture(device: torch.device) -> str:
-    """That kernels are compiled for: Hopper's own instructions need the target named sm_90a."""
+    """Return the architecture to compile for: Hopper's own instructions need the target named sm_90a."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
 @cache
 def _failed(device: torch.device) -> Tensor:
-    """Where a kernel says that it gave up: in the host's memory, so that reading it waits for nothing."""
+    """Return the flag that a kernel sets when it gives up: in the host's memory, where reading it waits for nothing."""
     # writable from every mode, whichever the first call is in
     with torch.inference_mode(False):
         return torch.zeros(1, dtype=torch.int32).pin_memory()

@@ -25,14 +25,14 @@ class Group:
     """Sequences that run as one batch [N, T].
 
     sequences: int64 [N]. source: the token at each place of the batch, int64 [N * T]. inside: bool [N, T], False where
-    a sequence is filled up. begins: bool [N, T]. kept: the places that hold tokens, int64; tokens: those tokens.
+    a sequence is filled up. begins: bool [N, T]. filled: the places that hold tokens, int64; tokens: those tokens.
     """
 
     sequences: Tensor
     source: Tensor
     inside: Tensor
     begins: Tensor
-    kept: Tensor
+    filled: Tensor
     tokens: Tensor
 
     def batch(self, x: Tensor) -> Tensor:
@@ -72,29 +72,29 @@ def _group(starts: Tensor, lengths: Tensor, sequences: Tensor, device: torch.dev
     step = torch.arange(longest, dtype=torch.int64) - (longest - lengths[sequences])[:, None]
     source = (starts[sequences][:, None] + step.clamp_min(0)).flatten()
     inside = step >= 0
-    kept = inside.flatten().nonzero()[:, 0]
-    parts = (sequences, source, inside, step == 0, kept, source[kept])
+    filled = inside.flatten().nonzero()[:, 0]
+    parts = (sequences, source, inside, step == 0, filled, source[filled])
     return Group(*(part.to(device) for part in parts))
 
 
 def forward(
     every: Sequence[Group], call: DenseCall, count: int, save: bool, run: Forward
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What run returns of each group's call, in the caller's order. count: of sequences."""
+    """Run each group's call and return its results in the caller's order. count: of sequences."""
     tokens, heads, width = call.x.shape[1], *call.x.shape[3:]
     h = call.x.new_empty(1, tokens, heads, width)
     final = call.x.new_zeros(len(call.cell.states), count, heads, width, dtype=torch.float32)
     states, gates = call.x.new_empty(0, dtype=torch.float32), call.x.new_empty(0, dtype=torch.float32)
     for n, group in enumerate(every):
         found, last, their_states, their_gates = run(group.call(call, group.batch(call.x[0])))
-        h[0, group.tokens] = found.flatten(0, 1)[group.kept]
+        h[0, group.tokens] = found.flatten(0, 1)[group.filled]
         final[:, group.sequences] = last
         if save and n == 0:
             states = their_states.new_empty(their_states.shape[0], tokens, *their_states.shape[2:])
             gates = their_gates.new_empty(tokens, *their_gates.shape[1:])
         if save:
-            states[:, group.tokens] = their_states[:, group.kept]
-            gates[group.tokens] = their_gates[group.kept]
+            states[:, group.tokens] = their_states[:, group.filled]
+            gates[group.tokens] = their_gates[group.filled]
     return h, final, states, gates
 
 
@@ -118,6 +118,6 @@ def backward(
         # the backward pass reads the shape of x alone
         x = call.x[:, :1].expand(*group.inside.shape, *call.x.shape[2:])
         found, *rest, _ = run(group.call(call, x), *before, given, last)
-        dx[0, group.tokens] = found.flatten(0, 1)[group.kept]
+        dx[0, group.tokens] = found.flatten(0, 1)[group.filled]
         sums = rest if not sums else [x + y for x, y in zip(sums, rest, strict=True)]
     return dx, *sums

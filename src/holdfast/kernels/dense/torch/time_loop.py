@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast.kernels.dense import gate_layout as layout
 from holdfast.kernels.dense.gate_layout import Gates
-from holdfast.kernels.dense.varlen_schedule import Timeline, timeline
+from holdfast.kernels.dense.varlen_schedule import VarlenSchedule, make_schedule
 from holdfast.kernels.runtime.replay.recording import note_values_read
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.cell import Cell
@@ -42,7 +42,7 @@ class Loop:
     def forward(
         self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        time = timeline(*call.x.shape[:2], cu_seqlens, call.x.device)
+        time = make_schedule(*call.x.shape[:2], cu_seqlens, call.x.device)
         places, dtype = layout.arrange(call.cell), _dtype(call)
         run = self.cells.forward(call.cell, dtype, call.x.device)
         gates = _pre_activations(call, time, places)
@@ -86,7 +86,7 @@ class Loop:
         grad_final: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         cell, dtype = call.cell, _dtype(call)
-        time, places = timeline(*call.x.shape[:2], cu_seqlens, call.x.device), layout.arrange(cell)
+        time, places = make_schedule(*call.x.shape[:2], cu_seqlens, call.x.device), layout.arrange(cell)
         run = self.cells.backward(cell, dtype, call.x.device)
         weights = places.weights(call.R, dtype)
         initial = _initial_state(call, time)
@@ -132,7 +132,7 @@ class Loop:
             db = torch.stack([db[:, places.column[gate]] for gate in cell.gates]).to(call.b.dtype)
         return (
             dx,
-            places.weights_grad(dR).to(call.R.dtype),
+            places.weight_grad(dR).to(call.R.dtype),
             db if call.b is not None else None,
             time.leave(grad_initial),
         )
@@ -142,7 +142,7 @@ def _dtype(call: DenseCall) -> torch.dtype:
     return compute_dtype(call.R.dtype)
 
 
-def _initial_state(call: DenseCall, time: Timeline) -> Tensor:
+def _initial_state(call: DenseCall, time: VarlenSchedule) -> Tensor:
     """[S, N, H, D] in the loop's order of sequences."""
     if call.initial_state is not None:
         return time.enter(call.initial_state)
@@ -150,7 +150,7 @@ def _initial_state(call: DenseCall, time: Timeline) -> Tensor:
     return call.R.new_zeros(len(call.cell.states), sequences, *call.x.shape[3:], dtype=_dtype(call))
 
 
-def _pre_activations(call: DenseCall, time: Timeline, places: Gates) -> Tensor:
+def _pre_activations(call: DenseCall, time: VarlenSchedule, places: Gates) -> Tensor:
     """x + b as [tokens, H, G, D]; R h is added where a step is reached."""
     cell, dtype = call.cell, _dtype(call)
     heads, width = call.x.shape[3:]
@@ -168,7 +168,7 @@ def _pre_activations(call: DenseCall, time: Timeline, places: Gates) -> Tensor:
     return gates.flatten(0, 1)
 
 
-def _history(cell: Cell, time: Timeline, gates: Tensor, save: bool) -> tuple[Tensor, list[Sequence[Tensor]]]:
+def _history(cell: Cell, time: VarlenSchedule, gates: Tensor, save: bool) -> tuple[Tensor, list[Sequence[Tensor]]]:
     """Room for the states after each step, [S or 1, tokens, H, D], and for each state where each step writes it."""
     tokens, heads, _, width = gates.shape
     states = gates.new_empty(len(cell.states) if save else 1, tokens, heads, width)
@@ -186,7 +186,7 @@ def _recurrent(gates: Tensor, places: Gates, sizes: Sequence[int]) -> Sequence[T
     return taken[:, 0].split(sizes) if taken.shape[1] == 1 else taken.transpose(0, 1).split(sizes, 1)
 
 
-def _resets(call: DenseCall, time: Timeline) -> list[Tensor | None] | None:
+def _resets(call: DenseCall, time: VarlenSchedule) -> list[Tensor | None] | None:
     """For each step a mask over its rows, None where nothing is reset."""
     if call.reset is None:
         return None
@@ -196,7 +196,7 @@ def _resets(call: DenseCall, time: Timeline) -> list[Tensor | None] | None:
     return [rows[:, None, None] if any(rows.tolist()) else None for rows in time.steps(call.reset)]
 
 
-def _before(states: Tensor, initial: Tensor, time: Timeline, start: int, stop: int) -> Tensor:
+def _before(states: Tensor, initial: Tensor, time: VarlenSchedule, start: int, stop: int) -> Tensor:
     """One state before each step of a block, [rows, H, D]."""
     sizes, offsets = time.sizes, time.offsets
     if start > 0 and sizes[start - 1] == sizes[stop - 1]:

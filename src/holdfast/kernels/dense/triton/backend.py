@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.dense.codegen import cpp, triton_cell
-from holdfast.kernels.dense.cuda.assemble import gates_kept
+from holdfast.kernels.dense.cuda.assemble import saved_gate_slots
 from holdfast.kernels.dense.cuda.backend import MOST_HEADS, cell_of
 from holdfast.kernels.dense.cuda.launch import ceil
 from holdfast.kernels.dense.saved import gates_dtype, shapes
-from holdfast.kernels.dense.weight_grad.select import of_gates
+from holdfast.kernels.dense.weight_grad.select import weight_grads
 from holdfast.kernels.lib.triton.support import refusal
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.dense import triton as model
@@ -55,7 +55,7 @@ class TritonLoop:
         # triton comes only with torch's CUDA builds
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .time_loop import forward
+        from .time_loop import dense_time_loop_forward
 
         cell, x = call.cell, call.x.contiguous()
         batch, length, _, heads, width = x.shape
@@ -72,7 +72,14 @@ class TritonLoop:
         with on_device_of(x):
             grid = (ceil(batch, model.ROWS), heads)
             tensors = (*given, h, final, states, gates)
-            launch(forward, grid, tensors, (batch, length, heads), constants | _block(plan, cell, width), plan["warps"])
+            launch(
+                dense_time_loop_forward,
+                grid,
+                tensors,
+                (batch, length, heads),
+                constants | _block(plan, cell, width),
+                plan["warps"],
+            )
         none = x.new_empty(0, dtype=torch.float32)
         return h, final, none if states is None else states, none if gates is None else gates
 
@@ -89,7 +96,7 @@ class TritonLoop:
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
-        from .time_loop import backward
+        from .time_loop import dense_time_loop_backward
 
         cell, R = call.cell, call.R.contiguous()
         batch, length, inputs, heads, width = call.x.shape
@@ -107,9 +114,11 @@ class TritonLoop:
         constants = {"CELL": triton_cell.functions(cell).backward, **_counts(cell), "EXTRAS": extras, **places}
         with on_device_of(R):
             tensors = (*given, dx, extra, db, grad_initial)
-            launch(backward, grid, tensors, numbers, constants | _block(plan, cell, width), plan["warps"])
+            launch(
+                dense_time_loop_backward, grid, tensors, numbers, constants | _block(plan, cell, width), plan["warps"]
+            )
             before = None if initial is None else initial[0]
-            dR, db = of_gates(cell, dx, extra, h, before, call.reset, db, R.dtype)
+            dR, db = weight_grads(cell, dx, extra, h, before, call.reset, db, R.dtype)
             return dx, dR, None if call.b is None else db, grad_initial
 
 
@@ -119,7 +128,7 @@ def _counts(cell: Cell) -> dict[str, int]:
 
 
 def _places(cell: Cell) -> dict[str, tuple[int, ...]]:
-    """Where each gate is in x, in R and among those that R alone feeds, -1 for nowhere; and which states are needed."""
+    """Return each gate's place in x, in R and among those that R alone feeds, or -1; and which states are needed."""
     only = [gate for gate in cell.recurrent if gate not in cell.input]
 
     def places(among: Any) -> tuple[int, ...]:
@@ -132,7 +141,7 @@ def _places(cell: Cell) -> dict[str, tuple[int, ...]]:
 def _block(plan: Plan, cell: Cell, width: int) -> dict[str, int]:
     padded = 8 * ceil(width, 8)
     return {
-        "KEPT": gates_kept(len(cell.gates)),
+        "SAVED": saved_gate_slots(len(cell.gates)),
         "WIDTH": width,
         "PADDED": padded,
         "ROWS": model.ROWS,

@@ -10,16 +10,25 @@ import triton.language as tl
 
 # sizes are not compiled in: a new batch costs no compile
 @triton.jit(do_not_specialize=["batch", "length", "heads"])
-def forward(
+def dense_time_loop_forward(
     x, R, b, initial, reset, h, final, states, gates,
     batch, length, heads,
     CELL: tl.constexpr, STATES: tl.constexpr, GATES: tl.constexpr, INPUTS: tl.constexpr, RECURRENTS: tl.constexpr,
-    INPUT_OF: tl.constexpr, RECURRENT_OF: tl.constexpr, KEPT: tl.constexpr,
+    INPUT_OF: tl.constexpr, RECURRENT_OF: tl.constexpr, SAVED: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """x [B, T, INPUTS, H, WIDTH], R [RECURRENTS, H, WIDTH, WIDTH], b [GATES, H, WIDTH] or None, initial [STATES, B, H,
-    WIDTH] or None, reset [B, T] or None; h [B, T, H, WIDTH], final as initial; states [STATES - 1, B * T, H, PADDED]
-    and gates [B * T, H, PADDED, KEPT] for the backward pass, or None. Programs: (ROWS sequences, heads)."""
+    """Run the time loop of ROWS sequences of a head. Programs: (sequences / ROWS, heads).
+
+    reads   x       [B, T, INPUTS, H, WIDTH]
+            R       [RECURRENTS, H, WIDTH, WIDTH]
+            b       [GATES, H, WIDTH] or None
+            initial [STATES, B, H, WIDTH] or None, float32
+            reset   [B, T] or None, uint8
+    writes  h       [B, T, H, WIDTH]
+            final   [STATES, B, H, WIDTH], float32
+            states  [STATES - 1, B * T, H, PADDED] or None, float32, for the backward pass
+            gates   [B * T, H, PADDED, SAVED] or None, for the backward pass
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
@@ -73,7 +82,7 @@ def forward(
         if gates is not None:
             padded = ((token * heads + head) * PADDED)[:, None] + d[None]
             for k in tl.static_range(GATES):
-                tl.store(gates + padded * KEPT + k, g[k].to(gates.dtype.element_ty), mask=held)
+                tl.store(gates + padded * SAVED + k, g[k].to(gates.dtype.element_ty), mask=held)
             for k in tl.static_range(1, STATES):
                 tl.store(states + (k - 1) * batch.to(tl.int64) * length * heads * PADDED + padded, s[k], mask=held)
     for k in tl.static_range(STATES):
@@ -81,16 +90,24 @@ def forward(
 
 
 @triton.jit(do_not_specialize=["batch", "length", "heads"])
-def backward(
+def dense_time_loop_backward(
     R, initial, reset, h, states, gates, grad_h, grad_final, dx, extra, db, grad_initial,
     batch, length, heads, clip,
     CELL: tl.constexpr, STATES: tl.constexpr, GATES: tl.constexpr, INPUTS: tl.constexpr, RECURRENTS: tl.constexpr,
     EXTRAS: tl.constexpr, INPUT_OF: tl.constexpr, RECURRENT_OF: tl.constexpr, EXTRA_OF: tl.constexpr,
-    NEEDS: tl.constexpr, KEPT: tl.constexpr,
+    NEEDS: tl.constexpr, SAVED: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What forward had and left; grad_h as h and grad_final as final, or None. dx as x, extra [B, T, EXTRAS, H, WIDTH]
-    of gates that R alone feeds, db [programs, GATES, H, WIDTH], grad_initial as initial. clip: bounds R^T dg."""
+    """Run the time loop from its end. Programs: (sequences / ROWS, heads). clip: the bound of R^T dg.
+
+    reads   R, initial, reset, h, states, gates as in dense_time_loop_forward
+            grad_h       [B, T, H, WIDTH] or None
+            grad_final   [STATES, B, H, WIDTH] or None, float32
+    writes  dx           [B, T, INPUTS, H, WIDTH]
+            extra        [B, T, EXTRAS, H, WIDTH], gradients of gates that R alone feeds
+            db           [programs, GATES, H, WIDTH], float32, partial sums
+            grad_initial [STATES, B, H, WIDTH], float32
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
@@ -118,7 +135,7 @@ def backward(
         padded = ((token * heads + head) * PADDED)[:, None] + d[None]
         g, s, after = (), (), ()
         for k in tl.static_range(GATES):
-            g += (tl.load(gates + padded * KEPT + k, mask=held, other=0.0).to(tl.float32),)
+            g += (tl.load(gates + padded * SAVED + k, mask=held, other=0.0).to(tl.float32),)
         keeps = alive
         if reset is not None:
             keeps = alive & (tl.load(reset + token, mask=alive, other=1) == 0)

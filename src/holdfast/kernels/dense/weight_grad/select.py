@@ -16,7 +16,7 @@ from holdfast.recurrences.cell import Cell
 WIDE = 512
 
 
-def of_gates(
+def weight_grads(
     cell: Cell,
     dx: Tensor,
     extra: Tensor,
@@ -26,21 +26,21 @@ def of_gates(
     db: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """dR [Gr, H, D, D] and db [G, H, D] in dtype, rounded once.
+    """Return dR [Gr, H, D, D] and db [G, H, D] in dtype, rounded once.
 
     dx, extra: the gradients of x's gates, and those of the gates that R alone feeds. db: float32 parts of its sum.
     """
     only = [gate for gate in cell.recurrent if gate not in cell.input]
-    parts = [parts_of(dg, h, initial, reset) for dg in ((dx, extra) if only else (dx,))]
-    *found, db = add_parts([*parts, db], dtype)
+    parts = [partial_weight_grads(dg, h, initial, reset) for dg in ((dx, extra) if only else (dx,))]
+    *found, db = sum_partials([*parts, db], dtype)
     if cell.input == cell.recurrent:
         return found[0], db
     gates = dict(zip((*cell.input, *only), (dR for each in found for dR in each), strict=True))
     return torch.stack([gates[gate] for gate in cell.recurrent]), db
 
 
-def parts_of(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:
-    """Float32 parts [n, G, H, D, D] of the sum, from dg [B, T, G, H, D] and h [B, T, H, D] of one 16-bit dtype.
+def partial_weight_grads(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None) -> Tensor:
+    """Return float32 parts [n, G, H, D, D] of the sum, from dg [B, T, G, H, D] and h [B, T, H, D] of one 16-bit dtype.
 
     initial: [B, H, D], rounded to that dtype. reset: bool [B, T]. All contiguous and on the current device.
     h is the state after each step; the product takes the one before it: initial at the first step, none where reset is.
@@ -60,22 +60,22 @@ def parts_of(dg: Tensor, h: Tensor, initial: Tensor | None, reset: Tensor | None
     # triton comes only with torch's CUDA builds
     from holdfast.kernels.runtime.launch import launch
 
-    from . import triton as triton_weights
+    from .triton import dense_weight_grad
 
     mask = None if reset is None else reset.contiguous().view(torch.uint8)
     constants = {"WIDTH": width, "ROWS": tile, "COLUMNS": tile, "TOKENS": 64}
     constants |= {"INITIAL": initial is not None, "RESET": reset is not None}
     grid, warps = (gates * heads, tiles, parts), 8 if tile == 128 else 4
     numbers = (tokens, length, gates, heads, part)
-    launch(triton_weights.weights_grad, grid, (dg, h, initial, mask, out), numbers, constants, warps)
+    launch(dense_weight_grad, grid, (dg, h, initial, mask, out), numbers, constants, warps)
     return out
 
 
-def add_parts(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The sums of float32 [n, ...] over n, in order, rounded once to dtype. Contiguous, on the current device."""
+def sum_partials(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Sum float32 [n, ...] over n, in order, and round once to dtype. Contiguous, on the current device."""
     from holdfast.kernels.runtime.launch import launch
 
-    from .triton import add_parts
+    from .triton import dense_sum_partials
 
     sums = [torch.empty(x.shape[1:], dtype=dtype, device=x.device) for x in parts]
     # two in a launch
@@ -85,7 +85,7 @@ def add_parts(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         (first, first_sum), (second, second_sum) = pairs[0], pairs[-1]
         numbers = (first.shape[0], sizes[0], second.shape[0], sizes[1])
         blocks = sum(ceil(size, 256) for size in sizes)
-        launch(add_parts, (blocks,), (first, first_sum, second, second_sum), numbers, {"BLOCK": 256}, 2)
+        launch(dense_sum_partials, (blocks,), (first, first_sum, second, second_sum), numbers, {"BLOCK": 256}, 2)
     return sums
 
 

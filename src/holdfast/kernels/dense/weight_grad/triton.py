@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def weights_grad(
+def dense_weight_grad(
     dg,
     h,
     initial,
@@ -23,6 +23,14 @@ def weights_grad(
     INITIAL: tl.constexpr,
     RESET: tl.constexpr,
 ):
+    """Sum dg h_{t-1}^T over a part of the tokens. Programs: (gates * heads, tiles, parts).
+
+    reads   dg      [B, T, G, H, WIDTH]
+            h       [B, T, H, WIDTH], the state after each step
+            initial [B, H, WIDTH], read if INITIAL
+            reset   [B, T], uint8, read if RESET
+    writes  out     [parts, G, H, WIDTH, WIDTH], float32
+    """
     head = tl.program_id(0) % heads
     gate = tl.program_id(0) // heads
     across = (WIDTH + COLUMNS - 1) // COLUMNS
@@ -53,7 +61,7 @@ def weights_grad(
 
 
 @triton.jit
-def add_parts(parts, out, others, other, count, size, other_count, other_size, BLOCK: tl.constexpr):
+def dense_sum_partials(parts, out, others, other, count, size, other_count, other_size, BLOCK: tl.constexpr):
     """out[i] = sum over k of parts[k, i], in order, parts [count, size] float32, out [size]; and other of others."""
     block, first = tl.program_id(0), tl.cdiv(size, BLOCK)
     if block < first:

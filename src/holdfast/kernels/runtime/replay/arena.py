@@ -11,7 +11,7 @@ from .recording import Allocation, Launch
 ALIGNMENT = 512
 
 
-class _Piece:
+class _LiveInterval:
     """Bytes from start to stop of the arena, in use from one step to another."""
 
     def __init__(self, allocation: Allocation, since: int, until: int) -> None:
@@ -21,12 +21,12 @@ class _Piece:
         self.start = 0
 
 
-def in_one(steps: list[Any], kept: set[int]) -> list[Any]:
+def pack_arena(steps: list[Any], kept: set[int]) -> list[Any]:
     """steps, with one allocation for all that only launches work on. kept: slots that outlive the steps."""
     last = {slot: n for n, step in enumerate(steps) for slot in step.reads}
     others = {slot for step in steps if not isinstance(step, Launch) for slot in step.reads}
     pieces = [
-        _Piece(step, n, last[step.slot])
+        _LiveInterval(step, n, last[step.slot])
         for n, step in enumerate(steps)
         if isinstance(step, Allocation) and step.slot in last and step.slot not in kept | others
     ]

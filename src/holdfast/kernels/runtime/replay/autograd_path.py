@@ -1,4 +1,4 @@
-"""Calls under autograd that come to differentiable ops on their own arguments, without the Python around those.
+"""Calls under autograd whose ops take their own arguments, made without the Python around those ops.
 
 A public op's checks and its mapping onto the family's call come to the same end for calls that are alike. Where nothing
 but ops of Holdfast's makes a new tensor on the way, another call hands its own tensors to them at once.
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from holdfast.kernels.runtime.torch_private import is_wrapped
 
-from .guard import Alike
+from .guard import CallGuard
 from .recording import Slot, filled
 
-# of a thread that finds out: the ops with a gradient that ran, their arguments and outputs
+# of a thread that looks for a fast path: the ops with a gradient that ran, their arguments and outputs
 _RAN: dict[int, list[tuple[Callable[..., Any], tuple[Any, ...], tuple[Tensor, ...]]]] = {}
 
 
 def note_differentiable(op: Callable[..., Any], arguments: tuple[Any, ...], outputs: Any) -> None:
-    """Tells a thread that finds out that an op that records a gradient returned outputs for arguments.
+    """Tell a thread that looks for a fast path that an op that records a gradient returned outputs for arguments.
 
     op: does the same for tensors that no transform of torch.func has wrapped.
     """
@@ -28,13 +28,13 @@ def note_differentiable(op: Callable[..., Any], arguments: tuple[Any, ...], outp
         ran.append((op, arguments, _made(outputs)))
 
 
-class Straight:
+class AutogradFastPath:
     """Calls ops on the tensors of calls that are alike, and on what they return."""
 
-    def __init__(self, alike: Alike, ops: list[tuple[Callable[..., Any], list[Any]]], outputs: Any) -> None:
+    def __init__(self, guard: CallGuard, ops: list[tuple[Callable[..., Any], list[Any]]], outputs: Any) -> None:
         """ops: each with its arguments, slots in the place of tensors. outputs: of the call, likewise. Slots count the
         call's tensors, then what op by op returns."""
-        self.alike, self.outputs = alike, outputs
+        self.guard, self.outputs = guard, outputs
         self.ops = [(op, [None if isinstance(x, Slot) else x for x in given], _slots(given)) for op, given in ops]
 
     def __call__(self, tensors: tuple[Tensor, ...]) -> Any:
@@ -55,10 +55,10 @@ def _slots(values: list[Any]) -> list[tuple[int, int]]:
     return [(at, x.number) for at, x in enumerate(values) if isinstance(x, Slot)]
 
 
-def find(
+def find_fast_path(
     run: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[Any, Straight | str | None]:
-    """What run returns, and how other calls that are alike can be made, or why they cannot; None: it does not tell."""
+) -> tuple[Any, AutogradFastPath | str | None]:
+    """Return what run does, and a fast path of calls like it, or why there is none; None where another may have one."""
     thread = threading.get_ident()
     if thread in _RAN:
         return run(*arguments, **named), None
@@ -67,13 +67,13 @@ def find(
         outputs = run(*arguments, **named)
     finally:
         del _RAN[thread]
-    alike = Alike(arguments, named)
-    if not alike.is_plain:
+    guard = CallGuard(arguments, named)
+    if not guard.is_plain:
         # others of its kinds may have tensors at other addresses
-        return outputs, None if alike.has_plain_kinds else "its arguments are not all tensors, numbers and names"
+        return outputs, None if guard.has_plain_kinds else "its arguments are not all tensors, numbers and names"
     if not ran:
         return outputs, "no op of Holdfast's records its gradient"
-    tensors = [*alike.tensors((*arguments, *named.values()))]
+    tensors = [*guard.tensors((*arguments, *named.values()))]
     if any(is_wrapped(x) for x in tensors):
         return outputs, None
     ops: list[tuple[Callable[..., Any], list[Any]]] = []
@@ -86,7 +86,7 @@ def find(
         returned = _slotted(outputs, tensors)
     except LookupError:
         return outputs, "it makes tensors around the ops that record its gradient"
-    return outputs, Straight(alike, ops, returned)
+    return outputs, AutogradFastPath(guard, ops, returned)
 
 
 def _slotted(x: Any, tensors: list[Tensor]) -> Any:

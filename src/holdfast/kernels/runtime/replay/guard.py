@@ -1,4 +1,4 @@
-"""Whether two calls are alike in all but values and addresses, found out in little time."""
+"""Tells in little time whether a call is like another in all but values and addresses."""
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -15,16 +15,16 @@ CONSTANT = {int, float, bool, str, type(None), torch.dtype, torch.device}
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
-    """What autocast casts to on devices of a kind, or None where it is off."""
+    """Return what autocast casts to on devices of a kind, or None where it is off."""
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _may_recur(tensors: Sequence[Tensor]) -> bool:
-    """Whether a guard can be made of a call with these tensors: none comes twice, each begins at 16 bytes."""
+    """Return whether a guard can be made of a call with these tensors: none comes twice, each begins at 16 bytes."""
     return len({*map(id, tensors)}) == len(tensors) and not any(x.data_ptr() & 15 for x in tensors)
 
 
-class Alike:
+class CallGuard:
     """Finds calls that are like one: it may miss some, and takes none for it that is not.
 
     has_plain_kinds: whether calls of such kinds of arguments can be found. is_plain: whether any like this one can.
@@ -47,7 +47,7 @@ class Alike:
             self.check = tensor_check(tensors)
 
     def __call__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...] | None:
-        """The tensors of a call that is like it and runs on the current device; None for another."""
+        """Return the tensors of a call that is like it and runs on the current device; None for another."""
         values = (*arguments, *named.values())
         if not self.is_plain or tuple(map(type, values)) != self.kinds or tuple(named) != self.names:
             return None

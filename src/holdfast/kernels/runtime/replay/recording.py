@@ -27,19 +27,26 @@ _UNREPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 # of a thread that records
 RECORDING: dict[int, "Recorder"] = {}
 # Holdfast's ops, and what they run: a dispatch mode would see the op alone
-_BENEATH: dict[Any, Callable[..., Any]] = {}
+_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {}
 
 
-def look_beneath(op: Any, run: Callable[..., Any]) -> None:
-    """Lets a recording see what op does: run, on tensors without autograd."""
-    _BENEATH[op] = run
+def register_implementation(op: Any, run: Callable[..., Any]) -> None:
+    """Let a recording see what op does: run, on tensors without autograd."""
+    _IMPLEMENTATIONS[op] = run
 
 
 def note_launch(run: Any, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-    """Adds a launch to what this thread records, if it does. run: what `driver.launcher` returned."""
+    """Add a launch to what this thread records, if it does. run: what `driver.launcher` returned."""
     recorder = RECORDING.get(threading.get_ident())
     if recorder is not None:
         recorder.launch(run, grid, arguments)
+
+
+def mark_unrecordable() -> None:
+    """Keeps the call that this thread records, if it does, from being replayed: it launches by what has no record."""
+    recorder = RECORDING.get(threading.get_ident())
+    if recorder is not None:
+        recorder.fail("a launch of Triton's own")
 
 
 def note_values_read() -> None:
@@ -205,9 +212,9 @@ class Recorder(DispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if op in _BENEATH:
+        if op in _IMPLEMENTATIONS:
             with self:
-                return _BENEATH[op](*args, **kwargs)
+                return _IMPLEMENTATIONS[op](*args, **kwargs)
         out = op(*args, **kwargs)
         if not self.failed:
             self._note(op, args, kwargs, out)
@@ -296,12 +303,12 @@ class Recorder(DispatchMode):
             self.steps.append(Launch(run, grid, arguments, self))
 
     def write(self, tensors: Iterable[Any]) -> None:
-        """Takes down which arguments are written to, if these are or are of their memory."""
+        """Note that these are written to, of which some are arguments or views of them."""
         slots = [self.slots[id(x)] for x in tree_leaves(list(tensors)) if id(x) in self.slots]
         self.changed.update(slot for slot in self._owners(slots) if slot < self.count)
 
     def written(self, counted: Iterable[int]) -> list[int]:
-        """Of arguments whose version was counted up those that are written to.
+        """Return the arguments that are written to, of those whose version was counted up.
 
         Views of one tensor have one version, which tells nothing of the others: other calls' need not be views of one.
         """

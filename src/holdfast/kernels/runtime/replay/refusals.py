@@ -1,8 +1,8 @@
 """Why calls run in full each time, counted: otherwise a program would be slower without a word."""
 
-from holdfast.kernels.select import remembered
+from holdfast.kernels.select import clearable_cache
 
-_REFUSED: dict[tuple[str, str], int] = remembered()
+_REFUSED: dict[tuple[str, str], int] = clearable_cache()
 
 
 def count_refusal(name: str, reason: str) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from holdfast.kernels.runtime.compile_pool import is_rehearsal, side_by_side
-from holdfast.kernels.runtime.dynamo import untraced
+from holdfast.kernels.runtime.compile_pool import is_dry_run, with_parallel_compile
+from holdfast.kernels.runtime.dynamo import disable_dynamo
 from holdfast.kernels.runtime.torch_private import (
     dispatch_keys,
     is_any_autocast_on,
@@ -26,11 +26,11 @@ from holdfast.kernels.runtime.torch_private import (
     without_autocast,
 )
 from holdfast.kernels.runtime.watching import WATCHERS
-from holdfast.kernels.select import remembered
+from holdfast.kernels.select import clearable_cache
 
-from .arena import in_one
-from .autograd_path import find
-from .guard import CONSTANT, Alike, autocast_dtype
+from .arena import pack_arena
+from .autograd_path import find_fast_path
+from .guard import CONSTANT, CallGuard, autocast_dtype
 from .recording import RECORDING, Recorder, filled
 from .refusals import count_refusal
 
@@ -40,9 +40,9 @@ class Replay:
 
     def __init__(self, recorder: Recorder, steps: list[Any], outputs: Any, kept: set[int], changed: list[int]) -> None:
         """steps, outputs, kept: as of `Recorder.needed`. changed: arguments that were written to."""
-        count, steps = recorder.count, in_one(steps, kept)
+        count, steps = recorder.count, pack_arena(steps, kept)
         self.rest, self.outputs, self.changed = [None] * (len(recorder.tensors) - count), outputs, changed
-        self.alike: Alike | None = None
+        self.guard: CallGuard | None = None
         last = {slot: n for n, step in enumerate(steps) for slot in step.reads if slot >= count and slot not in kept}
         self.steps = [(step, [slot for slot, n in last.items() if n == at]) for at, step in enumerate(steps)]
 
@@ -70,8 +70,10 @@ _PLAIN: set[int] = set()
 
 
 def _read(values: Any, key: list[Any], tensors: list[Tensor], grad: bool) -> bool:
-    """Appends all that decides how a call of these values runs, and its tensors. False for what is no plain tensor, or
-    with grad for a tensor that needs a gradient."""
+    """Append all that decides how a call of these values runs, and its tensors.
+
+    Return False for what is no plain tensor, or with grad for a tensor that needs a gradient.
+    """
     for x in values:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
@@ -99,13 +101,13 @@ def _read(values: Any, key: list[Any], tensors: list[Tensor], grad: bool) -> boo
 
 
 def _first_places(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of each tensor, where it is an argument first: which arguments are one."""
+    """Return for each tensor where it first is an argument: which arguments are one."""
     first: dict[int, int] = {}
     return tuple([first.setdefault(id(x), n) for n, x in enumerate(tensors)])
 
 
 def allow(device: torch.device) -> None:
-    """Lets calls on tensors of a kind of device be recorded."""
+    """Let calls on tensors of a kind of device be recorded."""
     with torch.inference_mode():
         inferred = torch.empty(0, dtype=torch.float32, device=device)
     with torch.inference_mode(False):
@@ -127,35 +129,35 @@ def disabled() -> Iterator[None]:
         _DISABLED.pop()
 
 
-# in the place of a recording: the call has been made once
-_SEEN = object()
-# in the place of a call: the replay that ran last
-_LAST = object()
+# in the place of a replay: the call has been made once
+_SEEN_ONCE = object()
+# in the place of a signature: what ran last
+_LAST_HIT = object()
 
 
 def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool = False) -> Callable[..., Any]:
     """run, which launches by launch.py and descriptor_launch.py alone; calls on a GPU are recorded, then replayed.
 
     above_autograd: run is what users call, under autograd, and is run itself where a gradient is recorded.
-    changes: run writes to its arguments, so that no rehearsal may run it.
+    changes: run writes to its arguments, so that no dry run may run it.
     """
-    known: dict[Any, Any] = remembered()
+    cache: dict[Any, Any] = clearable_cache()
     name = _name_of(run)
 
     @wraps(run, updated=())
     def call(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling() or _DISABLED or WATCHERS or is_observed():
             return run(*arguments, **named)
-        last = known.get(_LAST)
-        if last is not None and (alike := last.alike(arguments, named)) is not None:
-            return last(alike)
+        last = cache.get(_LAST_HIT)
+        if last is not None and (tensors := last.guard(arguments, named)) is not None:
+            return last(tensors)
         key: list[Any] = []
-        tensors: list[Tensor] = []
+        tensors = []
         grad = above_autograd and torch.is_grad_enabled()
         if not (_read(arguments, key, tensors, grad) and (not named or _read((named,), key, tensors, grad))):
             if not _PLAIN and torch.cuda.is_initialized():
                 allow(torch.device("cuda"))
-            return _straight(run, name, arguments, named, known) if grad else run(*arguments, **named)
+            return _call_with_gradient(run, name, arguments, named, cache) if grad else run(*arguments, **named)
         if not tensors:
             return run(*arguments, **named)
         device = tensors[0].get_device()
@@ -164,56 +166,56 @@ def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool
         key.append(autocast_dtype(tensors[0].device.type))
         if len({*map(id, tensors)}) != len(tensors):
             key.append(_first_places(tensors))
-        place = tuple(key)
-        found = known.get(place)
-        if found.__class__ is Replay:
-            if found.alike is None:
-                found.alike = Alike(arguments, named)
-            known[_LAST] = found
-            return found(tensors)
-        if found is None:
-            if len(known) >= 4096:
-                known.clear()
-            known[place] = _SEEN
-            return run(*arguments, **named) if changes else side_by_side(run, arguments, named)
-        elif found is _SEEN and not (is_rehearsal() or (device >= 0 and torch.cuda.is_current_stream_capturing())):
+        signature = tuple(key)
+        hit = cache.get(signature)
+        if hit.__class__ is Replay:
+            if hit.guard is None:
+                hit.guard = CallGuard(arguments, named)
+            cache[_LAST_HIT] = hit
+            return hit(tensors)
+        if hit is None:
+            if len(cache) >= 4096:
+                cache.clear()
+            cache[signature] = _SEEN_ONCE
+            return run(*arguments, **named) if changes else with_parallel_compile(run, arguments, named)
+        elif hit is _SEEN_ONCE and not (is_dry_run() or (device >= 0 and torch.cuda.is_current_stream_capturing())):
             # what is checked on the host is not while a graph is captured
-            return _record(run, name, arguments, named, tensors, known, place)
+            return _record(run, name, arguments, named, tensors, cache, signature)
         return run(*arguments, **named)
 
     return call
 
 
 def _name_of(run: Any) -> str:
-    """What is replayed by name: "gla", or of an op's own function and of the op itself "matrix_forward"."""
+    """Return what refusals call run: "gla", and "matrix_forward" both for that op and for the function that it runs."""
     name = run.__name__.removesuffix(".default")
     return run.__module__.rpartition(".")[2] + name if name.startswith("_") else name
 
 
-def _straight(run: Any, name: str, arguments: Any, named: Any, known: dict[Any, Any]) -> Any:
-    """A call that may record a gradient, which may find that others can go straight to the op that does."""
+def _call_with_gradient(run: Any, name: str, arguments: Any, named: Any, cache: dict[Any, Any]) -> Any:
+    """Makes a call that may record a gradient, and looks for a faster path for others like it."""
     values = (*arguments, *named.values())
     kinds = (tuple(named), *map(type, values))
-    found = known.get(kinds)
-    if found is False or is_rehearsal() or not any(isinstance(x, Tensor) and x.requires_grad for x in values):
+    paths = cache.get(kinds)
+    if paths is False or is_dry_run() or not any(isinstance(x, Tensor) and x.requires_grad for x in values):
         return run(*arguments, **named)
-    for each in found or ():
-        if (alike := each.alike(arguments, named)) is not None:
-            known[_LAST] = each
-            return each(alike)
-    outputs, each = find(run, arguments, named)
-    if isinstance(each, str):
+    for path in paths or ():
+        if (tensors := path.guard(arguments, named)) is not None:
+            cache[_LAST_HIT] = path
+            return path(tensors)
+    outputs, found = find_fast_path(run, arguments, named)
+    if isinstance(found, str):
         # a matter of kinds and constants rather than of shapes, of which there may be many
-        count_refusal(name, each)
-        known[kinds] = False
-    elif each is not None:
-        known[kinds] = [*(found or ())[-7:], each]
+        count_refusal(name, found)
+        cache[kinds] = False
+    elif found is not None:
+        cache[kinds] = [*(paths or ())[-7:], found]
     return outputs
 
 
-@untraced
+@disable_dynamo
 def _record(
-    run: Any, name: str, arguments: Any, named: Any, tensors: list[Tensor], known: dict[Any, Any], place: Any
+    run: Any, name: str, arguments: Any, named: Any, tensors: list[Tensor], cache: dict[Any, Any], signature: Any
 ) -> Any:
     thread, recorder = threading.get_ident(), Recorder(tensors)
     before = [None if x.is_inference() else version_of(x) for x in tensors]
@@ -227,7 +229,7 @@ def _record(
     needed = recorder.needed(outputs)
     if needed is None:
         count_refusal(name, recorder.failed)
-        known[place] = False
+        cache[signature] = False
     else:
-        known[place] = Replay(recorder, *needed, recorder.written(counted))
+        cache[signature] = Replay(recorder, *needed, recorder.written(counted))
     return outputs

@@ -9,7 +9,7 @@ from holdfast.planner.models import ranked
 HALF, FLOAT = 2, 4
 # Registers of a thread beside weights, operands, sums and states: what ptxas took at head dimensions 16 to 128, and in
 # the warps that multiply when a head is spread.
-OVERHEAD, SPREAD_OVERHEAD = 40, 48
+OVERHEAD, MANY_BLOCKS_OVERHEAD = 40, 48
 # Measured on an H200 with LSTMs of B 1 to 256, H 12, D 64, T 1024. Seconds of a step of a block that has a head and two
 # sequences: one that costs nothing; more of it for each state but two, and what grows with its products, D^2 for each
 # gate that R feeds. A block of four takes so many times as long, longer by a share for each state but two, and where
@@ -63,12 +63,12 @@ def kept(gates: int) -> int:
     return 1 << (gates - 1).bit_length()
 
 
-def resident_threads(width: int) -> int:
+def one_block_threads(width: int) -> int:
     """Of a block that has a head: a warp for each 16 channels."""
     return 32 * -(-width // 16)
 
 
-def resident_shared(sizes: Mapping[str, int] | Problem, width: int, rows: int, stages: int, way: Direction) -> int:
+def one_block_shared(sizes: Mapping[str, int] | Problem, width: int, rows: int, stages: int, way: Direction) -> int:
     """Bytes of shared memory of a block that has a head; in the backward pass as if all states were needed."""
 
     def row(count: int, element: int) -> int:
@@ -92,7 +92,7 @@ def matrices(sizes: Mapping[str, int] | Problem, channels: int, direction: Direc
     return sizes["Gr"] * -(-channels // 16)
 
 
-def spread_shared(
+def many_blocks_shared(
     sizes: Mapping[str, int] | Problem, tiles: int, channels: int, warps: int, in_shared: int, direction: Direction
 ) -> int:
     """Bytes of shared memory of a block that has a slice of a head: weights, two sets of sums, a ring, states."""
@@ -107,10 +107,10 @@ def spread_shared(
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    return ranked([*_resident(problem, device, direction), *_slices(problem, device, direction)])
+    return ranked([*_one_block(problem, device, direction), *_slices(problem, device, direction)])
 
 
-def _resident(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+def _one_block(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     """A head in one block, which has two sequences or, in the forward pass of a large batch, four."""
     B, H, T = problem["B"], problem["H"], problem["T"]
     fitting = {rows: found for rows in ROWS[direction] if (found := _stages(problem, device, direction, rows))}
@@ -152,13 +152,13 @@ def _resident(problem: Problem, device: Device, direction: Direction) -> Iterato
 def _stages(problem: Problem, device: Device, direction: Direction, rows: int) -> tuple[int, Grid] | None:
     """Of a ring that fits beside R when a block has so many sequences, and the launch; None if none does."""
     width, recurrent = -(-problem["D"] // 8) * 8, problem["Gr"]
-    threads, steps = resident_threads(width), -(-width // 16)
+    threads, steps = one_block_threads(width), -(-width // 16)
     if threads > (device.threads_per_block or 0):
         return None
     matrices, cells = (2 * -(-recurrent // 2), 2) if rows == 4 else (recurrent, 1)
     registers = 4 * matrices * steps + 2 * steps + 4 * matrices + cells * problem["S"] + OVERHEAD
     for stages in (8, 6, 4, 3):
-        shared = resident_shared(problem, width, rows, stages, direction)
+        shared = one_block_shared(problem, width, rows, stages, direction)
         grid = Grid(problem["H"] * -(-problem["B"] // rows), threads, -(-registers // 8) * 8, shared)
         if grid.fits(device):
             return stages, grid
@@ -175,14 +175,14 @@ def _slices(problem: Problem, device: Device, direction: Direction) -> list[Cand
     """A head over several blocks: with the first number of channels whose weights fit the chip, else with any."""
     found = []
     for channels in OF_ONE_GATE if direction == "forward" and problem["Gr"] == 1 else SLICES:
-        for candidate in _spread(problem, device, direction, channels):
+        for candidate in _many_blocks(problem, device, direction, channels):
             if not streams(candidate.plan, problem["D"]):
                 return [candidate]
             found.append(candidate)
     return found
 
 
-def _spread(problem: Problem, device: Device, direction: Direction, channels: int) -> Iterator[Candidate]:
+def _many_blocks(problem: Problem, device: Device, direction: Direction, channels: int) -> Iterator[Candidate]:
     """A head over a block for so many channels each, and that once for each range of sequences; all run at once."""
     B, T, H, D = (problem[name] for name in "BTHD")
     width = -(-D // 8) * 8
@@ -257,7 +257,7 @@ def _on_chip(
             continue
         in_registers, at_once = fit
         for in_shared in range(per_warp - in_registers, -1 if streams else per_warp - in_registers - 1, -1):
-            shared = spread_shared(problem, tiles, channels, WARPS, in_shared, direction)
+            shared = many_blocks_shared(problem, tiles, channels, WARPS, in_shared, direction)
             if shared <= (device.shared_per_block or 0):
                 return in_registers, in_shared, at_once, shared
     return None
@@ -274,7 +274,7 @@ def _weights(
     for in_registers in range(per_warp, -1, -1):
         for at_once in (gates, 2, 1) if direction == "backward" else (1,) if streams else (2, 1):
             operands = 4 * per_warp * at_once
-            registers = 8 * count * in_registers + operands + 4 * count + SPREAD_OVERHEAD
+            registers = 8 * count * in_registers + operands + 4 * count + MANY_BLOCKS_OVERHEAD
             if at_once <= max(gates, 2) and registers <= limit:
                 return in_registers, at_once
     return None

@@ -18,17 +18,17 @@ __device__ constexpr int old_states() {
     for (int i = 1; i < STATES; i++) n += NEEDS[i];
     return n;
 }
-constexpr int CELL_BYTES = GATES_KEPT * GATE_SIZE;
+constexpr int CELL_BYTES = GATES_SAVED * GATE_SIZE;
 // a row of a slice is CELL_BYTES, 4 or 2 bytes a channel
 constexpr int GATE_PIECES = CELLS * CELL_BYTES / 16, STATE_PIECES = CELLS / 4, HALF_PIECES = CELLS / 8;
 constexpr int STATES_AT = GATE_PIECES, GRAD_AT = STATES_AT + old_states() * STATE_PIECES, H_AT = GRAD_AT + HALF_PIECES;
 using Kept = Ring<H_AT + NEEDS[0] * HALF_PIECES, -1>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-spread_backward(const half_t* R, const u32* resets, const float* initial, const half_t* h, const float* states,
-                const char* gates, const half_t* grad_h, const float* grad_final, float clip, half_t* dx, half_t* extra,
-                float* db, float* grad_initial, int* failed, int batch, int length, int heads, int width, int rows,
-                int first_head, int pause) {
+dense_many_blocks_backward(const half_t* R, const u32* resets, const float* initial, const half_t* h,
+                           const float* states, const char* gates, const half_t* grad_h, const float* grad_final,
+                           float clip, half_t* dx, half_t* extra, float* db, float* grad_initial, int* failed,
+                           int batch, int length, int heads, int width, int rows, int first_head, int pause) {
     extern __shared__ __align__(128) char shared[];
     const Share own(batch, rows, first_head);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

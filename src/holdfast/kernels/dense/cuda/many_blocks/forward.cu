@@ -20,9 +20,10 @@ struct __align__(4 * TOGETHER) Sums {
 using Inputs = Ring<EIGHTS * TILE * INPUTS, 1>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float* initial, const half_t* entry,
-               const u32* resets, half_t* h, float* final, float* states, char* gates, int* failed, int batch,
-               int length, int heads, int width, int rows, int first_head, int pause) {
+dense_many_blocks_forward(const half_t* x, const half_t* R, const half_t* bias, const float* initial,
+                          const half_t* entry, const u32* resets, half_t* h, float* final, float* states, char* gates,
+                          int* failed, int batch, int length, int heads, int width, int rows, int first_head,
+                          int pause) {
     extern __shared__ __align__(128) char shared[];
     const Share own(batch, rows, first_head);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -245,7 +246,7 @@ spread_forward(const half_t* x, const half_t* R, const half_t* bias, const float
                 for (int i = 0; i < STATES; i++)
                     if (my.exists) carried[place_of(tile, i, c)] = out[c][i];
                 if (gates && alive) {
-                    keep_gates(gates + place * (GATES_KEPT * GATE_SIZE), g[c]);
+                    keep_gates(gates + place * (GATES_SAVED * GATE_SIZE), g[c]);
 #pragma unroll
                     for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place] = out[c][i];
                 }

@@ -5,7 +5,7 @@
 // GATES, H, WIDTH], float32 sums over each block's sequences; grad_initial [STATES, B, H, WIDTH].
 
 constexpr int COLUMNS = WIDTH / 8;  // 16-byte pieces of a vector
-constexpr int GATE_BYTES = row_bytes(GATE_SIZE * GATES_KEPT * WIDTH, GATE_SIZE * GATES_KEPT);
+constexpr int GATE_BYTES = row_bytes(GATE_SIZE * GATES_SAVED * WIDTH, GATE_SIZE * GATES_SAVED);
 constexpr int STATE_BYTES = row_bytes(4 * WIDTH, 4);
 constexpr int HALF_ROW_BYTES = row_bytes(2 * WIDTH, 2);
 __device__ constexpr int old_states() {
@@ -32,9 +32,10 @@ HF_DEVICE int gate_of(const int (&places)[GATES], int k) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_A_SM)
-resident_backward(const half_t* R, const u32* resets, const float* initial, const half_t* h, const float* states,
-                  const char* gates, const half_t* grad_h, const float* grad_final, float clip, half_t* dx,
-                  half_t* extra, float* db, float* grad_initial, int batch, int length, int heads, int width) {
+dense_one_block_backward(const half_t* R, const u32* resets, const float* initial, const half_t* h,
+                         const float* states, const char* gates, const half_t* grad_h, const float* grad_final,
+                         float clip, half_t* dx, half_t* extra, float* db, float* grad_initial, int batch, int length,
+                         int heads, int width) {
     extern __shared__ __align__(128) char shared[];
     const Place at;
     const int head = blockIdx.y, first = blockIdx.x * ROWS, live = min(ROWS, batch - first);
@@ -59,10 +60,10 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
     // where the vector of a row begins, steps after the last one, in arrays of one vector a token
     auto vector = [&](int row, long long step) { return ((long long)(first + row) * length + last + step) * token + head * WIDTH; };
     int shift = 0;
-    Pieces<GATES_KEPT * GATE_SIZE / 2 * COLUMNS> gate_pieces;
+    Pieces<GATES_SAVED * GATE_SIZE / 2 * COLUMNS> gate_pieces;
     gate_pieces.start(
-        live, shift, -GATE_SIZE * GATES_KEPT * token,
-        [&](int row, int column) { return gates + vector(row, 0) * (GATES_KEPT * GATE_SIZE) + 16 * column; },
+        live, shift, -GATE_SIZE * GATES_SAVED * token,
+        [&](int row, int column) { return gates + vector(row, 0) * (GATES_SAVED * GATE_SIZE) + 16 * column; },
         [&](int row, int column) { return row * GATE_BYTES + 16 * column; });
     shift += gate_pieces.COUNT;
     Pieces<WIDTH / 4> state_pieces[OLD + 1];
@@ -150,7 +151,7 @@ resident_backward(const half_t* R, const u32* resets, const float* initial, cons
 
         float g[GATES], old[STATES];
         gate_words kept;
-        load_gates(kept, here + row * GATE_BYTES + inside * (GATES_KEPT * GATE_SIZE));
+        load_gates(kept, here + row * GATE_BYTES + inside * (GATES_SAVED * GATE_SIZE));
         unpack_gates(g, kept);
         const float grad = widen(((const half_t*)(here + GRAD_AT + row * HALF_ROW_BYTES))[inside]);
         const bool starts = RESETS && row < live && t >= 0 && bit(resets, words, first + row, t);

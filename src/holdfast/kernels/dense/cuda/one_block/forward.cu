@@ -2,8 +2,8 @@
 // x [B, T, INPUTS, H, WIDTH], R [RECURRENTS, H, WIDTH, WIDTH], bias [GATES, H, WIDTH] or null, initial [STATES, B, H,
 // WIDTH] or null, resets [B, words] or null: bit t % 32 of word t / 32 zeroes the state before step t.
 // h [B, T, H, WIDTH], final [STATES, B, H, WIDTH]; for the backward pass: states [STATES - 1, B, T, H, WIDTH]
-// and gates [B, T, H, WIDTH, GATES_KEPT]. Channels from width on are padding.
-// Before this file: constexpr bool KEEPS, whether states and gates are written; constexpr int TURNS, by how many the loop
+// and gates [B, T, H, WIDTH, GATES_SAVED]. Channels from width on are padding.
+// Before this file: constexpr bool SAVES, whether states and gates are written; constexpr int TURNS, by how many the loop
 // over time is unrolled.
 
 constexpr int X_BYTES = row_bytes(2 * INPUTS * WIDTH, 2);
@@ -139,8 +139,8 @@ HF_DEVICE void forward(const half_t* x, const half_t* R, const half_t* bias, con
         for (int j = 0; j < CELLS; j++) {
 #pragma unroll
             for (int i = 0; i < STATES; i++) s[j][i] = out[j][i];
-            if (KEEPS && alive[j]) {
-                keep_gates(gates + place[j] * (GATES_KEPT * GATE_SIZE), g[j]);
+            if (SAVES && alive[j]) {
+                keep_gates(gates + place[j] * (GATES_SAVED * GATE_SIZE), g[j]);
 #pragma unroll
                 for (int i = 1; i < STATES; i++) states[(i - 1) * plane + place[j]] = out[j][i];
             }
