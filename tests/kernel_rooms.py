@@ -157,7 +157,7 @@ def listed_stems(readme: str) -> list[str]:
 def told_twice(source: Path) -> list[str]:
     """Rule 5: file names that repeat a target or a mechanism, which the path says, or have more than three words."""
     folder = source / "kernels"
-    mechanisms = {path.name for path in folder.rglob("*") if path.is_dir()} - {*SIDES, *SHARED, *FAMILIES}
+    mechanisms = {path.parent.name for path in folder.rglob("*.py")} - {*SIDES, *SHARED, *FAMILIES}
     words = [name.split("_") for name in sorted({*mechanisms, *TARGETS} - {"__pycache__"})]
     found = []
     for stem, places in stems(source).items():
