@@ -24,7 +24,7 @@ def unsaid(text: str) -> list[str]:
     found = []
     for call in calls:
         said = [ast.unparse(k.value) for k in call.keywords if k.arg == "input_precision"]
-        if said not in (["PRECISION"], ["'tf32x3'"], ["'ieee'"]):
+        if said not in (["PRECISION"], ["constants.PRECISION"], ["'tf32x3'"], ["'ieee'"]):
             found.append(ast.unparse(call.args[0]))
     return found
 
