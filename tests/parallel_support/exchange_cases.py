@@ -122,10 +122,15 @@ def dies(rank: int, size: int, when: str) -> None:
     arguments["k"].requires_grad_()
     if when == "forward" and rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    o, _ = parallel.simple_gla(**arguments, group=dist.group.WORLD)
-    if when == "backward" and rank == size - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    o.sum().backward()
+    try:
+        o, _ = parallel.simple_gla(**arguments, group=dist.group.WORLD)
+        if when == "backward" and rank == size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        o.sum().backward()
+    except RuntimeError:
+        # ends the connections, as the end of its process would: another may wait for this rank, not for the killed one
+        dist.destroy_process_group()
+        raise
 
 
 def stays_away(rank: int, size: int) -> None:
