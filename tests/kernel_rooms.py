@@ -157,8 +157,9 @@ def listed_stems(readme: str) -> list[str]:
 def told_twice(source: Path) -> list[str]:
     """Rule 5: file names that repeat a target or a mechanism, which the path says, or have more than three words."""
     folder = source / "kernels"
-    mechanisms = {path.parent.name for path in folder.rglob("*.py")} - {*SIDES, *SHARED, *FAMILIES}
-    words = [name.split("_") for name in sorted({*mechanisms, *TARGETS} - {"__pycache__"})]
+    folders = {part for path in folder.rglob("*.py") for part in path.relative_to(folder).parts[:-1]}
+    mechanisms = folders - {*SIDES, *SHARED, *FAMILIES}
+    words = [name.split("_") for name in sorted({*mechanisms, *TARGETS})]
     found = []
     for stem, places in stems(source).items():
         own = stem.split("_")
