@@ -13,7 +13,7 @@ from holdfast.kernels.dense.saved import gates_dtype, shapes
 from holdfast.kernels.dense.weight_grad.select import weight_grads
 from holdfast.kernels.runtime import nvrtc
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models.dense import cuda as dense_fused
+from holdfast.planner.models.dense import cuda as model
 from holdfast.recurrences.cell import Cell, lookup
 from holdfast.recurrences.definition import DenseCall
 
@@ -61,7 +61,7 @@ class Fused:
         return None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        return dense_fused.candidates(problem, device, direction)
+        return model.candidates(problem, device, direction)
 
     def forward(
         self, plan: Plan, call: DenseCall, cu_seqlens: Tensor | None, save: bool
@@ -139,7 +139,7 @@ class Fused:
         batch, length, inputs, heads, width = call.x.shape
         padded = -(-width // 8) * 8
         R, h, initial = _padded_weights(call.R, padded), _padded(h, padded), _padded(call.initial_state, padded)
-        if plan["blocks"] > 1 and dense_fused.streams(plan, padded):
+        if plan["blocks"] > 1 and model.streams(plan, padded):
             R = R.mT.contiguous()
         only = [gate for gate in cell.recurrent if gate not in cell.input]
         dx = R.new_empty(batch, length, inputs, heads, padded)
@@ -179,7 +179,7 @@ def _planned(
     sizes = {"B": batch, "T": length, "H": heads, "D": width, "S": len(cell.states), "G": len(cell.gates)}
     sizes |= {"Gi": inputs, "Gr": len(cell.recurrent)}
     problem = Problem.of(cell.name, "dense", dtype, sizes, {"needs_grad": True})
-    return [candidate.plan for candidate in dense_fused.candidates(problem, describe(device), way)]
+    return [candidate.plan for candidate in model.candidates(problem, describe(device), way)]
 
 
 def _best(cell: Cell, x: Tensor, way: Direction) -> Plan:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdfast.kernels.runtime import nvrtc
 from holdfast.planner import Direction, Plan
-from holdfast.planner.models.dense import cuda as dense_fused
+from holdfast.planner.models.dense import cuda as model
 from holdfast.recurrences.cell import Cell
 
 from .assemble import assemble, part, within
@@ -90,13 +90,13 @@ def source_of(
     sizes = {"Gi": len(cell.input), "Gr": len(cell.recurrent), "G": len(cell.gates), "S": len(cell.states)}
     numbers = {"WIDTH": width, "RESETS": int(resets)}
     if plan["blocks"] == 1:
-        threads, shared = dense_fused.one_block_threads(width), 0
+        threads, shared = model.one_block_threads(width), 0
         # small blocks share an SM when there are more of them than SMs
         numbers |= {"SAVES": int(saves), "BLOCKS_A_SM": max(1, 384 // threads)}
         source = assemble(cell, dtype, numbers, "ptx.cuh", "gates.cuh")
-        stages_of = dense_fused.stages_of(plan)
+        stages_of = model.stages_of(plan)
         for rows, stages in stages_of.items():
-            needed = dense_fused.one_block_shared(sizes, width, rows, stages, direction)
+            needed = model.one_block_shared(sizes, width, rows, stages, direction)
             own = {"ROWS": rows, "STAGES": stages, "SHARED_BYTES": needed, "TURNS": plan["turns"] if rows == 2 else 1}
             source += within(f"rows_{rows}", own, "one_block/common.cuh", f"one_block/{direction}.cu")
             shared = max(shared, needed)
@@ -107,9 +107,7 @@ def source_of(
         return source, f"dense_one_block_{direction}", threads, shared
     threads = 32 * (plan["warps"] + 4)
     held = plan["in_registers"], plan["in_shared"]
-    shared = dense_fused.many_blocks_shared(
-        sizes, ceil(plan["rows"], 8), plan["channels"], plan["warps"], held[1], direction
-    )
+    shared = model.many_blocks_shared(sizes, ceil(plan["rows"], 8), plan["channels"], plan["warps"], held[1], direction)
     numbers |= {"SLICE": plan["channels"], "WARPS": plan["warps"], "IN_REGISTERS": held[0], "IN_SHARED": held[1]}
     numbers |= {"TAKEN": plan["taken"], "LEFT": plan["left"], "AT_ONCE": plan["at_once"], "REACH": REACH}
     parts = "ptx.cuh", "gates.cuh", "many_blocks/common.cuh", f"many_blocks/{direction}.cu"

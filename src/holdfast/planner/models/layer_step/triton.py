@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models.matrix.decode import triton as matrix_triton_decode
+from holdfast.planner.models.matrix.decode import triton as decode_model
 
 # keys of a head, taps of a convolution, channels of a row of the norm: what one program holds
-MOST = {"K": matrix_triton_decode.WIDEST, "W": 16, "N": 16384}
+MOST = {"K": decode_model.WIDEST, "W": 16, "N": 16384}
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -14,5 +14,5 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     if not problem["K"]:
         # of a vector, whose channels are all alike
         return (Candidate(Plan("triton")),)
-    found = matrix_triton_decode.candidates(problem, device, direction)
+    found = decode_model.candidates(problem, device, direction)
     return tuple(replace(each, plan=Plan("triton", each.plan.values)) for each in found)

@@ -41,10 +41,10 @@ class TritonDecode:
         """
         from holdfast.kernels.runtime.launch import on_device_of
 
-        from . import step as triton_decode_step
+        from . import step
 
         with on_device_of(call.v):
-            return triton_decode_step.step(plan, call, after)
+            return step.step(plan, call, after)
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None

@@ -44,10 +44,10 @@ class HopperDelta:
 
         if call.k.shape[3] > WIDEST:
             from holdfast.kernels.matrix.delta_rule.hopper.wide.launch import WidePasses
-            from holdfast.kernels.matrix.delta_rule.triton import launch as triton_delta_passes
+            from holdfast.kernels.matrix.delta_rule.triton import launch as triton_launch
 
             with torch.cuda.device_of(call.v):
-                return triton_delta_passes.forward(plan, call, cu_seqlens, WidePasses)
+                return triton_launch.forward(plan, call, cu_seqlens, WidePasses)
         from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta
         from holdfast.kernels.runtime.tma import tileable
 
@@ -74,17 +74,17 @@ class HopperDelta:
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
-        from holdfast.kernels.matrix.delta_rule.triton import launch as triton_delta_passes
+        from holdfast.kernels.matrix.delta_rule.triton import launch as triton_launch
 
-        from . import launch_backward as hopper_delta_passes
+        from . import launch_backward
 
         if call.k.shape[3] > WIDEST:
             from holdfast.kernels.matrix.delta_rule.hopper.wide.launch import WidePasses
 
             with torch.cuda.device_of(call.v):
-                return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final, WidePasses)
+                return triton_launch.backward(plan, call, cu_seqlens, grad_o, grad_final, WidePasses)
         if plan.backend == self.name:
-            return hopper_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)
+            return launch_backward.backward(plan, call, cu_seqlens, grad_o, grad_final)
         # v is wider than the gradients' kernels here take
         with torch.cuda.device_of(call.v):
-            return triton_delta_passes.backward(plan, call, cu_seqlens, grad_o, grad_final)
+            return triton_launch.backward(plan, call, cu_seqlens, grad_o, grad_final)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.kernels.matrix.portable import TritonMatrix
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models.matrix.delta_rule import triton as matrix_triton_delta
+from holdfast.planner.models.matrix.delta_rule import triton as triton_model
 from holdfast.recurrences.definition import MatrixCall
 
 # K and V of a head that a tile of the smallest kind holds: with them no launch waits for memory or tensor cores
@@ -25,7 +25,7 @@ class TritonDelta(TritonMatrix):
     float32's, rounded: a gradient of so few numbers shows each operand's rounding, which no decay takes away.
     """
 
-    model = matrix_triton_delta
+    model = triton_model
     refused = (
         ("delta", False, "it has the delta rule alone"),
         ("decay=vector", True, "it takes one log decay a head, not one a key channel"),

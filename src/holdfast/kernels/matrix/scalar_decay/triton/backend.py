@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.kernels.matrix.portable import TritonMatrix
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models.matrix.scalar_decay import triton as matrix_triton_single_pass
+from holdfast.planner.models.matrix.scalar_decay import triton as triton_model
 from holdfast.recurrences.definition import MatrixCall
 
 
@@ -20,7 +20,7 @@ class TritonSinglePass(TritonMatrix):
     float32's, rounded: an output is divided by as little as eps, which takes its gradient's weights past float16.
     """
 
-    model = matrix_triton_single_pass
+    model = triton_model
     refused = (
         ("decay=vector", True, "it takes one log decay a head, not one a key channel"),
         ("delta", True, "it has no delta rule"),

@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from holdfast.kernels.matrix.portable import TritonMatrix
-from holdfast.planner.models.matrix.vector_decay import triton as matrix_triton_gla
+from holdfast.planner.models.matrix.vector_decay import triton as triton_model
 
 
 class TritonGLA(TritonMatrix):
@@ -15,7 +15,7 @@ class TritonGLA(TritonMatrix):
     "3xTF32") and add in float32; decays are products of float32 numbers of at most 1.
     """
 
-    model = matrix_triton_gla
+    model = triton_model
     refused = (
         ("decay=vector", False, "it takes one log decay a key channel"),
         ("delta", True, "it has no delta rule"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
 
-from . import triton as inter_chunk_scan
+from . import triton
 
 RANKS = (1, 2, 4, 8, 16)
 # a state of 256 rows would spill
@@ -28,7 +28,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     """Yield all that fit, in no order."""
     B, G, H, K, V, rank = (problem[name] for name in "BGHKVr")
-    size = inter_chunk_scan.ELEMENT[problem.dtype]
+    size = triton.ELEMENT[problem.dtype]
     states, factors = B * G * H * K * V, 2 * B * G * H * K * rank
     for columns, warps in BLOCKS:
         # a block's columns are all there
@@ -45,10 +45,10 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                 # float32 histories, and sums over the columns of each of a row's threads
                 shared += 4 * K * (stages * columns + 2 * min(rank, 4) * 4 * warps)
                 # parts of the factors' gradients, written and read again
-                moved = inter_chunk_scan.backward_bytes(states, size) + factors * (size + 8 * (V // columns))
+                moved = triton.backward_bytes(states, size) + factors * (size + 8 * (V // columns))
                 registers, plan = 255, Plan("hopper", (*values.items(), ("stages", stages)))
             grid = Grid(max(V // columns * H * B, 1), 32 * warps, registers, shared)
             if grid.fits(device):
-                serial = inter_chunk_scan.ENTRY + G * (STEP[direction] + READ[direction] * K * rank)
+                serial = triton.ENTRY + G * (STEP[direction] + READ[direction] * K * rank)
                 operations = states * (2 + 4 * rank) * (1 if direction == "forward" else 4)
                 yield Candidate.of(plan, device, grid, moved, operations, False, serial)

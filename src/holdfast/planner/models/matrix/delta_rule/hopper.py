@@ -9,8 +9,7 @@ from holdfast.planner.models import ranked
 from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, tile
 from holdfast.planner.models.varlen import as_batch
 
-from . import hopper_backward as matrix_hopper_delta_gradients
-from . import triton as matrix_triton_delta
+from . import hopper_backward, triton
 from .hopper_backward import in_turn
 
 # columns of v whose state four warps hold
@@ -44,7 +43,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     those of hopper_backward.py; with a v wider than its kernels take, the Triton kernels' under their own name.
     """
     if direction == "backward" and problem["V"] > WIDEST:
-        return matrix_triton_delta.candidates(problem, device, direction)
+        return triton.candidates(problem, device, direction)
     find = _candidates if direction == "forward" else _gradients
     if not problem.varlen:
         return ranked(find(problem, device))
@@ -113,7 +112,7 @@ def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 def _gradients(problem: Problem, device: Device) -> Iterator[Candidate]:
     for span, state_columns, launches in _entering(problem, device, True):
-        yield from matrix_hopper_delta_gradients.candidates(problem, device, in_turn(launches), span, state_columns)
+        yield from hopper_backward.candidates(problem, device, in_turn(launches), span, state_columns)
 
 
 def prepare(problem: Problem, device: Device) -> Candidate | None:
