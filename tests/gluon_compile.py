@@ -95,13 +95,9 @@ def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
         assert not (found := list(faults)), found
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said
-    if triton.__version__.startswith(BOUNDED):
-        reloaded, notes = list(spilled_in(sass)), said
-    else:
-        # As little bounded as what spills. C7517 is a wait ahead of a use of a product's registers, which newer
-        # assemblers add: no product waits for another.
-        reloaded, notes = [], "\n".join(line for line in said.splitlines() if "(C7517)" not in line)
-    return Compiled(made.metadata.shared, bounded(int(spilled[1])), notes, made.asm["ptx"], reloaded, made.asm["cubin"])
+    # of another Triton's compiler what is reloaded is as little bounded as what spills
+    reloaded = list(spilled_in(sass)) if triton.__version__.startswith(BOUNDED) else []
+    return Compiled(made.metadata.shared, bounded(int(spilled[1])), said, made.asm["ptx"], reloaded, made.asm["cubin"])
 
 
 def _compiled(source: GluonASTSource, options: dict[str, Any]) -> tuple[Any, str]:

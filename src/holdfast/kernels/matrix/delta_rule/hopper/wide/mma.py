@@ -199,6 +199,8 @@ def dstate_partition(tiles, saved, stages, states, chunks, sizes):
         write = decays.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, layout))
         read = decays.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, operand)) * chunks.scale
         do_read = gl.convert_layout((do_t.to(gl.float32) * read[None, :]).to(dtype), s_operand)
+        # waits for nothing: newer assemblers would wait for du before they touch the last chunk's product
+        du, state = warpgroup_mma_wait(1, deps=(du, state))
         state = state * stages.chunk_decay.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         mbarrier.wait(stages.scores_ready.index(stage), phase)
         du = warpgroup_mma_wait(0, deps=(du,))
