@@ -45,6 +45,23 @@ def test_with_inputs_prepared_by_a_kernel(name, reentrant):
         check(name, reentrant)
 
 
+@pytest.mark.parametrize("name", [*CALLS, *PARTS])
+def test_hooks_see_nothing_of_what_a_backward_pass_differentiates(name):
+    """A first call on a GPU makes a dry run of its backward pass within the forward pass, which a checkpoint counts."""
+    call = (CALLS | PARTS)[name]
+    arguments = call.arguments(torch.float32)
+    for x in leaves(arguments):
+        if x.is_floating_point():
+            x.requires_grad_()
+    made, seen = leaves(call(arguments)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x) or x, lambda x: x):
+        sums = [x.square().sum() for x in made]
+        before = len(seen)
+        sum(sums).backward()
+    assert before
+    assert len(seen) == before
+
+
 @pytest.mark.gpu
 @ways
 @pytest.mark.parametrize("name", [*CALLS, *PARTS])

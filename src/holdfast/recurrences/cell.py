@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from . import trace
+from .torch_private import own_graph
 
 
 class Named:
@@ -168,7 +169,7 @@ def _backward_graph(cell: Cell, dtype: torch.dtype) -> fx.Graph:
     def run(*values: Tensor) -> tuple[Tensor, ...]:
         # torch.func.vjp would import Dynamo
         leaves = [x.detach().requires_grad_() for x in values[: len(inputs)]]
-        with torch.enable_grad():
+        with torch.enable_grad(), own_graph():
             copies = [x.clone() for x in leaves]
             new = cell.step(copies[: len(cell.states)], copies[len(cell.states) :])
         pairs = [pair for pair in zip(new, values[len(inputs) :], strict=True) if pair[0].requires_grad]

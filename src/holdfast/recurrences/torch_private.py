@@ -58,6 +58,30 @@ def _schemas() -> Callable[[Any], Any]:
 schema_of: Callable[[Any], Any] = find("OpOverload._schema", NO_REPLAY, _schemas, lambda op: None)
 
 
+def _top_hooks() -> Callable[[], Any]:
+    top, pair = torch._C._autograd._top_saved_tensors_default_hooks, (torch.clone, torch.detach)
+    with torch.autograd.graph.saved_tensors_hooks(*pair):
+        expect(top(True) == pair)
+    return lambda: top(True)
+
+
+# the hooks on saved tensors that this thread is under, None without any
+_hooks_on_saved: Callable[[], Any] = find(
+    "torch._C._autograd._top_saved_tensors_default_hooks", "PyTorch's paths take longer", _top_hooks, lambda: True
+)
+
+
+def own_graph() -> contextlib.AbstractContextManager[Any]:
+    """Within it the caller's hooks on saved tensors see nothing: for a graph that is differentiated where it is made.
+
+    Activation checkpointing counts what its hooks see, and fails where a second run saves less than the first.
+    """
+    if _hooks_on_saved() is None:
+        return contextlib.nullcontext()
+    # a copy, since an output that is its own saved tensor would keep itself alive
+    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda x: x)
+
+
 def is_mutable(op: Any) -> bool:
     """Whether an operator writes to an argument."""
     schema = schema_of(op)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -111,6 +112,22 @@ def test_a_negation_is_lazy_without_the_private_name(monkeypatch):
         assert torch_private.negated(x).is_neg()
         assert torch.equal(torch_private.negated(x), -x)
         monkeypatch.delattr(torch, "_neg_view", raising=False)
+
+
+def test_a_graph_of_its_own_where_nobody_knows_of_hooks(monkeypatch):
+    """The caller's hooks see nothing of it, nor is anything differentiated otherwise."""
+    seen = []
+    for knows in (True, False):
+        if not knows:
+            monkeypatch.setattr(below, "_hooks_on_saved", lambda: True)
+        for context in (nullcontext(), torch.autograd.graph.saved_tensors_hooks(seen.append, seen.pop)):
+            x = torch.full((2,), 3.0, requires_grad=True)
+            with context:
+                with below.own_graph():
+                    y = x * x
+                assert not seen
+            y.sum().backward()
+            assert torch.equal(x.grad, 2 * x)
 
 
 def test_nested_structures_are_taken_apart_without_pytree():
