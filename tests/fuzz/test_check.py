@@ -9,6 +9,7 @@ import torch
 from holdfast.fuzz.case import Case
 from holdfast.fuzz.check import check
 from holdfast.fuzz.draw import draw
+from holdfast.fuzz.judge import Judge, Result
 from holdfast.fuzz.modes import MODES
 from holdfast.fuzz.scenario import Scenario
 from holdfast.kernels.dense.torch.time_loop import Loop
@@ -161,3 +162,16 @@ def test_nothing_is_negated_for_inductor(layout):
 
     assert True in negated(("g",))
     assert negated(("g", "inductor")) == {False}
+
+
+@pytest.mark.parametrize(("o", "is_right"), [(1 + 2**-6, True), (1 + 3 * 2**-7, False)])
+def test_what_rounding_does_is_not_left_to_one_draw(o, is_right, monkeypatch):
+    """A sum of a few numbers moves by next to nothing in some draws."""
+    case = Case(replace(PLAIN, dtype="bfloat16", final=False, grads="none"))
+    shape, by = case.exact()["o"].shape, (0.0, 0.0, 0.01, -0.01, 0.01)
+    monkeypatch.setattr(case, "exact", lambda which, draw=0: {"o": torch.full(shape, 1 + by[draw]).double()})
+    monkeypatch.setattr(case, "by_backend", lambda *_: {})
+    (found,) = Judge().compare(Result(case, {"o": torch.full(shape, o, dtype=torch.bfloat16)}))
+    assert found.ground == "rounded inputs"
+    assert found.limit == pytest.approx(2.5 * 0.01 * 0.75**0.5)
+    assert found.is_right == is_right

@@ -1,5 +1,7 @@
 """explain on a GPU: which of an op's calls are replayed, and why others are not."""
 
+import re
+
 import pytest
 
 import holdfast
@@ -20,7 +22,7 @@ def test_calls_with_packed_sequences_are_told_to_run_in_full(grad):
     told = holdfast.explain("gla", {"T": 64}, "bfloat16", "cuda", grad, varlen=True, calls=3)
     assert {name for name, _ in told.in_full} >= {"matrix_forward"}
     assert {reason for _, reason in told.in_full} == {"it reads values on the host"}
-    assert "signature of matrix_forward: it reads values on the host" in str(told)
+    assert re.search(r"none of \d+ signatures? of matrix_forward: it reads values on the host", str(told))
 
 
 @pytest.mark.parametrize("op", ["gla", "rglru", "lstm"])

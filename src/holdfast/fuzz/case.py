@@ -1,7 +1,6 @@
 """One set of values of a scenario: the op's arguments as a caller would have them, and what is right for them."""
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +63,8 @@ class Case:
             self.cu = self.cu.repeat_interleave(2)[::2]
         self.before = {name: _exact(x) for name, x in self.tensors.items()}
         self.is_ours_to_write = False
-        self._found: dict[Any, Tensors] = {}
+        self._found: dict[tuple[int, int], Tensors] = {}
+        self._settled: Tensors | None = None
 
     def _layout(self, layout: str, source: Source) -> str:
         layout = one_of_all(source) if layout == "mixed" else layout
@@ -147,18 +147,18 @@ class Case:
         found = {name: x.detach() for name, x in results.items()}
         return found if s.grads == "none" else found | fresh.gradients(results, which)
 
-    def exact(self, which: int = 0, rounded: bool = False) -> Tensors:
+    def exact(self, which: int = 0, draw: int = 0) -> Tensors:
         """What is right, in float64: results, and gradients for the which-th gradients of the results.
 
-        rounded: of arguments off by up to one rounding of their dtype.
+        draw: from 1 on, of arguments off by up to one rounding of their dtype, by other numbers in each draw.
         """
-        key = which, rounded
+        key = which, draw
         if key not in self._found:
-            self._found[key] = self._exactly(which, rounded)
+            self._found[key] = self._settled if self._settled is not None else self._exactly(which, draw)
         return self._found[key]
 
-    def _exactly(self, which: int, rounded: bool) -> Tensors:
-        tensors = {name: self._off(name, x) if rounded else x.clone() for name, x in self.before.items()}
+    def _exactly(self, which: int, draw: int) -> Tensors:
+        tensors = {name: self._off(name, x, draw) if draw else x.clone() for name, x in self.before.items()}
         for name in self.needing:
             tensors[name].requires_grad_()
         with torch.enable_grad():
@@ -171,7 +171,7 @@ class Case:
 
     def settle(self, right: Tensors) -> None:
         """Lets `exact` return what was computed elsewhere."""
-        self._found[0, False] = self._found[0, True] = right
+        self._settled = right
 
     def exact_results(self, tensors: Tensors) -> Tensors:
         s = self.s
@@ -180,11 +180,11 @@ class Case:
         names = SUBJECTS[s.op].results
         return dict(zip(names if s.final else names[:1], found if s.final else found[:1], strict=True))
 
-    def _off(self, name: str, x: Tensor) -> Tensor:
+    def _off(self, name: str, x: Tensor, draw: int) -> Tensor:
         if self.kinds[name] == "bool":
             return x
         dtype = self.s.torch_dtype if self.kinds[name] == "input" else self.tensors[name].dtype
-        source = Source(self.s.seed % 2**63 + len(name) + ord(name[0]))
+        source = Source((self.s.seed + len(name) + ord(name[0]) + 7927 * draw) % 2**63)
         # of an expanded tensor each element by itself, which is what rounding within an op would do
         by = (2 * source.uniform(*x.shape) - 1).to(x.device, x.dtype)
         moved = x * (1 + torch.finfo(dtype).eps / 2 * by)

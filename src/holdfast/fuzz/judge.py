@@ -11,6 +11,8 @@ from .case import Case, Fault, Tensors
 FLOORS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 1e-5, torch.float64: 1e-10}
 PYTORCH_FACTOR = 2.0
 ROUNDING_FACTOR = 2.5
+# by so many draws: what one does to a sum of a few numbers may be next to nothing by chance
+ROUNDING_DRAWS = 4
 # of the step loop, for the PyTorch path itself
 OWN_FACTOR = 16.0
 # beside the largest gradient of the call, what is left of a sum that cancels to nothing
@@ -97,8 +99,10 @@ class Judge:
             ways += [self._as_far_as(path, OWN_FACTOR, result, name, right, norm) for path in rest]
         else:
             ways.append(self._as_far_as(first, PYTORCH_FACTOR, result, name, right, norm))
-        if (moved := case.exact(result.which, rounded=True).get(name)) is not None:
-            ways.append((ROUNDING_FACTOR * _distance(moved, right)[0] / norm, "rounded inputs"))
+        moved = [case.exact(result.which, draw).get(name) for draw in range(1, 1 + ROUNDING_DRAWS)]
+        if all(x is not None for x in moved):
+            squares = [_distance(x, right)[0] ** 2 for x in moved]
+            ways.append((ROUNDING_FACTOR * (sum(squares) / len(squares)) ** 0.5 / norm, "rounded inputs"))
         return max(way for way in ways if way[0] < torch.inf)
 
     def _as_far_as(

@@ -44,7 +44,7 @@ class ModuleCase:
         self.x = x.requires_grad_()
         self.grad = source.normal(s.B, s.T, s.D).to(s.device, s.torch_dtype)
         self.cu = offsets(s, torch.device(s.device))
-        self._found: dict[Any, Tensors] = {}
+        self._found: dict[int, Tensors] = {}
 
     def both_passes(self, run: Callable[..., Any], module: nn.Module, x: Tensor, grad: Tensor) -> Tensors:
         if self.s.state and self.cu is None and self.s.T > 1:
@@ -66,12 +66,12 @@ class ModuleCase:
             tokens = self.x[:, self.s.T - steps :].split(1, 1)
             return {"y": torch.cat([y, *(self.module.step(token, state) for token in tokens)], 1)}
 
-    def of(self, dtype: torch.dtype, backend: str, rounded: bool = False) -> Tensors:
-        """The same on a copy of the mixer in a dtype, with a backend."""
+    def of(self, dtype: torch.dtype, backend: str, draw: int = 0) -> Tensors:
+        """The same on a copy of the mixer in a dtype, with a backend; draw: as of `Case.exact`."""
         module, x = copy.deepcopy(self.module).to(dtype), self.x.detach().to(dtype)
         module.backend = backend
-        if rounded:
-            source = Source(self.s.seed % 2**63)
+        if draw:
+            source = Source((self.s.seed + 7927 * draw) % 2**63)
             with torch.no_grad():
                 x = self._off(x, source)
                 for weight in module.parameters():
@@ -82,10 +82,10 @@ class ModuleCase:
         by = (2 * source.uniform(*x.shape) - 1).to(x.device, x.dtype)
         return x * (1 + torch.finfo(self.s.torch_dtype).eps / 2 * by)
 
-    def exact(self, which: int = 0, rounded: bool = False) -> Tensors:
-        if rounded not in self._found:
-            self._found[rounded] = self.of(torch.float64, "reference", rounded)
-        return self._found[rounded]
+    def exact(self, which: int = 0, draw: int = 0) -> Tensors:
+        if draw not in self._found:
+            self._found[draw] = self.of(torch.float64, "reference", draw)
+        return self._found[draw]
 
     def pytorch_paths(self) -> list[str]:
         return [_PYTORCH.get(self.s.op, "chunked"), "reference"]

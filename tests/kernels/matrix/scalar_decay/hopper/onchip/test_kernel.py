@@ -215,6 +215,6 @@ def test_more_blocks_than_the_gpu_runs_at_once_fail_cleanly():
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     call = example(B=1, T=256 * (sms + 1), H=1, state=False, device="cuda")
     end = torch.empty(1, 1, 128, 128, device="cuda")
-    with pytest.raises(RuntimeError, match="launching resident"):
+    with pytest.raises(RuntimeError, match="launching scalar_decay_fwd_onchip"):
         run_onchip(call.q, call.k, call.v, torch.empty_like(call.v), DecayAndBeta(call.g, None, 1.0), None, end)
     assert_right(example(B=1, T=600, device="cuda"))
