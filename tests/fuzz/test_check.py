@@ -175,3 +175,16 @@ def test_what_rounding_does_is_not_left_to_one_draw(o, is_right, monkeypatch):
     assert found.ground == "rounded inputs"
     assert found.limit == pytest.approx(2.5 * 0.01 * 0.75**0.5)
     assert found.is_right == is_right
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "is_right"), [("float16", 5e-8, True), ("float16", 1e-6, False), ("bfloat16", 5e-8, False)]
+)
+def test_a_state_may_lose_what_the_calls_dtype_cannot_hold(dtype, size, is_right, monkeypatch):
+    case = Case(replace(PLAIN, dtype=dtype, grads="none"))
+    right = {name: torch.full_like(x, size) for name, x in case.exact().items()}
+    monkeypatch.setattr(case, "exact", lambda which, draw=0: right)
+    monkeypatch.setattr(case, "by_backend", lambda *_: {})
+    got = {"o": right["o"].to(case.s.torch_dtype), "final": torch.zeros_like(right["final"], dtype=torch.float32)}
+    found = {each.name: each for each in Judge().compare(Result(case, got))}
+    assert found["final"].is_right == is_right

@@ -53,6 +53,10 @@ def _distance(got: Tensor, exact: Tensor, dtype: torch.dtype | None = None) -> t
     return (apart if apart == apart else torch.inf), torch.where(holds, exact, 0.0).norm().item()
 
 
+def _smallest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+
 class Judge:
     """Compares results, and finds what excuses an error only where there is one."""
 
@@ -77,7 +81,8 @@ class Judge:
             # under autocast a gradient comes back through the dtype that its argument was cast to
             cast = case.s.mode == "autocast" and name[0] == "d" and case.kinds.get(name[1:]) == "input"
             apart, norm = _distance(got, right, case.s.torch_dtype if cast else None)
-            smallest = torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps
+            # what is below it is lost on the way to a result in float32 too, where operands are in the call's dtype
+            smallest = max(_smallest(got.dtype), _smallest(case.s.torch_dtype))
             floor = max(FLOORS[case.s.torch_dtype], FLOORS[got.dtype])
             # subnormal numbers, and sums that cancel
             spare = right.numel() ** 0.5 * (smallest + (_NOISE * largest if name[0] == "d" else 0.0))
