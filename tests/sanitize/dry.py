@@ -101,5 +101,10 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
     for name, value in nowhere.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    # PyTorch has no such product on a CPU
-    monkeypatch.setattr(torch, "mm", lambda x, y, out_dtype: (x @ y).to(out_dtype))
+    product = torch.mm
+
+    def mm(x: torch.Tensor, y: torch.Tensor, out_dtype: torch.dtype | None = None, **out: torch.Tensor) -> torch.Tensor:
+        # PyTorch has none into another dtype on a CPU
+        return product(x, y, **out) if out_dtype is None else (x @ y).to(out_dtype)
+
+    monkeypatch.setattr(torch, "mm", mm)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from holdfast.kernels.log_gate.torch.backend import PyTorchLogGate
 from holdfast.kernels.log_gate.triton.backend import WIDEST, TritonLogGate
+from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.norm.call import GatedNormCall
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.definition import MatrixCall
 
 from .check import name_of, needs_grad
 from .gated_rms_norm import gated_norm_forward, select
-from .matrix import matrix_backward, matrix_forward
+from .matrix import matrix_forward, write_gradients
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
 
@@ -144,11 +145,10 @@ def _gradients(
         chosen, plan = select(norm, True, "backward", "")
         do, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         call = _call(q, k, v, g.unflatten(-1, (heads, -1)), initial_state)
-        *dqkv, dg, _, _, dstate = matrix_backward(do, dfinal, *call, cu_seqlens, "gla", backend, o, kept)
+        room, grads = GradRoom(*into), (do, dfinal)
+        dg, _, _, dstate = write_gradients(room, call, cu_seqlens, "gla", backend, grads, (o, kept))
         ddecay, dbias = _gate_of(decay).backward(decay, decay_bias, normalizer, dg.flatten(-2))
-        for part, grad in zip(into, dqkv, strict=True):
-            part.copy_(grad)
-        ddown.copy_(torch.matmul(ddecay, decay_weight.to(packed.dtype)))
+        torch.mm(ddecay.flatten(0, 1), decay_weight.to(packed.dtype), out=ddown.flatten(0, 1))
         unused.zero_()
         dweight = torch.matmul(ddecay.flatten(0, 1).mT, down.flatten(0, 1)).to(decay_weight.dtype)
     return dpacked, dweight, dbias, dnorm, packed.new_empty(0) if initial_state is None else dstate

@@ -16,7 +16,7 @@ from holdfast.kernels.matrix.scalar_decay.hopper.backend import Hopper
 from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
 from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.kernels.matrix.torch.reference import Reference
-from holdfast.kernels.matrix.variants import BackendVariants, SavedShape, uses_forward_output
+from holdfast.kernels.matrix.variants import BackendVariants, GradRoom, SavedShape, takes_room, uses_forward_output
 from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
 from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
 from holdfast.kernels.matrix.wide import Wide
@@ -211,13 +211,52 @@ def _gradients(
     o, saved: what the forward pass returned; where they are needed and not given, it runs again.
     """
     call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
-    chosen, plan, _ = _select(call, cu_seqlens, op, True, "backward", backend)
-    given = o is not None and saved is not None and saved.dim() > 1
-    found = (o, saved) if given and uses_forward_output(chosen) else ()
-    with _without_autocast(v):
-        grads, grad_state = chosen.backward(plan, call, cu_seqlens, grad_o, grad_final, *found)
-    grads = [*grads, None if initial_state is None else grad_state]
+    grads = _backward_of(call, cu_seqlens, op, backend, (grad_o, grad_final), (o, saved))
     return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(grads, call[:7], strict=True))
+
+
+def _backward_of(
+    call: MatrixCall,
+    cu_seqlens: Tensor | None,
+    op: str,
+    backend: str,
+    grads: tuple[Tensor | None, Tensor | None],
+    made: tuple[Tensor | None, Tensor | None],
+    room: GradRoom = GradRoom(),  # noqa: B008
+) -> list[Tensor | None]:
+    """Gradients of the call's seven tensors, None for one that was not given. grads: of the output and the final state.
+
+    made: the output and what the forward pass saved, or None.
+    """
+    chosen, plan, _ = _select(call, cu_seqlens, op, True, "backward", backend)
+    o, saved = made
+    given = o is not None and saved is not None and saved.dim() > 1
+    known = made if given and uses_forward_output(chosen) else ()
+    named = {"room": room} if takes_room(chosen) else {}
+    with _without_autocast(call.v):
+        found, grad_state = chosen.backward(plan, call, cu_seqlens, *grads, *known, **named)
+    return [*found, None if call.initial_state is None else grad_state]
+
+
+def write_gradients(
+    room: GradRoom,
+    call: MatrixCall,
+    cu_seqlens: Tensor | None,
+    op: str,
+    backend: str,
+    grads: tuple[Tensor | None, Tensor | None],
+    made: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> list[Tensor | None]:
+    """`matrix_backward` within another op's backward pass: gradients of q, k and v are in room, which has all three.
+
+    The others are returned: of g, beta, stabilizer and initial_state, None for one that was not given. grads: of the
+    output and the final state. made: what `matrix_forward` returned first and last.
+    """
+    found = _backward_of(call, cu_seqlens, op, backend, grads, made, room)
+    for place, grad in zip(room, found, strict=False):
+        if grad is not place:
+            place.copy_(grad)
+    return [None if x is None else _laid_out(x, of) for x, of in zip(found[3:], call[3:7], strict=True)]
 
 
 def _laid_out(grad: Tensor, of: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.norm.call import GatedNormCall
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.definition import MatrixCall
@@ -86,7 +87,8 @@ def _call(
 
 def _by_head(x: Tensor) -> Tensor:
     """x [B, T, H], a head's tokens side by side, as kernels leave it."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+    by_head = x.transpose(1, 2)
+    return x if by_head.is_contiguous() else by_head.contiguous().transpose(1, 2)
 
 
 def _forward(
@@ -167,11 +169,9 @@ def _gradients(
         dy = torch.zeros_like(h) if grad_y is None else grad_y.unflatten(-1, h.shape[2:])
         dh, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         call = _call(q, k, v, g, beta, stabilizer, state, normalize)
-        given = () if kept is None else (h, kept)
-        found = matrix.matrix_backward(dh, grad_final, *call, cu_seqlens, "mlstm", backend, *given)
-        *dqkv, dg, dbeta, dstabilizer, dstate = found
-        for place, x in zip(places, dqkv, strict=True):
-            place.copy_(x)
+        room, grads = GradRoom(*places), (dh, grad_final)
+        found = matrix.write_gradients(room, call, cu_seqlens, "mlstm", backend, grads, (h, kept))
+        dg, dbeta, dstabilizer, dstate = found
         if exponential and grad_final is not None:
             change = torch.where(last.isfinite(), -_of_unit(grad_final, final), 0.0)
             grad_last = change if grad_last is None else grad_last + change

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.norm.call import GatedNormCall
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.oracle_matrix import compute_dtype
@@ -125,9 +126,10 @@ def _gradients(
         dy = torch.zeros_like(o) if grad_y is None else grad_y.unflatten(-1, o.shape[2:])
         do, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         call, _ = map_call(q, k, v, g, initial_state)
-        dy, dz, found, *_, dstate = matrix.matrix_backward(do, grad_final, *call, cu_seqlens, "retnet", backend)
-        turn_back(dy, dz, position, base, (dq, dk))
-        dv.copy_(found)
+        dturned = torch.empty_like(q), torch.empty_like(k)
+        room, grads = GradRoom(*dturned, dv), (do, grad_final)
+        *_, dstate = matrix.write_gradients(room, call, cu_seqlens, "retnet", backend, grads)
+        turn_back(*dturned, position, base, (dq, dk))
     return dpacked, dnorm.contiguous(), packed.new_empty(0) if initial_state is None else dstate
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from holdfast.kernels.backend import Backend
 from holdfast.planner import Candidate, Device, Direction, Problem
@@ -16,11 +17,23 @@ class SavedShape(NamedTuple):
     dtype: torch.dtype
 
 
+class GradRoom(NamedTuple):
+    """Where a layer has room for the gradients of q and k [B, T, Hq, K] and of v [B, T, H, V], of any strides.
+
+    None: memory of their own.
+    A backend with takes_room returns the very tensors that it wrote to. It may write elsewhere: callers copy then.
+    """
+
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+
+
 class Variant(Backend, Protocol):
     """A backend among others of its name; its reject alone says which calls it runs.
 
     One with uses_forward_output has a forward pass that may return a third tensor, and a backward pass that takes the
-    first and the third after its other arguments.
+    first and the third after its other arguments. One with takes_room has a backward pass that takes room, a GradRoom.
     """
 
 
@@ -64,3 +77,7 @@ class BackendVariants:
 
 def uses_forward_output(backend: Backend) -> bool:
     return getattr(backend, "uses_forward_output", False)
+
+
+def takes_room(backend: Backend) -> bool:
+    return getattr(backend, "takes_room", False)

@@ -19,7 +19,7 @@ from holdfast.planner.models.matrix import wide as model
 from holdfast.planner.models.matrix.wide import WHOLE, Cut
 from holdfast.recurrences.definition import MatrixCall
 
-from .variants import SavedShape, Variant, uses_forward_output
+from .variants import GradRoom, SavedShape, Variant, takes_room, uses_forward_output
 
 
 class Wide:
@@ -31,6 +31,7 @@ class Wide:
 
     def __init__(self, variant: Variant) -> None:
         self.variant, self.name, self.uses_forward_output = variant, variant.name, uses_forward_output(variant)
+        self.takes_room = takes_room(variant)
         self._rows, self._groups_decays = hasattr(variant, "forward_rows"), getattr(variant, "groups_decays", False)
 
     def reject(self, problem: Problem, device: Device) -> str | None:
@@ -89,11 +90,13 @@ class Wide:
         grad_final: Tensor | None,
         o: Tensor | None = None,
         saved: Tensor | None = None,
+        room: GradRoom = GradRoom(),  # noqa: B008
     ) -> tuple[list[Tensor | None], Tensor | None]:
         cut = Cut.of(plan)
         if cut == WHOLE:
             given = (o, saved) if self.uses_forward_output else ()
-            return self.variant.backward(plan, call, cu_seqlens, grad_o, grad_final, *given)
+            named = {"room": room} if self.takes_room else {}
+            return self.variant.backward(plan, call, cu_seqlens, grad_o, grad_final, *given, **named)
         if self.uses_forward_output and call.stabilizer is not None and saved is None:
             o, _, saved = self.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)

@@ -1,5 +1,6 @@
 """Tensors as TMA reads and writes them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,11 +13,22 @@ def width_of(columns: int) -> int:
     return 64 if columns <= 64 else 128
 
 
-def tileable(x: Tensor) -> Tensor:
-    """x [B, T, H, D] itself if TMA can read it, else a contiguous copy: rows of 16 bytes, the last axis dense."""
+def fits_tma(x: Tensor) -> bool:
+    """Whether TMA can read and write x [B, T, H, D]: rows of 16 bytes, the last axis dense."""
     b, t, h, d = x.stride()
-    fits = d == 1 and not (b | t | h) & 7 and b > 0 and t > 0 and h > 0 and x.data_ptr() % 16 == 0
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+    return d == 1 and not (b | t | h) & 7 and b > 0 and t > 0 and h > 0 and x.data_ptr() % 16 == 0
+
+
+def for_tma(x: Tensor) -> Tensor:
+    """x [B, T, H, D] itself if TMA can read it, else a contiguous copy."""
+    return x if fits_tma(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def room_or_empty(room: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+    """room, if it is given with that shape and like's dtype and TMA can write it; else new memory."""
+    if room is not None and room.shape == shape and room.dtype == like.dtype and fits_tma(room):
+        return room
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
 def tiles(x: Tensor, block: list[int], layout: Any) -> TensorDescriptor:

@@ -33,10 +33,10 @@ class HopperScan(TritonScan):
 
 class _Run(Run):
     def _rows(self, x: Tensor) -> Tensor:
-        return _tileable(x, model.UNIT)
+        return _for_tma(x, model.UNIT)
 
     def _words(self, x: Tensor) -> Tensor:
-        return super()._words(_tileable(x, model.UNIT * (2 if self.pairs else 1)))
+        return super()._words(_for_tma(x, model.UNIT * (2 if self.pairs else 1)))
 
     def _launch(self, name: str, tensors: tuple[Any, ...], states: tuple[Any, ...], strides: tuple[int, ...]) -> None:
         from holdfast.kernels.runtime.launch import launch
@@ -71,7 +71,7 @@ class _Run(Run):
         )  # fmt: skip
 
 
-def _tileable(x: Tensor, unit: int) -> Tensor:
+def _for_tma(x: Tensor, unit: int) -> Tensor:
     """Return x, or a copy where its rows are not at multiples of 16 bytes."""
     steady = all(n % unit == 0 for n in x.stride()[:-1]) and x.stride(1) < LONGEST_STEP
     ready = steady and x.stride(-1) == 1 and x.data_ptr() % 16 == 0

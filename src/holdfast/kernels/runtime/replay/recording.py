@@ -97,9 +97,18 @@ class Operation:
     ) -> None:
         self.op, self.arguments, self.keywords = op, arguments, keywords
         self.outputs, self.many, self.reads, self.changes = outputs, many, reads, changes
+        # where slots are, if none is within a list, as most often: found at once then
+        places = [(n, x.number) for n, x in enumerate(arguments) if type(x) is Slot]
+        self.places = places if len(places) == len(reads) else None
 
     def __call__(self, slots: list[Any]) -> None:
-        out = self.op(*filled(self.arguments, slots), **filled(self.keywords, slots))
+        if self.places is None:
+            out = self.op(*filled(self.arguments, slots), **filled(self.keywords, slots))
+        else:
+            arguments = self.arguments.copy()
+            for n, slot in self.places:
+                arguments[n] = slots[slot]
+            out = self.op(*arguments, **self.keywords)
         for slot, x in zip(self.outputs, out if self.many else (out,), strict=True):
             slots[slot] = x
 

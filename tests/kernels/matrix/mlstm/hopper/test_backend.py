@@ -10,6 +10,7 @@ from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models.matrix.mlstm import hopper as model
 from holdfast.recurrences.definition import MatrixCall
 from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
+from kernels.matrix.in_room import assert_written_in_room
 from layouts import assert_views_are_alike
 from parity import relative_error
 
@@ -181,6 +182,18 @@ def on_cpu(monkeypatch):
 )
 def test_right_on_the_emulator(on_cpu, of, ends):
     assert_right(example(**of), ends, save=2 if of.get("B") == 2 else 8)
+
+
+@pytest.mark.parametrize(
+    ("of", "in_place"),
+    [({"B": 2, "K": 128, "V": 64, "T": 70}, (True, True, True)), ({"Hq": 1, "T": 65}, (False, False, True))],
+)
+def test_gradients_in_their_room_on_the_emulator(on_cpu, of, in_place):
+    call = example(**of)
+    backward, do = plans_of(call)[1].plan, torch.randn_like(call.v)
+    assert_written_in_room(
+        lambda **room: HopperMLSTM().backward(backward, call, None, do, None, **room), call, in_place
+    )
 
 
 def assert_last_chunk(device):

@@ -13,6 +13,7 @@ from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models.matrix.scalar_decay import hopper as model
 from holdfast.recurrences.definition import MatrixCall
 from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
+from kernels.matrix.in_room import assert_written_in_room
 from layouts import assert_views_are_alike
 from parity import relative_error
 
@@ -295,6 +296,29 @@ def on_cpu(monkeypatch):
 )
 def test_right_on_the_emulator(on_cpu, of, ends):
     assert_right(example(H=2, **of), ends)
+
+
+@pytest.mark.parametrize(
+    ("of", "in_place"),
+    [
+        ({"K": 64, "V": 128, "beta": True}, (True, True, True)),
+        ({"K": 128, "V": 64, "T": 200, "B": 1}, (True, True, True)),
+        # dq and dk are summed over heads
+        ({"K": 64, "V": 64, "Hq": 1}, (False, False, True)),
+        ({"K": 64, "V": 64, "T": 65, "g": None}, (True, True, True)),
+    ],
+)
+def test_gradients_in_their_room_on_the_emulator(on_cpu, of, in_place):
+    call = example(H=2, **of)
+    backward, cotangents = plans_of(call)[1][0].plan, (torch.randn_like(call.v), None)
+    assert_written_in_room(lambda **room: Hopper().backward(backward, call, None, *cotangents, **room), call, in_place)
+
+
+def test_packed_sequences_have_gradients_of_their_own_on_the_emulator(on_cpu):
+    call, offsets, cotangents = packed_example((0, 100, 230), H=1, K=64, V=64)
+    backward = plans_of(call, packed=True)[1][0].plan
+    run_in = lambda **room: Hopper().backward(backward, call, offsets, *cotangents, **room)  # noqa: E731
+    assert_written_in_room(run_in, call, (False, False, False))
 
 
 @pytest.mark.parametrize("g", ["mild", None])

@@ -8,6 +8,7 @@ from holdfast.ops import matrix
 from holdfast.planner import Device, Problem
 from holdfast.planner.models.matrix.vector_decay import hopper as model
 from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
+from kernels.matrix.in_room import assert_written_in_room, rooms
 from kernels.matrix.scalar_decay.triton.parity import run
 from kernels.matrix.vector_decay.triton.parity import LIMITS, errors, example
 from layouts import assert_views_are_alike
@@ -90,6 +91,23 @@ def test_kernels_compile_and_fit(K, V, monkeypatch):
     assert made.shared <= 113 * 1024
 
 
+@pytest.mark.slow
+@pytest.mark.sizes("K", "beta")
+@pytest.mark.parametrize(("K", "beta", "spilled"), [(64, False, 144), (128, True, 108)])
+def test_gradients_in_a_layers_room_compile(K, beta, spilled, monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    from gluon_compile import compile_launch, recorded
+    from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
+
+    launches = recorded(monkeypatch, hopper_gla_launch)
+    call = given(K=K, beta=beta)
+    HopperGLA().backward(PLANS[1], call, None, torch.zeros_like(call.v), None, room=rooms(call)[1])
+    made = compile_launch(launches[-1])
+    assert launches[-1].constants["TOKEN_STEP"] == 4 * K + 2 * 128 + 16
+    assert made.shared <= 113 * 1024
+    assert made.spilled <= spilled
+
+
 @pytest.fixture
 def on_cpu(monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
@@ -124,12 +142,61 @@ def test_right_on_the_emulator(on_cpu, sizes):
     assert_right(given(**sizes))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "in_place"),
+    [
+        ({"T": 130, "B": 2, "H": 2, "Hq": 2, "K": 128, "V": 64, "state": False}, (True, True, True)),
+        ({"T": 65, "H": 1, "Hq": 1, "K": 64, "V": 64}, (True, True, True)),
+        ({"T": 70, "H": 2, "Hq": 1, "K": 64, "V": 64, "beta": True}, (False, False, True)),
+    ],
+)
+def test_gradients_in_their_room_on_the_emulator(on_cpu, sizes, in_place):
+    call = given(**sizes)
+    do = torch.randn_like(call.v)
+    assert_written_in_room(lambda **room: HopperGLA().backward(PLANS[1], call, None, do, None, **room), call, in_place)
+
+
+@pytest.mark.parametrize("other", ["distance", "width", "dtype", "none"])
+def test_queries_and_keys_keep_to_room_that_is_alike(other):
+    from holdfast.kernels.matrix.variants import GradRoom
+    from holdfast.kernels.matrix.vector_decay.hopper.launch import room_for_queries_and_keys
+
+    like = torch.empty(2, 10, 4, 32, dtype=torch.bfloat16)
+    q, k = (torch.empty(2, 10, 304, dtype=torch.bfloat16)[..., i : i + 128].unflatten(2, (4, 32)) for i in (0, 128))
+    dq, dk = room_for_queries_and_keys(GradRoom(q, k), q.shape, like)
+    assert dq is q
+    assert dk is k
+    spoilt = {
+        "distance": torch.empty(2, 10, 4, 32, dtype=torch.bfloat16),
+        "width": torch.empty(2, 10, 304, dtype=torch.bfloat16)[..., :160].unflatten(2, (4, 40))[..., :32],
+        "dtype": torch.empty(2, 10, 304)[..., :128].unflatten(2, (4, 32)),
+        "none": None,
+    }
+    dq, dk = room_for_queries_and_keys(GradRoom(q, spoilt[other]), q.shape, like)
+    assert dq is not q
+    assert dq.is_contiguous()
+    assert dk.is_contiguous()
+
+
 @pytest.mark.parametrize("utility", ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"])
 def test_a_graph_knows_the_states_that_are_kept(on_cpu, monkeypatch, utility):
     monkeypatch.setattr(matrix, "describe", lambda _: H200)
     call = given(T=130, H=1, Hq=1, K=64, V=64)
     call = call._replace(**{name: getattr(call, name).requires_grad_() for name in ("q", "g", "initial_state")})
     torch.library.opcheck(torch.ops.holdfast.matrix_forward.default, (*call, None, "gla", True, ""), test_utils=utility)
+
+
+def test_states_gradients_stay_in_dense_memory_alone():
+    from holdfast.kernels.matrix.vector_decay.hopper.launch import room_for_dstates
+
+    # of three chunks, with dg's bits in half as many numbers
+    states, dg = torch.empty(1, 192, 2, 64, dtype=torch.bfloat16), torch.empty(1, 192, 2, 32)
+    apart = torch.empty(1, 192, 3, 64, dtype=torch.bfloat16)[:, :, :2]
+    assert room_for_dstates(apart, dg, states).data_ptr() == dg.data_ptr()
+    places = [x.data_ptr() for x in (apart, dg)]
+    assert room_for_dstates(apart, torch.empty(1, 190, 2, 32), states).data_ptr() not in places
+    dense = torch.empty_like(states)
+    assert room_for_dstates(dense, torch.empty(1, 190, 2, 32), states) is dense
 
 
 def test_a_backward_pass_finds_the_states_that_it_is_not_given(on_cpu):

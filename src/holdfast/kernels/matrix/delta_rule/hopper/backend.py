@@ -49,11 +49,11 @@ class HopperDelta:
             with torch.cuda.device_of(call.v):
                 return triton_launch.forward(plan, call, cu_seqlens, WidePasses)
         from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta
-        from holdfast.kernels.runtime.tma import tileable
+        from holdfast.kernels.runtime.tma import for_tma
 
         from . import launch_forward as launch
 
-        q, k, v = (tileable(x) for x in call[:3])
+        q, k, v = (for_tma(x) for x in call[:3])
         batch, length, heads, values = v.shape
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         cu_seqlens = varlen.on_device(cu_seqlens, length, v.device)

@@ -12,7 +12,7 @@ from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import delta_rule_segment_dstates
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import aligned, tileable, tiles, width_of
+from holdfast.kernels.runtime.tma import aligned, for_tma, tiles, width_of
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
 
@@ -192,7 +192,7 @@ def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Return gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of an initial state."""
-    q, k, v = (tileable(x) for x in call[:3])
+    q, k, v = (for_tma(x) for x in call[:3])
     batch, length, heads, values = v.shape
     gates = DecayAndBeta(call.g, call.beta, call.scale)
     cu_seqlens = varlen.on_device(cu_seqlens, length, v.device)
@@ -210,7 +210,7 @@ def backward(
         if grad_state is not None:
             grad_state.zero_() if grad_final is None else grad_state.copy_(grad_final)
         return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
-    do = torch.zeros_like(v) if grad_o is None else tileable(grad_o)
+    do = torch.zeros_like(v) if grad_o is None else for_tma(grad_o)
     dg, dbeta = (
         None if x is None else x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
         for x in (grads.get("g"), grads.get("beta"))

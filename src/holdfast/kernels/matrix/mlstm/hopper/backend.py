@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
-from holdfast.kernels.matrix.variants import SavedShape
+from holdfast.kernels.matrix.variants import GradRoom, SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.mlstm import hopper as model
 from holdfast.planner.models.matrix.tiles import WIDEST, tile
@@ -25,6 +25,7 @@ class HopperMLSTM:
     """mLSTM in bfloat16, and in float16 without gradients, on NVIDIA's Hopper."""
 
     name = "hopper"
+    takes_room = True
     uses_forward_output = True
 
     def reject(self, problem: Problem, device: Device) -> str | None:
@@ -64,11 +65,11 @@ class HopperMLSTM:
         calls: one for each slice, with the same v. norm: the whole, then each slice's part of earlier chunks.
         """
         from holdfast.kernels.matrix.args import DecayAndBeta, slice_sums
-        from holdfast.kernels.runtime.tma import aligned, tileable
+        from holdfast.kernels.runtime.tma import aligned, for_tma
 
         from . import launch
 
-        v = tileable(calls[0].v)
+        v = for_tma(calls[0].v)
         batch, length, heads, values = v.shape
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         norm = torch.empty(1 + len(calls), batch, heads, length, dtype=torch.float32, device=v.device)
@@ -76,7 +77,7 @@ class HopperMLSTM:
         if len(calls) > 1:
             sums = slice_sums(o, tile(values), len(calls), None)
         for i, (call, each) in enumerate(zip(calls, sums, strict=True)):
-            q, k = (tileable(x) for x in call[:2])
+            q, k = (for_tma(x) for x in call[:2])
             initial = call.initial_state
             final = torch.empty(batch, heads, k.shape[3], values + 1, dtype=torch.float32, device=v.device)
             finals.append(final)
@@ -99,6 +100,7 @@ class HopperMLSTM:
         grad_final: Tensor | None,
         o: Tensor | None = None,
         norm: Tensor | None = None,
+        room: GradRoom = GradRoom(),  # noqa: B008
     ) -> tuple[list[Tensor | None], Tensor | None]:
         """Return the gradients of q, k, v, g, beta and m, and of the initial state.
 
@@ -107,11 +109,11 @@ class HopperMLSTM:
         from holdfast.kernels.lib.triton.group_sum import ungroup
         from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta
         from holdfast.kernels.matrix.mlstm.triton.row_dot import row_dot
-        from holdfast.kernels.runtime.tma import aligned, tileable
+        from holdfast.kernels.runtime.tma import aligned, for_tma, room_or_empty
 
         from . import launch
 
-        q, k, v = (tileable(x) for x in call[:3])
+        q, k, v = (for_tma(x) for x in call[:3])
         batch, length, heads, values = v.shape
         keys = k.shape[3]
         initial, dfinal = aligned(call.initial_state), aligned(grad_final)
@@ -122,7 +124,7 @@ class HopperMLSTM:
             return [torch.zeros_like(x) for x in call[:6]], grad_state
         if norm is None:
             norm = self.forward(plan, call, cu_seqlens)[2]
-        do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
+        do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else for_tma(grad_o)
 
         inputs = launch.Inputs(q, k, v, DecayAndBeta(call.g, call.beta, call.scale), call.stabilizer, call.eps)
         save, chunks = plan["save"], -(-length // TOKENS)
@@ -132,8 +134,8 @@ class HopperMLSTM:
         token = torch.empty(4, *norm.shape[1:], dtype=norm.dtype, device=norm.device)
         residuals = launch.Residuals(token, saved, saved_n, save, initial is None)
         last_entry = None if dfinal is None else torch.empty_like(dfinal)
-        dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=v.device) for _ in range(2))
-        dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        dq, dk = (room_or_empty(into, (batch, length, heads, keys), v) for into in room[:2])
+        dv = room_or_empty(room.v, v.shape, v)
         do_o = row_dot(do, o) if Cut.of(plan).key_slices > 1 else None
         launch.run_bwd_q(inputs, do, dq, norm, initial, last_entry, residuals, plan["stages"], do_o)
         state_grad_dot = None if dfinal is None else (last_entry * dfinal).sum((2, 3))

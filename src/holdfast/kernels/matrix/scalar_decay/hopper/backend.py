@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.kernels import varlen
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.scalar_decay import hopper as model
 from holdfast.recurrences.definition import MatrixCall
@@ -29,6 +30,7 @@ class Hopper:
     """Linear attention, RetNet, Lightning, simple GLA and SSD in bfloat16 or float16 on NVIDIA's Hopper."""
 
     name = "hopper"
+    takes_room = True
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if reason := refusal(problem, device, _UNSERVED):
@@ -51,9 +53,9 @@ class Hopper:
     ) -> tuple[Tensor, list[Tensor]]:
         """o, and the final state of each slice of K. calls: a slice each, beside the same v."""
         from holdfast.kernels.matrix.args import slice_sums
-        from holdfast.kernels.runtime.tma import tileable
+        from holdfast.kernels.runtime.tma import for_tma
 
-        v = tileable(calls[0].v)
+        v = for_tma(calls[0].v)
         o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
         cu_seqlens = varlen.on_device(cu_seqlens, v.shape[1], v.device)
         sums = [None] if len(calls) == 1 else slice_sums(o, plan["columns"], len(calls), cu_seqlens)
@@ -67,12 +69,12 @@ class Hopper:
         """Return the final state; fill o or, with more slices to come, sums."""
         from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, StateIO
         from holdfast.kernels.matrix.state_passing.hopper.launch import segment_sums
-        from holdfast.kernels.runtime.tma import aligned, tileable
+        from holdfast.kernels.runtime.tma import aligned, for_tma
 
         from .launch import ForwardPlan, run_forward
         from .onchip.launch import run_onchip
 
-        q, k = (tileable(x) for x in call[:2])
+        q, k = (for_tma(x) for x in call[:2])
         final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
@@ -88,16 +90,22 @@ class Hopper:
         return final
 
     def backward(
-        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+        self,
+        plan: Plan,
+        call: MatrixCall,
+        cu_seqlens: Tensor | None,
+        grad_o: Tensor | None,
+        grad_final: Tensor | None,
+        room: GradRoom = GradRoom(),  # noqa: B008
     ) -> tuple[list[Tensor | None], Tensor | None]:
         from holdfast.kernels.lib.triton.group_sum import ungroup
         from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, Residuals, StateIO
         from holdfast.kernels.matrix.state_passing.hopper.launch import ScanOperands, initial_states_of_segments
-        from holdfast.kernels.runtime.tma import aligned, tileable, width_of
+        from holdfast.kernels.runtime.tma import aligned, for_tma, room_or_empty, width_of
 
         from . import launch
 
-        q, k, v = (tileable(x) for x in call[:3])
+        q, k, v = (for_tma(x) for x in call[:3])
         cu_seqlens = varlen.on_device(cu_seqlens, call.v.shape[1], call.v.device)
         shape = _state_shape(call, cu_seqlens)
         sequences, heads, keys, values = shape
@@ -108,7 +116,7 @@ class Hopper:
             if grad_state is not None:
                 grad_state = grad_state.zero_() if w is None else grad_state.copy_(w)
             return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_state
-        do = torch.zeros(v.shape, dtype=v.dtype, device=device) if grad_o is None else tileable(grad_o)
+        do = torch.zeros(v.shape, dtype=v.dtype, device=device) if grad_o is None else for_tma(grad_o)
 
         gates, stages, span = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["span"]
         states, grad_states = StateIO(start, transposed=True), StateIO(w, grad_state)
@@ -133,8 +141,11 @@ class Hopper:
                 before = torch.empty(passing.numel(), size, dtype=torch.float32, device=device)
                 states = StateIO(states.start, None, True, grad_states.start, before, passing)
         dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
-        dq, dk = (torch.empty(batch, length, heads, keys, dtype=v.dtype, device=device) for _ in range(2))
-        dv = torch.empty(v.shape, dtype=v.dtype, device=device)
+        if cu_seqlens is not None:
+            # the ends of packed sequences are stored by address, as of dense tensors
+            room = GradRoom()
+        dq, dk = (room_or_empty(into, (batch, length, heads, keys), v) for into in room[:2])
+        dv = room_or_empty(room.v, v.shape, v)
         forward_plan = launch.ForwardPlan(plan["columns"], stages, span)
         launch.run_forward(do, v, k, dq, gates, states, forward_plan, residuals, cu_seqlens)
         inputs, grads = launch.BackwardInputs(q, k, do, v), launch.Grads(dk, dv, dg, dbeta)

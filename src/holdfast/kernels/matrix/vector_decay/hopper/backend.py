@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
-from holdfast.kernels.matrix.variants import SavedShape
+from holdfast.kernels.matrix.variants import GradRoom, SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.tiles import WIDEST, tile
 from holdfast.planner.models.matrix.vector_decay import hopper as model
@@ -26,6 +26,7 @@ class HopperGLA:
     """GLA, and SSD with a rate a key channel, in bfloat16 or float16 on NVIDIA's Hopper."""
 
     name = "hopper"
+    takes_room = True
     uses_forward_output = True
     # g may have fewer heads than v, each for some of these; its gradient has v's
     groups_decays = True
@@ -98,6 +99,7 @@ class HopperGLA:
         grad_final: Tensor | None,
         o: Tensor | None = None,
         states: Tensor | None = None,
+        room: GradRoom = GradRoom(),  # noqa: B008
     ) -> tuple[list[Tensor | None], Tensor | None]:
         """Return the gradients of call[:6] and of the initial state. o is not read.
 
@@ -105,7 +107,7 @@ class HopperGLA:
         """
         from holdfast.kernels import varlen
         from holdfast.kernels.lib.triton.group_sum import ungroup
-        from holdfast.kernels.runtime.tma import aligned, tileable
+        from holdfast.kernels.runtime.tma import aligned, for_tma, room_or_empty
 
         from . import launch
 
@@ -124,11 +126,12 @@ class HopperGLA:
             return grads, dinitial
         if states is None:
             _, _, states = self.forward(model.plan(keeps=True), call, cu_seqlens)
-        do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else tileable(grad_o)
+        do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else for_tma(grad_o)
         heads = (*v.shape[:3], keys)
-        dq, dk = (torch.empty(heads, dtype=v.dtype, device=v.device) for _ in range(2))
+        dq, dk = launch.room_for_queries_and_keys(room, heads, v)
         dg = torch.empty(heads, dtype=torch.float32, device=v.device)
-        dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        # the ends of packed sequences are stored by address, as of dense tensors
+        dv = room_or_empty(room.v if cu_seqlens is None else None, v.shape, v)
         dbeta = None
         if inputs.beta is not None:
             parts = -(-inputs.g.shape[3] // model.CHUNK)

@@ -95,6 +95,7 @@ def gla_bwd_grads(
     scale,
     H: gl.constexpr,
     KEYS: gl.constexpr,
+    TOKEN_STEP: gl.constexpr,
 ):
     """Grid (ceil(KEYS / 64) * H, chunks, B), or (ceil(KEYS / 64) * H * chunks,) for packed sequences. Read by TMA:
 
@@ -110,7 +111,8 @@ def gla_bwd_grads(
 
     Written:
 
-    dq, dk  [B, T, H, KEYS]
+    dq, dk  [B, T, H, KEYS], with TOKEN_STEP elements from token to token, known while compiling: an address for each
+            token would spill
     dg      [B, T, H, KEYS], float32
     dbeta   [ceil(KEYS / 64), B, T, H], float32, a part for each 64 columns; None beside a beta of None
     """
@@ -281,7 +283,7 @@ def gla_bwd_grads(
     q_factor_32, k_factor_32 = gl.where(high, inward, 0.0), gl.where(high, 0.0, inward)
     columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKEN_LAYOUT))[None, :]
     first = token + block * BLOCK_TOKENS
-    place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
+    place = (batch * T + first).to(gl.int64) * TOKEN_STEP + head * KEYS + columns
     if beta_ptr is not None:
         dbeta_at = dbeta_ptr + first.to(gl.int64) * H
     pairs_dg, states_dg, pairs_dg_32, dstates_dg, keys_dg_32 = nothing, nothing, nothing, nothing, nothing
@@ -316,7 +318,7 @@ def gla_bwd_grads(
             end = end * own[t + 1]
         back = dstate_part * after + parts_16[t] * k_factor_16 + part_32 * k_factor_32
         inside = (first + t < T) & (columns < KEYS)
-        at = place + t * (H * KEYS)
+        at = place + t * TOKEN_STEP
         gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
         to_write = after_it + to_key[t] * q + end * back
         if beta_ptr is not None:
@@ -347,6 +349,8 @@ def gla_bwd_grads(
         rest += gl.where(block > i, sums.slice(2 * BLOCKS + i, 1, 0).load(TOKEN_LAYOUT), 0.0)
     rest += gl.where(block == 1, sums.slice(3 * BLOCKS, 1, 0).load(TOKEN_LAYOUT), 0.0)
     rest += gl.where(block == 2, sums.slice(3 * BLOCKS + 3, 1, 0).load(TOKEN_LAYOUT), 0.0)
+    if TOKEN_STEP != H * KEYS:
+        place = ((batch * T + first).to(gl.int64) * H + head) * KEYS + columns
     for i in gl.static_range(BLOCK_TOKENS):
         inside = (first + i < T) & (columns < KEYS)
         pairs_it = pair_sums[i] if beta_ptr is None else pair_sums_tile.index(i).load(TOKEN_LAYOUT)

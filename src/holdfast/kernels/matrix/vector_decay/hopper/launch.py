@@ -8,8 +8,9 @@ from torch import Tensor
 from holdfast.kernels.lib.gluon.compat import gl
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, SliceSums, dtype_or_none
+from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import aligned, tileable, tiles, width_of
+from holdfast.kernels.runtime.tma import aligned, for_tma, tiles, width_of
 from holdfast.recurrences.definition import MatrixCall
 
 from .backward_grads import gla_bwd_grads
@@ -35,9 +36,9 @@ class Inputs:
     @staticmethod
     def of(call: MatrixCall, cu_seqlens: Tensor | None) -> "Inputs":
         assert call.g is not None
-        q, k, v = (tileable(x) for x in call[:3])
+        q, k, v = (for_tma(x) for x in call[:3])
         beta = None if call.beta is None else aligned(call.beta.float())
-        return Inputs(q, k, v, tileable(call.g.float()), beta, call.scale, cu_seqlens)
+        return Inputs(q, k, v, for_tma(call.g.float()), beta, call.scale, cu_seqlens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,10 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Grads:
-    """Gradients that `run_grads` fills: dq, dk and dg have the heads of v; dbeta is None where beta is."""
+    """Gradients that `run_grads` fills: dq, dk and dg have the heads of v; dbeta is None where beta is.
+
+    dq and dk may have room between their tokens, the same of both: see `room_for_queries_and_keys`.
+    """
 
     dq: Tensor
     dk: Tensor
@@ -129,12 +133,27 @@ def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor, grads
         inputs.scale,
     )
     types = (q.dtype, tile_v, beta is None, dtype_or_none(cu_seqlens))
-    launch(gla_bwd_grads, grid, arguments, {"H": heads, "KEYS": keys}, 4, types)
+    constants = {"H": heads, "KEYS": keys, "TOKEN_STEP": grads.dq.stride(1)}
+    launch(gla_bwd_grads, grid, arguments, constants, 4, types)
 
 
 def room_for_dstates(dq: Tensor, dg: Tensor, states: Tensor) -> Tensor:
     """Return memory for the gradient of the state after each chunk: that of another gradient if it fits."""
     for gradient in (dg.view(dq.dtype), dq):
-        if gradient.shape == states.shape:
+        if gradient.shape == states.shape and gradient.is_contiguous():
             return gradient
     return torch.empty_like(states)
+
+
+def room_for_queries_and_keys(room: GradRoom, shape: tuple[int, int, int, int], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return memory for dq and dk: room's where a token's heads are side by side in it, in both at one distance."""
+    _, length, _, keys = shape
+    for x in room[:2]:
+        if x is None or x.shape != shape or x.dtype != like.dtype or x.data_ptr() % 16:
+            break
+        token = x.stride(1)
+        if x.stride() != (length * token, token, keys, 1) or token % 8 or token != room[0].stride(1):
+            break
+    else:
+        return room[:2]
+    return tuple(torch.empty(shape, dtype=like.dtype, device=like.device) for _ in range(2))

@@ -9,7 +9,7 @@ from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.launch import DeltaPasses, Slots
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import aligned, tileable, tiles
+from holdfast.kernels.runtime.tma import aligned, for_tma, tiles
 from holdfast.planner.models.matrix.delta_rule.hopper_wide import STAGES, WIDEST
 
 from .kernel import COLUMNS, delta_rule_wide_states
@@ -23,7 +23,7 @@ class WidePasses(DeltaPasses):
 
     @staticmethod
     def read(x: Tensor) -> Tensor:
-        return tileable(x)
+        return for_tma(x)
 
     def forward(self, a: Tensor, out: Tensor | None, last: Tensor | None, slots: Slots | None) -> None:
         """Launch the kernel forward in time; the arguments are those of DeltaPasses.forward."""
