@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 from contextlib import nullcontext
 from functools import partial
 
@@ -12,6 +13,7 @@ import holdfast
 from holdfast.kernels import select as planning
 from holdfast.kernels import varlen
 from holdfast.kernels.runtime.replay import guard, recording, replay
+from holdfast.kernels.runtime.replay.refusals import refusals
 
 CPU = torch.device("cpu")
 
@@ -115,6 +117,46 @@ def test_views_and_copies_that_operations_may_make(below):
         for got, right in zip(made, laid_out(x), strict=True):
             assert torch.equal(got, right)
     assert counted.runs == 2
+
+
+def doubled(times):
+    def run(x):
+        for _ in range(times):
+            x = x * 2.0 - x
+        return x
+
+    return Counted(run)
+
+
+def test_a_loop_is_recorded_in_time_that_grows_with_its_steps():
+    seconds = []
+    for times in (250, 2000):
+        counted, x = doubled(times), torch.randn(3)
+        counted(x)
+        start = time.perf_counter()
+        counted(x)
+        seconds.append(time.perf_counter() - start)
+        assert torch.equal(counted(x), x)
+        assert counted.runs == 2
+    # 8 times the steps: 64 times what goes over all of them for each
+    assert seconds[1] <= 24 * seconds[0]
+
+
+def test_a_longer_loop_runs_in_full_and_keeps_nothing(monkeypatch):
+    monkeypatch.setattr(recording, "MOST_STEPS", 40)
+    held, true = [], recording.Recorder.fail
+
+    def fail(self, reason):
+        held.append(len(self.tensors))
+        true(self, reason)
+        held.append(len(self.tensors))
+
+    monkeypatch.setattr(recording.Recorder, "fail", fail)
+    counted, x = doubled(50), torch.randn(3)
+    assert all(torch.equal(counted(x), x) for _ in range(4))
+    assert counted.runs == 4
+    assert held[:2] == [42, 1]
+    assert refusals() == {("run", "it takes more than 40 steps"): 1}
 
 
 def test_at_addresses_that_come_again():

@@ -20,6 +20,8 @@ _ALLOCATIONS = {
 }  # fmt: skip
 # at a few KiB each
 _BOUND = 512
+# what is recorded outlives its use until the record is made: a loop over a long sequence would run out of memory
+MOST_STEPS = 4096
 # what depends on where in its storage a tensor begins, which calls that are alike need not have in common
 _OF_STORAGE = {aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default}
 _OF_STORAGE |= {aten.as_strided_scatter.default, aten.view_as_complex.default}
@@ -227,11 +229,18 @@ class Recorder(DispatchMode):
         out = op(*args, **kwargs)
         if not self.failed:
             self._note(op, args, kwargs, out)
+            if len(self.steps) > MOST_STEPS:
+                self.fail(f"it takes more than {MOST_STEPS:,} steps")
         return out
 
     def fail(self, reason: str) -> None:
         """Keeps what is recorded from being run again. What a failure brings with it is no other reason."""
-        self.failed = self.failed or reason
+        if not self.failed:
+            self.failed = reason
+            self.steps.clear()
+            self.others.clear()
+            self.slots.clear()
+            del self.tensors[self.count :]
 
     def _new(self, x: Tensor) -> int:
         self.slots[id(x)] = number = len(self.tensors)
@@ -266,6 +275,8 @@ class Recorder(DispatchMode):
             return
         reads: list[int] = []
         arguments, keywords = self._slotted(list(args), reads), self._slotted(dict(kwargs), reads)
+        if self.failed:
+            return
         schema = schema_of(op)
         aliases = [r.alias_info for r in schema.returns]
         changes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)

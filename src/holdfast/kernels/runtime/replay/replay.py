@@ -44,7 +44,11 @@ class Replay:
         self.rest, self.outputs, self.changed = [None] * (len(recorder.tensors) - count), outputs, changed
         self.guard: CallGuard | None = None
         last = {slot: n for n, step in enumerate(steps) for slot in step.reads if slot >= count and slot not in kept}
-        self.steps = [(step, [slot for slot, n in last.items() if n == at]) for at, step in enumerate(steps)]
+        # of each step the slots that nothing reads after it
+        done: list[list[int]] = [[] for _ in steps]
+        for slot, n in last.items():
+            done[n].append(slot)
+        self.steps = list(zip(steps, done, strict=True))
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         if is_any_autocast_on():
