@@ -16,6 +16,7 @@ from holdfast.planner.models.matrix import wide as model
 from holdfast.planner.models.matrix.wide import Cut
 from interpreted import interpret
 from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
+from kernels.matrix.in_room import assert_written_in_room
 from kernels.matrix.mlstm.hopper import test_backend as test_hopper_mlstm
 from kernels.matrix.scalar_decay.hopper import test_backend as test_hopper
 from kernels.matrix.scalar_decay.triton.parity import example
@@ -174,6 +175,15 @@ def test_slices_are_right_on_the_emulator(on_cpu, name):
         assert plans[0]["key_slices"] == plans[1]["key_slices"] == 2
     found = errors(backend, plans, call, packed)
     assert all(error <= STEP for error in found.values()), found
+
+
+@pytest.mark.parametrize(("name", "in_place"), [("mlstm, values", True), ("scalar", False)])
+def test_gradients_of_slices_of_values_in_their_room_on_the_emulator(on_cpu, name, in_place):
+    """Those of slices of keys are sums, and so are those of q and k."""
+    backend, plans, call, _ = planned(name)
+    do = torch.randn_like(call.v)
+    run = lambda **room: backend.backward(plans[1], call, None, do, None, **room)  # noqa: E731
+    assert_written_in_room(run, call, (False, False, in_place))
 
 
 @pytest.mark.parametrize("name", ["scalar", "vector", "mlstm"])

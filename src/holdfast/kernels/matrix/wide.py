@@ -95,21 +95,30 @@ class Wide:
         cut = Cut.of(plan)
         if cut == WHOLE:
             given = (o, saved) if self.uses_forward_output else ()
-            named = {"room": room} if self.takes_room else {}
-            return self.variant.backward(plan, call, cu_seqlens, grad_o, grad_final, *given, **named)
+            return self._backward(plan, call, cu_seqlens, grad_o, grad_final, *given, room=room)
         if self.uses_forward_output and call.stabilizer is not None and saved is None:
             o, _, saved = self.forward(plan, call, cu_seqlens)
         parts = Slices(call, cut, self._groups_decays and call.g is not None and call.g.dim() == 4)
         grad_o, o = parts.values(grad_o), parts.values(o)
         found = []
+        # a slice of K leaves a share of dv, and of slices of V dq and dk are sums
+        inner = GradRoom(v=None if cut.key_slices > 1 or parts.spare else parts.values(room.v))
         for i, (part, grad) in enumerate(zip(parts.rows(), parts.grad_states(grad_final), strict=True)):
             given = ()
             if saved is not None:
                 own = torch.stack([saved[0], saved[1 + i]])
                 given = (o, _repeated(own, cut.value_slices))
-            found.append(self.variant.backward(plan, part, cu_seqlens, grad_o, grad, *given))
+            found.append(self._backward(plan, part, cu_seqlens, grad_o, grad, *given, room=inner))
         grads, grad_state = parts.added(found)
-        return parts.gradients(grads), parts.grad_state(grad_state)
+        is_written = grads[2] is inner.v
+        grads = parts.gradients(grads)
+        if is_written:
+            grads[2] = room.v
+        return grads, parts.grad_state(grad_state)
+
+    def _backward(self, *given: Any, room: GradRoom) -> tuple[list[Tensor | None], Tensor | None]:
+        """The variant's, with room if it takes some."""
+        return self.variant.backward(*given, room=room) if self.takes_room else self.variant.backward(*given)
 
 
 class Slices:
