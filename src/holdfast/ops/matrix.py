@@ -148,7 +148,10 @@ def _forward(
     chosen, plan, shape = _select(call, cu_seqlens, op, grad, "forward", backend)
     with _without_autocast(v):
         o, final, *saved = chosen.forward(plan, call, cu_seqlens)
-    return o.contiguous(), final.contiguous(), *(saved or [_room(shape, v).zero_()])
+    if not saved:
+        # 0, where a graph was told of another backend's
+        saved = [_room(shape, v) if shape is None else _room(shape, v).zero_()]
+    return o.contiguous(), final.contiguous(), *saved
 
 
 def _saved_shape(what: Problem, device: torch.device, backend: str) -> SavedShape | None:
