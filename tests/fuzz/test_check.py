@@ -11,6 +11,7 @@ from holdfast.fuzz.check import check
 from holdfast.fuzz.draw import draw
 from holdfast.fuzz.judge import Judge, Result
 from holdfast.fuzz.modes import MODES
+from holdfast.fuzz.modules import MODULES, ModuleCase
 from holdfast.fuzz.scenario import Scenario
 from holdfast.kernels.dense.torch.time_loop import Loop
 from holdfast.kernels.diagonal.torch.chunked import Chunked as Scan
@@ -188,3 +189,24 @@ def test_a_state_may_lose_what_the_calls_dtype_cannot_hold(dtype, size, is_right
     got = {"o": right["o"].to(case.s.torch_dtype), "final": torch.zeros_like(right["final"], dtype=torch.float32)}
     found = {each.name: each for each in Judge().compare(Result(case, got))}
     assert found["final"].is_right == is_right
+
+
+def test_each_draw_rounds_otherwise_and_the_first_not_at_all():
+    case = Case(replace(PLAIN, dtype="bfloat16", grads="none"))
+    exact, *drawn = (case.exact(0, draw)["o"] for draw in range(4))
+    assert torch.equal(exact, case.exact()["o"])
+    moved = [(x - exact).norm().item() for x in drawn]
+    assert all(0 < x < 2**-7 * exact.norm() for x in moved)
+    assert len(set(moved)) == 3
+
+
+def test_a_mixer_is_rounded_in_draws_alone():
+    s = Scenario("nn.RGLRU", "cpu", 3, mode="plain", B=1, T=8, D=16)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        case = ModuleCase(s, 0, MODULES[s.op](s.D))
+    exact, *drawn = (case.exact(0, draw)["y"] for draw in range(3))
+    by_path = case.by_backend("chunked")["y"]
+    assert (by_path - exact).norm() < 1e-5 * exact.norm()
+    assert len({(x - exact).norm().item() for x in (exact, *drawn)}) == 3
+    assert check(s.line()).status == "right"

@@ -1,0 +1,69 @@
+"""Gradients that a layer's backward pass has written where its projection's gradient is."""
+
+import pytest
+import torch
+
+from holdfast.kernels.matrix.delta_rule.hopper.backend import HopperDelta
+from holdfast.kernels.matrix.mlstm.hopper.backend import HopperMLSTM
+from holdfast.kernels.matrix.scalar_decay.hopper.backend import Hopper
+from holdfast.kernels.matrix.torch.chunked import Chunked
+from holdfast.kernels.matrix.variants import takes_room
+from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
+from holdfast.kernels.matrix.wide import Wide
+from holdfast.ops import matrix
+from holdfast.recurrences.definition import MatrixCall
+from kernels.matrix.in_room import rooms
+
+
+@pytest.fixture
+def call():
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 9, 3, width, generator=draw) for width in (8, 8, 5))
+    g = -torch.rand(2, 9, 3, generator=draw)
+    return MatrixCall(q, k, v, g, initial_state=torch.randn(2, 3, 8, 5, generator=draw))
+
+
+def gradients(call, do, dstate):
+    return matrix.matrix_backward(do, dstate, *call, None, "simple_gla", "")
+
+
+def check(call):
+    do, dstate = torch.randn_like(call.v), torch.randn_like(call.initial_state)
+    right = gradients(call, do, dstate)
+    packed, room = rooms(call)
+    others = matrix.write_gradients(room, call, None, "simple_gla", "", (do, dstate))
+    for mine, exact in zip((*room, others[0], others[3]), (*right[:4], right[6]), strict=True):
+        assert torch.equal(mine, exact)
+    assert others[1] is others[2] is None
+    assert packed[..., -16:].isnan().all()
+
+
+def test_what_a_backend_keeps_to_itself_is_copied(call):
+    check(call)
+
+
+def test_what_it_wrote_there_is_not(call, monkeypatch):
+    asked = []
+
+    class InRoom(Chunked):
+        takes_room = True
+
+        def backward(self, *given, room):
+            grads, state = super().backward(*given)
+            asked.append(room)
+            if room.q is None:
+                return grads, state
+            room.q.copy_(grads[0])
+            return [room.q, *grads[1:]], state
+
+    monkeypatch.setattr(matrix, "BACKENDS", (InRoom(),))
+    check(call)
+    by_itself, of_a_layer = asked
+    assert by_itself == (None, None, None)
+    assert all(x is not None for x in of_a_layer)
+
+
+@pytest.mark.parametrize("backend", [Hopper(), HopperGLA(), HopperMLSTM()], ids=lambda x: type(x).__name__)
+def test_layers_of_these_need_no_copies(backend):
+    assert takes_room(Wide(backend))
+    assert not takes_room(Wide(HopperDelta()))
