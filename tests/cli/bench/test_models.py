@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from holdfast.cli.bench.models.suite import PARTS, Suite, rows_of
 from holdfast.cli.bench.models.training import measure_training, training_rows
 from holdfast.cli.bench.models.words import line_of
 from holdfast.cli.bench.page import page
+from holdfast.cli.bench.peers import fla
 
 CPU = torch.device("cpu")
 ATTENTION = MIXERS[0]
@@ -367,3 +369,13 @@ def test_the_page_says_how_fast_and_what_has_no_figures():
     assert "the run did not reach its end" in text
     assert page([], [record]).index('id="m0"') < page([], [record]).index("</html>")
     assert line_of(rows[0], rows).endswith("projection 75%, attention 25%")
+
+
+def test_a_peers_refusal_is_lifted_wherever_it_has_been_read(monkeypatch):
+    """One of its modules keeps a copy of what another knows of Triton."""
+    places = {name: SimpleNamespace(TRITON_ABOVE_3_7_1=False) for name in ("fla.utils", "fla.ops.common.chunk_o")}
+    monkeypatch.setattr(fla, "import_module", places.__getitem__)
+    assert fla.lift_refusal()
+    assert all(place.TRITON_ABOVE_3_7_1 for place in places.values())
+    monkeypatch.setattr(fla, "import_module", lambda _: SimpleNamespace())
+    assert not fla.lift_refusal()

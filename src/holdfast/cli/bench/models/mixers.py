@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from holdfast import nn as hnn
 
 from ...language_model import TorchLikeMixer
+from ..peers.fla import lift_refusal
 from .attention import Attention
 
 
@@ -46,10 +47,7 @@ class _FirstOutput(nn.Module):
 
 
 def _fla(layer: str, **sizes: Any) -> nn.Module:
-    shared = import_module("fla.utils")
-    if hasattr(shared, "TRITON_ABOVE_3_7_1"):
-        # it refuses Triton 3.4 to 3.7.0 on Hopper, whose results may be wrong
-        shared.TRITON_ABOVE_3_7_1 = True
+    lift_refusal()
     return _FirstOutput(getattr(import_module("fla.layers"), layer)(**sizes, layer_idx=0))
 
 
