@@ -97,8 +97,8 @@ def mamba2(m, x):
 
 
 def mlstm(m, x):
-    q, k, v, gate = (x @ m.in_proj.weight.T).split(m.widths, -1)
-    i, f = (15 * torch.tanh((x @ m.gate_proj.weight.T + m.gate_proj.bias) / 15)).chunk(2, -1)
+    q, k, v, gate, gates = (x @ m.in_proj.weight[: sum(m.widths)].T).split(m.widths, -1)
+    i, f = (15 * torch.tanh((gates + m.gate_bias) / 15)).chunk(2, -1)
     outputs = []
     for head in range(m.num_heads):
         key, value = (slice(head * n, (head + 1) * n) for n in (m.key_dim, m.value_dim))
@@ -192,7 +192,7 @@ def test_mamba2_starts_as_in_the_paper():
 
 
 def test_mlstm_starts_with_closed_input_gates_and_open_forget_gates():
-    i, f = MLSTM(64, 4).gate_proj.bias.chunk(2)
+    i, f = MLSTM(64, 4).gate_bias.chunk(2)
     assert torch.equal(i, torch.full((4,), -10.0))
     torch.testing.assert_close(f, torch.tensor([3.0, 4, 5, 6]))
 

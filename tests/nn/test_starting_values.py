@@ -80,8 +80,8 @@ def test_both_delta_net_and_mamba_start_there():
 
 def test_xlstm_forgets_little_and_writes_nothing_at_first():
     mixer = nn.MLSTM(16, 4)
-    assert mixer.gate_proj.bias.tolist() == [-10.0] * 4 + [3.0, 4.0, 5.0, 6.0]
-    assert nn.MLSTM(16, 4, input_gate_bias=-2.0).gate_proj.bias.tolist()[:4] == [-2.0] * 4
+    assert mixer.gate_bias.tolist() == [-10.0] * 4 + [3.0, 4.0, 5.0, 6.0]
+    assert nn.MLSTM(16, 4, input_gate_bias=-2.0).gate_bias.tolist()[:4] == [-2.0] * 4
     mixer = nn.SLSTM(256, 4)
     assert torch.equal(mixer.b[1], torch.linspace(3, 6, 64).expand(4, 64))
     assert not mixer.b[[0, 2, 3]].any()

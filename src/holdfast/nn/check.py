@@ -81,14 +81,6 @@ def check_state(state: Any, expected: Sequence[Spec]) -> tuple[Tensor | None, ..
     return tuple(state)
 
 
-def autocast(x: Tensor) -> Tensor:
-    """x as autocast has it where x goes into a product; x itself without autocast and in float64."""
-    kind = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
-
-
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of states and gates: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)

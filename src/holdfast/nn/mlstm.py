@@ -1,5 +1,7 @@
 """The mixer of the matrix LSTM of xLSTM."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,8 @@ from holdfast.ops.soft_cap import soft_cap
 from holdfast.recurrences.mlstm import Gating
 
 from . import step
-from .check import autocast, check_input, check_positive, check_state, head_width, wide
+from .check import check_input, check_positive, check_state, head_width, wide
+from .in_projection import InProjection, join_projections
 from .norm import HeadLayerNorm
 from .step import Mixer
 
@@ -72,15 +75,20 @@ class MLSTM(Mixer):
         self.gating, self.normalize, self.gate_soft_cap = gating, normalize, gate_soft_cap
         self.backend = backend
         keys, values = num_heads * self.key_dim, num_heads * self.value_dim
-        self.widths = [keys, keys, values, values]
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
-        self.gate_proj = nn.Linear(d_model, 2 * num_heads)
-        with torch.no_grad():
-            i_bias, f_bias = self.gate_proj.bias.chunk(2)
-            i_bias.fill_(input_gate_bias)
-            f_bias.copy_(torch.linspace(3, 6, num_heads))
+        # q, k, v, output gate, and i and f
+        self.widths = [keys, keys, values, values, 2 * num_heads]
+        self.in_proj = InProjection(d_model, self.widths)
+        self.gate_bias = nn.Parameter(
+            torch.cat([torch.full((num_heads,), float(input_gate_bias)), torch.linspace(3, 6, num_heads)])
+        )
         self.norm = HeadLayerNorm(num_heads, self.value_dim, norm_eps)
         self.out_proj = nn.Linear(values, d_model, bias=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        join_projections(self, state_dict, prefix, ("in_proj", "gate_proj"))
+        if (bias := state_dict.pop(f"{prefix}gate_proj.bias", None)) is not None:
+            state_dict[f"{prefix}gate_bias"] = bias
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
@@ -93,17 +101,16 @@ class MLSTM(Mixer):
         shape = (sequences, self.num_heads, self.key_dim, self.value_dim)
         expected = [("C", shape, dtype), ("n", shape[:3], dtype), ("m", shape[:2], dtype)]
         C, n, m = check_state(state, expected)
-        # once for both projections
-        x = autocast(x)
-        packed, gates = self.in_proj(x), self.gate_proj(x)
+        packed = self.in_proj(x)
         given = None if C is None else (C, n, m)
         if self.op is not MLSTM.op:
-            return self._in_parts(packed, gates, given, cu_seqlens)
+            return self._in_parts(packed, given, cu_seqlens)
         y, final = mlstm_layer(
             packed,
-            gates,
+            self.gate_bias,
             self.norm.weight,
             given,
+            self.key_dim,
             self.gating,
             self.normalize,
             self.gate_soft_cap,
@@ -113,11 +120,11 @@ class MLSTM(Mixer):
         )
         return self.out_proj(y), final
 
-    def _in_parts(
-        self, packed: Tensor, gates: Tensor, state: State | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def _in_parts(self, packed: Tensor, state: State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
         """`mlstm_layer` around an op that is not the layer's own."""
-        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in packed.split(self.widths, -1))
+        *parts, gates, _ = packed.split([*self.widths, packed.shape[2] - sum(self.widths)], -1)
+        q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        gates = gates + self.gate_bias.to(wide(packed.dtype))
         if self.gate_soft_cap is not None:
             gates = soft_cap(gates, self.gate_soft_cap)
         i, f = gates.chunk(2, -1)

@@ -157,8 +157,8 @@ def mlstm(mixer: Any, x: Tensor, state: Any) -> Tensor:
     """An `MLSTM`'s step."""
     H, K, V = mixer.num_heads, mixer.key_dim, mixer.value_dim
     C, n, m = _held(x, mixer.d_model, state, [("C", (H, K, V)), ("n", (H, K)), ("m", (H,))])
-    qkv, gate = _projected(mixer, x, 3)
-    gates, norm = mixer.gate_proj(x), mixer.norm
+    qkv, gate, gates = _projected(mixer, x, 3)
+    gates, norm = gates + mixer.gate_bias.to(wide(gates.dtype)), mixer.norm
     options = (mixer.gating == "exp", mixer.normalize, mixer.gate_soft_cap or 0.0, norm.eps, 1e-6)
     return mixer.out_proj(mlstm_step(qkv, gates, C, n, m, gate, norm.weight, *options, ""))
 

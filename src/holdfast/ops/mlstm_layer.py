@@ -31,9 +31,10 @@ EPS = 1e-6
 
 def mlstm_layer(
     packed: Tensor,
-    gates: Tensor,
+    gate_bias: Tensor,
     norm_weight: Tensor,
     initial_state: State | None,
+    key_dim: int,
     gating: Gating,
     normalize: bool,
     cap: float | None,
@@ -43,13 +44,14 @@ def mlstm_layer(
 ) -> tuple[Tensor, State]:
     """What `nn.MLSTM` is between its projections:
 
-        i, f = soft_cap(gates);  h = mlstm(q, k, v, i, f);  y = layernorm(h) sigmoid(gate)
+        i, f = soft_cap(gates + gate_bias);  h = mlstm(q, k, v, i, f);  y = layernorm(h) sigmoid(gate)
 
     The same as `soft_cap`, `mlstm` and `gated_rms_norm` with center. Arguments are not checked.
 
     Args:
-        packed: the projection [B, T, P], channels side by side: q, k [H * K each], v, gate [H * V each].
-        gates: i and f before the cap, side by side, [B, T, 2 H]. norm_weight: [H, V].
+        packed: the projection [B, T, P], channels side by side: q, k [H * K each], v, gate [H * V each], gates [2 H],
+            which are i and f before bias and cap, and any number that nothing reads.
+        gate_bias: [2 H], added in float32 or wider. norm_weight: [H, V]. key_dim: K.
         initial_state: (C, n, m), as `mlstm` takes them. gating, normalize: as `mlstm` has them.
         cap: of the gates, or None. eps: of the norm.
         cu_seqlens: int32 or int64 [N + 1], or None. backend: of `mlstm`.
@@ -59,23 +61,24 @@ def mlstm_layer(
     """
     C, n, m = initial_state or (None, None, None)
     state = C if C is None or not normalize else torch.cat([C, n[..., None]], -1)
-    tensors = (packed, gates, norm_weight, state, m)
-    options = (gating == "exp", normalize, 0.0 if cap is None else float(cap), eps)
+    tensors = (packed, gate_bias, norm_weight, state, m)
+    options = (key_dim, gating == "exp", normalize, 0.0 if cap is None else float(cap), eps)
     y, final, last, *_ = _differentiable(*tensors, *options, cu_seqlens, needs_grad(*tensors), name_of(backend))
     if normalize:
         return y, (final[..., :-1], final[..., -1], last)
     return y, (final, final.new_zeros(final.shape[:3]) if n is None else n.clone(), last)
 
 
-def _parts(packed: Tensor, norm_weight: Tensor) -> tuple[Tensor, ...]:
-    """q, k [B, T, H, K], v, gate [B, T, H, V]."""
+def _parts(packed: Tensor, norm_weight: Tensor, key_dim: int) -> list[Tensor]:
+    """q, k [B, T, H, K], v, gate [B, T, H, V], gates [B, T, 2 H], and what nothing reads."""
     heads, width = norm_weight.shape
-    keys = packed.shape[2] // 2 - heads * width
-    return tuple(x.unflatten(-1, (heads, -1)) for x in packed.split([keys, keys, *(heads * width,) * 2], -1))
+    widths = [heads * key_dim, heads * key_dim, heads * width, heads * width, 2 * heads]
+    *parts, gates, rest = packed.split([*widths, packed.shape[2] - sum(widths)], -1)
+    return [*(x.unflatten(-1, (heads, -1)) for x in parts), gates, rest]
 
 
 def _open(gates: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """i and f [B, T, H]."""
+    """i and f [B, T, H], of gates with their bias."""
     return (capped(gates, cap) if cap else gates).chunk(2, -1)
 
 
@@ -93,10 +96,11 @@ def _by_head(x: Tensor) -> Tensor:
 
 def _forward(
     packed: Tensor,
-    gates: Tensor,
+    gate_bias: Tensor,
     norm_weight: Tensor,
     state: Tensor | None,
     m: Tensor | None,
+    key_dim: int,
     exponential: bool,
     normalize: bool,
     cap: float,
@@ -104,14 +108,15 @@ def _forward(
     cu_seqlens: Tensor | None,
     grad: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, the state and the last m; and for the backward pass log decay, strength, stabiliser, h and what it kept.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, the state and the last m; for the backward pass log decay, beta, stabiliser, gates, h and what it saved.
 
     state: [N, H, K, V], with normalize a column more, n; m: [N, H]; None for 0. cap: 0 for none.
     """
-    q, k, v, gate = _parts(packed, norm_weight)
+    q, k, v, gate, gates, _ = _parts(packed, norm_weight, key_dim)
     wide = compute_dtype(packed.dtype)
     with torch.autocast(packed.device.type, enabled=False):
+        gates = gates + gate_bias.to(wide)
         i, f = _open(gates, cap)
         find = mlstm_gates.fused_gates if can_fuse(i, f, wide) else partial(plain_gates, wide=wide)
         g, beta, stabilizer, last = find(i, f, m, cu_seqlens, exponential)
@@ -121,20 +126,20 @@ def _forward(
         norm = GatedNormCall(h, gate, norm_weight, eps, "sigmoid", True)
         chosen, plan = select_norm(norm, grad, "forward", "")
         y = chosen.forward(plan, norm)
-    return y.flatten(2), final, last.contiguous(), g, beta, stabilizer, h, kept
+    return y.flatten(2), final, last.contiguous(), g, beta, stabilizer, gates, h, kept
 
 
 def _forward_fake(
-    packed, gates, norm_weight, state, m, exponential, normalize, cap, eps, cu_seqlens, grad, backend
+    packed, gate_bias, norm_weight, state, m, key_dim, exponential, normalize, cap, eps, cu_seqlens, grad, backend
 ):  # fmt: skip
-    q, k, v, _ = _parts(packed, norm_weight)
+    q, k, v, *_ = _parts(packed, norm_weight, key_dim)
     batch, length, heads, _ = v.shape
     wide = compute_dtype(packed.dtype)
     g, beta, stabilizer = (packed.new_empty(batch, heads, length, dtype=wide).transpose(1, 2) for _ in range(3))
     call = _call(q, k, v, g, beta, stabilizer, state, normalize)
     h, final, kept = matrix.fake_of(call, cu_seqlens, "mlstm", grad, backend)
     y, last = packed.new_empty(batch, length, v.shape[2] * v.shape[3]), packed.new_empty(final.shape[:2], dtype=wide)
-    return y, final, last, g, beta, stabilizer, h, kept
+    return y, final, last, g, beta, stabilizer, packed.new_empty(batch, length, 2 * heads, dtype=wide), h, kept
 
 
 def _gradients(
@@ -142,7 +147,7 @@ def _gradients(
     grad_final: Tensor | None,
     grad_last: Tensor | None,
     packed: Tensor,
-    gates: Tensor,
+    gate_bias: Tensor,
     norm_weight: Tensor,
     state: Tensor | None,
     m: Tensor | None,
@@ -151,8 +156,10 @@ def _gradients(
     g: Tensor,
     beta: Tensor,
     stabilizer: Tensor,
+    gates: Tensor,
     h: Tensor,
     kept: Tensor | None,
+    key_dim: int,
     exponential: bool,
     normalize: bool,
     cap: float,
@@ -162,7 +169,8 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of the first five of `_forward`'s arguments; an empty tensor for one that was not given."""
     dpacked = torch.empty(packed.shape, dtype=packed.dtype, device=packed.device)
-    (q, k, v, gate), (*places, dgate) = (_parts(x, norm_weight) for x in (packed, dpacked))
+    q, k, v, gate, _, _ = _parts(packed, norm_weight, key_dim)
+    *places, dgate, into_gates, unused = _parts(dpacked, norm_weight, key_dim)
     with torch.autocast(packed.device.type, enabled=False):
         norm = GatedNormCall(h, gate, norm_weight, eps, "sigmoid", True)
         chosen, plan = select_norm(norm, True, "backward", "")
@@ -182,7 +190,10 @@ def _gradients(
             dm = dm + torch.where(m.isfinite(), _of_unit(dstate, state), 0.0)
         dgates = torch.cat([di, df], -1)
         dgates = cap_gradient(gates, dgates, cap) if cap else dgates
-    found = (dpacked, dgates, dnorm, None if state is None else dstate, None if m is None else dm)
+        into_gates.copy_(dgates)
+        unused.zero_()
+        dbias = dgates.sum((0, 1)).to(gate_bias.dtype)
+    found = (dpacked, dbias, dnorm, None if state is None else dstate, None if m is None else dm)
     return tuple(packed.new_empty(0) if x is None else x.contiguous() for x in found)
 
 
@@ -215,20 +226,20 @@ def _gate_gradients(
 
 
 def _gradients_fake(
-    grad_y, grad_final, grad_last, packed, gates, norm_weight, state, m, final, last, g, beta, stabilizer, h,
-    kept,     exponential, normalize, cap, eps, cu_seqlens, backend,
+    grad_y, grad_final, grad_last, packed, gate_bias, norm_weight, state, m, final, last, g, beta, stabilizer, gates, h,
+    kept, key_dim, exponential, normalize, cap, eps, cu_seqlens, backend,
 ):  # fmt: skip
     return tuple(
         packed.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x in (packed, gates, norm_weight, state, m)
+        for x in (packed, gate_bias, norm_weight, state, m)
     )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    kept = outputs[7]
+    kept = outputs[8]
     ctx.mark_non_differentiable(*outputs[3:])
-    ctx.save_for_backward(*inputs[:5], inputs[9], *outputs[1:7], kept if kept.dim() > 1 else None)
-    ctx.rest = inputs[5:9], inputs[11]
+    ctx.save_for_backward(*inputs[:5], inputs[10], *outputs[1:8], kept if kept.dim() > 1 else None)
+    ctx.rest = inputs[5:10], inputs[12]
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -236,7 +247,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     tensors, cu_seqlens, kept = saved[:5], saved[5], saved[6:]
     options, backend = ctx.rest
     found = mlstm_layer_backward(*grads[:3], *tensors, *kept, *options, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, found, strict=True)), *(None,) * 7
+    return *(None if x is None else grad for x, grad in zip(tensors, found, strict=True)), *(None,) * 8
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
