@@ -25,6 +25,9 @@ help: ## Show this list
 demo: $(STAMP) ## Train a small language model, on the GPU if there is one
 	@$(BIN)/holdfast train lm --demo
 
+# Where bytecode is not kept, each process of each run makes that of all tests again: some 2 s of one core.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Every test is in one of two tiers, by its mark `slow`; tests/test_tiers.py holds the recipes to it.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 

@@ -8,10 +8,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
-from source_tree import imported_names, parse, python_files
+from source_tree import imported_names, nodes, parse, python_files
 
 KERNELS = "holdfast.kernels"
 MODELS = "holdfast.planner.models"
@@ -172,12 +172,13 @@ def _within(words: list[str], own: list[str]) -> bool:
     return any(own[start : start + len(words)] == words for start in range(len(own)))
 
 
+@cache
 def is_jit(function: Function) -> bool:
     return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in nodes(tree) if isinstance(node, Function))
 
 
 def parameters(function: Function) -> int:
@@ -203,7 +204,7 @@ class Kernels:
     def _called(self, module: Module) -> Iterator[tuple[str, str]]:
         """The jit functions that a module's jit functions refer to, by their own names or as a module's."""
         names = _imported(module) | {name: f"{where}.{name}" for where, name in self.jits if where == module.name}
-        for node in (node for f in filter(is_jit, functions(module.tree)) for node in ast.walk(f)):
+        for node in (node for f in filter(is_jit, functions(module.tree)) for node in nodes(f)):
             if isinstance(node, ast.Name):
                 where, _, name = names.get(node.id, "").rpartition(".")
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -218,7 +219,7 @@ def _imported(module: Module) -> dict[str, str]:
     """Local name -> what it is from, of the module's imports."""
     found = {}
     package = ("holdfast", "kernels", *module.path.parts[:-1])
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if isinstance(node, ast.ImportFrom):
             outer = package[: len(package) - node.level + 1] if node.level else ()
             start = ".".join([*outer, *([node.module] if node.module else [])])
@@ -247,7 +248,7 @@ def holes(source: Path) -> dict[str, int]:
     found = Counter()
     for module in modules(source):
         for function in filter(is_jit, functions(module.tree)):
-            for node in ast.walk(function):
+            for node in nodes(function):
                 if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Store):
                     names = [each.id for each in node.elts if isinstance(each, ast.Name)]
                     found[f"{module.path} {function.name}"] += sum(set(name) == {"_"} for name in names)
@@ -260,9 +261,9 @@ def launches_elsewhere(source: Path) -> list[str]:
     for module in modules(source):
         if module.parts[0] == "runtime" or module.path.stem.startswith("launch"):
             continue
-        in_jit = {id(node) for function in filter(is_jit, functions(module.tree)) for node in ast.walk(function)}
+        in_jit = {id(node) for function in filter(is_jit, functions(module.tree)) for node in nodes(function)}
         by_name = any(re.fullmatch(rf"{KERNELS}\.runtime\.\w+\.launch\w*", name) for _, name in module.imports)
-        calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call) and id(node) not in in_jit)
+        calls = (node for node in nodes(module.tree) if isinstance(node, ast.Call) and id(node) not in in_jit)
         if by_name or any(_has_grid(call) for call in calls):
             found.add(str(module.path))
     return sorted(found)
@@ -308,7 +309,7 @@ def words_of(identifier: str) -> list[str]:
 def identifiers(tree: ast.AST) -> set[str]:
     """The names that a module makes: of functions, classes, arguments, attributes, variables and imports as."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, Function | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -363,7 +364,7 @@ def other_aggregates(source: Path) -> list[str]:
         names = [(line, name) for line, name in module.imports if name.rpartition(".")[2].strip("_") == "aggregate"]
         found += [f"{module.path}:{line}: {name}" for line, name in names if name.rpartition(".")[0] not in shims]
         decorators = [
-            each for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef) for each in node.decorator_list
+            each for node in nodes(module.tree) if isinstance(node, ast.ClassDef) for each in node.decorator_list
         ]
         made = [each for each in decorators if ast.unparse(each).rpartition(".")[2].strip("_") == "aggregate"]
         found += [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from source_tree import imported_names, parse, python_files
+from source_tree import imported_names, nodes, parse, python_files
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "holdfast"
@@ -70,7 +70,7 @@ def environment_reads(source: Path) -> list[str]:
     names = {"environ", "environb", "getenv", "getenvb"}
     found = []
     for path in python_files(source):
-        for node in ast.walk(parse(path)):
+        for node in nodes(parse(path)):
             is_attribute = isinstance(node, ast.Attribute) and node.attr in names
             is_import = (
                 isinstance(node, ast.ImportFrom)
@@ -109,7 +109,7 @@ def tensors_without_dtype(source: Path) -> list[str]:
     found = []
     for floor in ("kernels", "ops", "recurrences"):
         for path in python_files(source / floor):
-            for node in ast.walk(parse(path)):
+            for node in nodes(parse(path)):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MADE:
                     is_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
                     if is_torch and not any(keyword.arg == "dtype" for keyword in node.keywords):
@@ -141,7 +141,7 @@ def own_attributes(trees: Iterable[ast.Module]) -> set[str]:
     """Private names that the package's classes have, or that it sets on something."""
     found: set[str] = set()
     for tree in trees:
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 found |= {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
                 targets = [x for part in node.body if isinstance(part, ast.Assign) for x in part.targets]
@@ -164,7 +164,7 @@ def private_names(source: Path) -> list[str]:
             top, *parts = name.split(".")
             if top in ("torch", "triton") and any(map(is_private, parts)):
                 found.append(f"{place}:{line}: {name}")
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own | PYTHONS:
                 if ast.unparse(node.value).split(".")[-1] not in OPERATORS:
                     found.append(f"{place}:{node.lineno}: {ast.unparse(node)}")

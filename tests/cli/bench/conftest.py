@@ -16,8 +16,6 @@ def nothing_old_to_collect():
     """Each row collects garbage, which takes longest over what was there before: all the tests of a whole run."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
