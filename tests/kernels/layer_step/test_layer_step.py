@@ -33,9 +33,9 @@ NUMBERS = dict.fromkeys(("largest", "l2_eps", "scale", "normalizer", "eps", "nor
 TILE = {"K": 128, "V": 256, "BLOCK_K": 128, "BLOCK_V": 32}
 
 
-def given(kernel, dtype, overlaps, absent, **constants):
+def given(kernel, dtype, pdl, absent, **constants):
     made = dict.fromkeys(WIDE, torch.float32) | dict.fromkeys(NARROW, dtype) | NUMBERS
-    made |= {"position": torch.int64, "OVERLAPS": overlaps} | TILE | constants | dict.fromkeys(absent)
+    made |= {"position": torch.int64, "PDL": pdl} | TILE | constants | dict.fromkeys(absent)
     return {name: made.get(name, 4096) for name in kernel.arg_names}
 
 

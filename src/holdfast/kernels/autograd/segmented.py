@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from .vjp import pull_back
+from .vjp import vjp
 
 Inputs = Sequence[Tensor | None]
 Step = Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
@@ -56,7 +56,7 @@ def backward(
 
         grad_o = None if grad_out is None else grad_out[:, start : start + size]
         leaves = [entries.pop(), *(x for x in pieces if x is not None)]
-        grad_state, *found = pull_back(run, leaves, [grad_o, grad_state])
+        grad_state, *found = vjp(run, leaves, [grad_o, grad_state])
         for grad, piece in zip((x for x in grads if x is not None), found, strict=True):
             grad[:, start : start + size] = piece
     return grads, grad_state

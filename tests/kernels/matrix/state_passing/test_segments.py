@@ -50,7 +50,7 @@ def test_the_scan_over_segments_compiles():
 
     names = ("local_ptr", "decay_ptr", "first_ptr", "back_first_ptr", "enter_ptr", "back_last_ptr")
     pointers = dict.fromkeys(names, torch.float32)
-    sizes = {"H": 8, "size": 16384, "segments": 16, "PADDED": 16, "BLOCK": 128, "OVERLAPS": True}
+    sizes = {"H": 8, "size": 16384, "segments": 16, "PADDED": 16, "BLOCK": 128, "PDL": True}
     assert compile_for(segment_scan_both_ways, 90, pointers | sizes, num_warps=4).stack == 0
 
 

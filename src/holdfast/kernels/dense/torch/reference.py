@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import varlen
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.oracle_dense import dense_steps
@@ -57,7 +57,7 @@ class Reference:
         def run(x: Tensor, R: Tensor, initial: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor]:
             return _run(call._replace(x=x, R=R, b=b, initial_state=initial), cu_seqlens)
 
-        dx, dR, grad_initial, *db = pull_back(run, given, [grad_h, grad_final])
+        dx, dR, grad_initial, *db = vjp(run, given, [grad_h, grad_final])
         # a copy: with one step, the gradients of x and of the initial state may be one tensor
         return dx.to(call.R.dtype), dR, db[0] if db else None, grad_initial.clone()
 

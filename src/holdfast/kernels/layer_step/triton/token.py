@@ -1,7 +1,7 @@
 """A layer's token up to its state: a program takes a head of a sequence and a block of V's columns.
 
 What all programs of a head read - the convolution's tail, a position, mLSTM's n and m - is updated by the launch that
-follows, so that no program writes what another reads. OVERLAPS: that launch starts early, and waits for this one's end.
+follows, so that no program writes what another reads. PDL: that launch starts early, and waits for this one's end.
 """
 
 import triton
@@ -21,7 +21,7 @@ def conv_token(
     x, tail, state, weight, bias, a, beta, A_log, dt_bias, D, gate, o,
     H, state_row, state_head, key_step, x_row, tail_row, tail_step, tail_channel, a_row, beta_row, gate_row,
     largest, l2_eps, scale,
-    OVERLAPS: tl.constexpr, DELTA: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
+    PDL: tl.constexpr, DELTA: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """ConvStep up to its norm, with Mamba-2's gate: a program a head and BLOCK_V columns of V.
@@ -31,7 +31,7 @@ def conv_token(
     state [B, H, K, V] float32, updated
     o [B, H, V] float32, written
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -87,7 +87,7 @@ def rotated(x, at, rows, cos, sin, K: tl.constexpr):
 @triton.jit
 def retention_token(
     x, state, a, position, o, H, state_row, state_head, key_step, x_row, a_row, normalizer, scale,
-    OVERLAPS: tl.constexpr, LOG2_BASE: tl.constexpr,
+    PDL: tl.constexpr, LOG2_BASE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """RetentionStep up to its norm: a program a head and BLOCK_V columns of V.
@@ -96,7 +96,7 @@ def retention_token(
     state [B, H, K, V] float32, updated
     o [B, H, V] float32, written
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -124,7 +124,7 @@ def retention_token(
 @triton.jit
 def mlstm_token(
     x, gates, C, m, o, H, state_row, state_head, key_step, m_row, x_row, gates_row, cap, scale,
-    OVERLAPS: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    PDL: tl.constexpr, EXPONENTIAL: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """MLSTMStep up to its division: a program a head and BLOCK_V columns of V.
@@ -133,7 +133,7 @@ def mlstm_token(
     C [B, H, K, V] float32, updated
     o [B, H, V] float32, written
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)

@@ -241,7 +241,7 @@ def assert_near(got, same, exact, floats=None):
         assert mine <= limit, (name, mine, limit)
 
 
-def _composed(scan, blocks, tensors, sizes, constants, warps, overlaps):
+def _composed(scan, blocks, tensors, sizes, constants, warps, pdl):
     """The scan over segments, in place of its kernel, which has tests of its own."""
     local, decay, *firsts, enter, back_last = tensors
     for back, (first, end) in enumerate(zip(firsts, (None, back_last), strict=True)):

@@ -12,7 +12,7 @@ from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import delta_rule_segment_dstates
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import aligned, for_tma, tiles, width_of
+from holdfast.kernels.runtime.tma import aligned, for_tma, round_up_columns, tiles
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
 
@@ -81,7 +81,7 @@ def _narrow(x: Tensor) -> object:
 
 def _wide(x: Tensor) -> object:
     """Return the descriptor of tiles of 64 tokens and all columns."""
-    return tiles(x, [1, TOKENS, 1, width_of(x.shape[3])], TILE_LAYOUT)
+    return tiles(x, [1, TOKENS, 1, round_up_columns(x.shape[3])], TILE_LAYOUT)
 
 
 def _inverse(a: Tensor) -> object:
@@ -101,15 +101,22 @@ def run_states(
     keys, span = k.shape[3], plan["span"]
     warpgroups, sequences = plan["columns"] // HALF, sequences_in_segments(length, span, cu_seqlens)
     arguments = (
-        _wide(k), _narrow(v), _inverse(saved.a), _narrow(saved.u), *saved.states.tiles(width_of(keys)),
+        _wide(k), _narrow(v), _inverse(saved.a), _narrow(saved.u), *saved.states.tiles(round_up_columns(keys)),
         gates.g, gates.beta, start, cu_seqlens, sequences, length, heads, heads // k.shape[2], *gates.strides(), span,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values, "MMA_WARPGROUPS": warpgroups, "STAGES": plan["stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), start is None, sequences is None, dtype_or_none(cu_seqlens))
+    types = (
+        *gates.types(),
+        k.dtype,
+        round_up_columns(keys),
+        start is None,
+        sequences is None,
+        dtype_or_none(cu_seqlens),
+    )
     blocks, segments = blocks_of(batch, length, span, cu_seqlens)
     grid = (blocks * heads, -(-values // plan["columns"]), segments)
-    overlaps = start is None or (sequences is None and segments == 1)
-    launch(delta_rule_bwd_states, grid, arguments, constants, 4, types, None, overlaps)
+    pdl = start is None or (sequences is None and segments == 1)
+    launch(delta_rule_bwd_states, grid, arguments, constants, 4, types, None, pdl)
 
 
 def run_segment_dstates(
@@ -120,7 +127,7 @@ def run_segment_dstates(
     values = do.shape[3]
     blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": SUMMED}
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": round_up_columns(keys), "BLOCK": SUMMED}
     numbers = (sequences, length, heads, segment_chunks, *do.stride()[:3])
     grid = (blocks * heads, -(-values // SUMMED), segments)
     with torch.cuda.device_of(w):
@@ -176,8 +183,8 @@ def run_backward(
     types = (
         *gates.types(),
         k.dtype,
-        width_of(keys),
-        width_of(values),
+        round_up_columns(keys),
+        round_up_columns(values),
         parts,
         *optional,
         *wide,
@@ -185,7 +192,7 @@ def run_backward(
     )
     blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     grid = (blocks * heads, segments, 1)
-    launch(delta_rule_bwd, grid, arguments, constants, width_of(values) // 16, types)
+    launch(delta_rule_bwd, grid, arguments, constants, round_up_columns(values) // 16, types)
 
 
 def backward(

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
-from holdfast.kernels.runtime.launch import launch, may_overlap
+from holdfast.kernels.runtime.launch import has_pdl, launch
 from holdfast.kernels.varlen import placed
 
 from .stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
@@ -109,7 +109,7 @@ def _spans(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any], int]:
     columns = min(HEADS, triton.next_power_of_2(heads))
     rows = min(THREADS // columns, triton.next_power_of_2(triton.cdiv(length, SPAN)))
     grid = (triton.cdiv(length, SPAN * rows), triton.cdiv(heads, columns), batch)
-    constants = {"TOKENS": SPAN, "SPANS": rows, "HEADS": columns, "OVERLAPS": may_overlap(x.device)}
+    constants = {"TOKENS": SPAN, "SPANS": rows, "HEADS": columns, "PDL": has_pdl(x.device)}
     return grid, constants, max(1, rows * columns // 32)
 
 
@@ -149,8 +149,8 @@ def forward(
         tensors = (i, f, entry, offsets, last, maps)
         launch(mlstm_stabilizer_maps, grid, tensors, numbers, constants, warps)
         tensors = (i, f, entry, offsets, g, beta, m, last, maps)
-        overlaps, constants = constants["OVERLAPS"], constants | {"TILES": TILES}
-        launch(mlstm_stabilizer, grid, tensors, numbers, constants, warps, overlaps)
+        pdl, constants = constants["PDL"], constants | {"TILES": TILES}
+        launch(mlstm_stabilizer, grid, tensors, numbers, constants, warps, pdl)
     else:
         grid, constants = _tiles(i)
         launch(mlstm_sigmoid_gates, grid, (i, f, g, beta, m, entry, last), numbers, constants, 4)
@@ -189,8 +189,8 @@ def backward(
         tensors = (offsets, _by_head(g), _by_head(beta), dg, dbeta, dm, dlast, dentry, share, value, of_i, of_f, maps)
         launch(mlstm_stabilizer_bwd_maps, grid, tensors, numbers, constants, warps)
         tensors = (f, share, value, of_i, of_f, offsets, dlast, di, df, dentry, maps)
-        overlaps, constants = constants["OVERLAPS"], constants | {"TILES": TILES}
-        launch(mlstm_stabilizer_bwd, grid, tensors, (*numbers, *f.stride()), constants, warps, overlaps)
+        pdl, constants = constants["PDL"], constants | {"TILES": TILES}
+        launch(mlstm_stabilizer_bwd, grid, tensors, (*numbers, *f.stride()), constants, warps, pdl)
     elif i.numel():
         grid, constants = _tiles(i)
         numbers = (*i.shape[1:], *i.stride(), *f.stride())

@@ -146,7 +146,7 @@ def _start(token, head, H, batch, entry_ptr, cu_seqlens, sequences):
 def mlstm_stabilizer_maps(
     i_ptr, f_ptr, entry_ptr, cu_seqlens, last_ptr, map_ptr, T, H, sequences,
     i_batch, i_step, i_head, f_batch, f_step, f_head,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr,
+    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of T, blocks of H, B).
 
@@ -155,9 +155,9 @@ def mlstm_stabilizer_maps(
     last [sequences, H]: m after; written where a sequence is empty
     map [2, B, spans, H] float64, written: from the tile's first token to the span's last
     cu_seqlens [sequences + 1] or None: offsets of packed sequences
-    OVERLAPS: whether the next launch may start before this one has ended
+    PDL: whether the next launch may start before this one has ended
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     batch, span, token, head = program_tile(TOKENS, SPANS, HEADS)
     i, log_f = _load_gates(
@@ -233,7 +233,7 @@ def _side_by_side(x):
 def mlstm_stabilizer(
     i_ptr, f_ptr, entry_ptr, cu_seqlens, g_ptr, beta_ptr, m_ptr, last_ptr, map_ptr, T, H, sequences,
     i_batch, i_step, i_head, f_batch, f_step, f_head,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
+    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Grid and the other arguments: as mlstm_stabilizer_maps has them, whose maps this reads.
 
@@ -246,7 +246,7 @@ def mlstm_stabilizer(
         i_ptr, f_ptr, Places(batch=batch, token=token, head=head), T, H,
         Strides(batch=i_batch, step=i_step, head=i_head), Strides(batch=f_batch, step=f_step, head=f_head), TOKENS,
     )  # fmt: skip
-    if OVERLAPS:
+    if PDL:
         gdc_wait()
     tile = 0
     if cu_seqlens is not None:

@@ -91,7 +91,7 @@ def _end(token, head, T, H, batch, dlast_ptr, cu_seqlens, sequences):
 def mlstm_stabilizer_bwd_maps(
     cu_seqlens, g_ptr, beta_ptr, dg_ptr, dbeta_ptr, dm_ptr, dlast_ptr, dentry_ptr,
     share_ptr, value_ptr, of_i_ptr, of_f_ptr, map_ptr, T, H, sequences,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr,
+    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of T, blocks of H, B).
 
@@ -102,7 +102,7 @@ def mlstm_stabilizer_bwd_maps(
     map [2, B, spans, H] float32, written
     The rest: as in mlstm_stabilizer_maps.
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     batch, span, first, head = _reversed_tile(TOKENS, SPANS, HEADS)
     step = tl.arange(0, TOKENS)[None, None, :]
@@ -176,7 +176,7 @@ def _behind_tile(map_ptr, batch, head, tiles, H, SPANS: tl.constexpr, TILES: tl.
 def mlstm_stabilizer_bwd(
     f_ptr, share_ptr, value_ptr, of_i_ptr, of_f_ptr, cu_seqlens, dlast_ptr, di_ptr, df_ptr, dentry_ptr, map_ptr,
     T, H, sequences, f_batch, f_step, f_head,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
+    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Grid and the other arguments: as mlstm_stabilizer_bwd_maps has them, whose results this reads.
 
@@ -189,7 +189,7 @@ def mlstm_stabilizer_bwd(
     f = ()
     for t in tl.static_range(TOKENS):
         f += (tl.load(f_at + t * f_step, mask=(token + t < T) & (head < H), other=0.0),)
-    if OVERLAPS:
+    if PDL:
         gdc_wait()
     at = (batch * T + token) * H + head
     shares, values, of_i, of_f = (), (), (), ()

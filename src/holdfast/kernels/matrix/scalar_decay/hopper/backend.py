@@ -101,7 +101,7 @@ class Hopper:
         from holdfast.kernels.lib.triton.group_sum import ungroup
         from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, Residuals, StateIO
         from holdfast.kernels.matrix.state_passing.hopper.launch import ScanOperands, initial_states_of_segments
-        from holdfast.kernels.runtime.tma import aligned, for_tma, room_or_empty, width_of
+        from holdfast.kernels.runtime.tma import aligned, for_tma, room_or_empty, round_up_columns
 
         from . import launch
 
@@ -137,7 +137,7 @@ class Hopper:
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
             if grad_states.start is not None:
                 passing = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)
-                size = width_of(values) * plan["columns"]
+                size = round_up_columns(values) * plan["columns"]
                 before = torch.empty(passing.numel(), size, dtype=torch.float32, device=device)
                 states = StateIO(states.start, None, True, grad_states.start, before, passing)
         dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)

@@ -16,7 +16,7 @@ from holdfast.kernels.matrix.args import (
     tile_descriptor,
 )
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import tiles, width_of
+from holdfast.kernels.runtime.tma import round_up_columns, tiles
 
 from .backward import scalar_decay_bwd
 from .forward import scalar_decay_fwd
@@ -69,7 +69,7 @@ def run_forward(
     """
     batch, length, heads, columns = out.shape
     keys = q.shape[3]
-    wide, width = width_of(keys), plan.columns
+    wide, width = round_up_columns(keys), plan.columns
     saved = None if residuals is None else residuals.saved
     constants = {
         "KEYS": keys,
@@ -135,13 +135,13 @@ def run_backward(
     stages, span, cu_seqlens: as for run_forward. passing: of the StateIO of the forward kernel for dq.
     """
     q, k, do, v, dk, dv = inputs.q, inputs.k, inputs.do, inputs.v, grads.dk, grads.dv
-    transposed = width_of(v.shape[3]) > width_of(k.shape[3])
+    transposed = round_up_columns(v.shape[3]) > round_up_columns(k.shape[3])
     if transposed:
         # the kernel's first side is the wider, and the equations are the same with the sides exchanged
         q, k, do, v, dk, dv = do, v, q, k, dv, dk
     batch, length, heads, keys = dk.shape
     values = dv.shape[3]
-    wide, narrow = width_of(keys), width_of(values)
+    wide, narrow = round_up_columns(keys), round_up_columns(values)
     saved = None
     if residuals is not None:
         blocks = residuals.saved.view(-1, residuals.saved.shape[2], keys, values)

@@ -9,7 +9,7 @@ from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, SegmentSums, tile
 from holdfast.kernels.matrix.state_passing.triton.segment_scan_backward import segment_scan_both_ways
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import width_of
+from holdfast.kernels.runtime.tma import round_up_columns
 from holdfast.planner.models.matrix.scalar_decay import hopper as model
 
 from .segment_states import hopper_segment_states
@@ -31,7 +31,7 @@ def segment_sums(k: Tensor, v: Tensor, gates: DecayAndBeta, span: int) -> Segmen
     """Return what each segment of `span` chunks but the last adds to the state: k [B, T, *, K] and v [B, T, H, V]."""
     batch, length, heads, values = v.shape
     segments = -(-length // (span * TOKENS)) - 1
-    size = width_of(k.shape[3]) * width_of(values)
+    size = round_up_columns(k.shape[3]) * round_up_columns(values)
     states = torch.empty(batch, segments, heads, size, dtype=v.dtype, device=v.device)
     decay = _empty_decay(gates, batch, segments, heads)
     _run_segment_states(ScanOperands(k, v, None), None, gates, states, decay, False, span, segments)
@@ -55,7 +55,7 @@ def initial_states_of_segments(
     padded = 1 << (segments - 1).bit_length()
     block = max(16, 2048 // padded)
     blocks, sizes = (batch * heads, -(-keys * values // block), 2), (heads, keys * values, segments)
-    constants = {"PADDED": padded, "BLOCK": block, "OVERLAPS": True}
+    constants = {"PADDED": padded, "BLOCK": block, "PDL": True}
     tensors = (local, decay, forth.first, back.first, states, last)
     with torch.cuda.device_of(local):
         # as measured: one warp scans faster, all of a cell's segments in one thread
@@ -83,7 +83,7 @@ def _run_segment_states(
     """Launch hopper_segment_states over `segments` of `span` chunks. first: also the first segment's of back."""
     batch, length, heads, values = forth.v.shape
     keys = forth.k.shape[3]
-    wide, narrow = width_of(keys), width_of(values)
+    wide, narrow = round_up_columns(keys), round_up_columns(values)
     # a product of twice as many tokens pays where segments are long, and made of them
     tokens = 2 * TOKENS if span >= model.LONG_SPAN and span % 2 == 0 else TOKENS
     constants = {
