@@ -83,7 +83,7 @@ def _lru_gradients(given: Gates, *grads: Any) -> list[Any]:
     *grads, into = (*grads, None)[:4]
 
     def run(*leaves: Any) -> Any:
-        return [x for x in lru_gates(Gates(*leaves, given.strength)) if x is not None]
+        return [x for x in lru_gates(Gates(*leaves, given.decay_scale)) if x is not None]
 
     du, *found = _differentiate(run, given[:5], [x for x in grads if x is not None])
     return [du if into is None else into.copy_(du), *found]

@@ -58,7 +58,7 @@ def gate_gradients(
         leaves = [x for x in given[:5] if x is not None]
 
         def run(*tensors: Tensor) -> list[Tensor]:
-            made = pytorch.lru_gates(Gates(*tensors, *(None,) * (5 - len(tensors)), given.strength))
+            made = pytorch.lru_gates(Gates(*tensors, *(None,) * (5 - len(tensors)), given.decay_scale))
             return [x for x in made if x is not None]
 
         asked = [da, dwrite] if dtheta is None else [da, dwrite, dtheta]

@@ -68,11 +68,11 @@ def _run(call: DenseCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     bounds = varlen.sequence_bounds(cu_seqlens, call.x.shape[1])
     outputs, finals = [], []
     for n in range(len(bounds) - 1):
-        span = slice(bounds[n], bounds[n + 1])
+        steps = slice(bounds[n], bounds[n + 1])
         part = call._replace(
-            x=call.x[:, span],
+            x=call.x[:, steps],
             initial_state=None if call.initial_state is None else call.initial_state[:, n : n + 1],
-            reset=None if call.reset is None else call.reset[:, span],
+            reset=None if call.reset is None else call.reset[:, steps],
         )
         h, final = dense_steps(part)
         outputs.append(h)

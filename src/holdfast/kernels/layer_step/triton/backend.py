@@ -179,7 +179,7 @@ def _rglru(plan: Plan, call: RGLRUStep) -> Tensor:
     if batch:
         u, z, gates = _dense(call.u), _dense(call.z), call.gates.contiguous()
         tensors = (u, z, gates, call.h, call.rate.contiguous(), y)
-        numbers = (channels, _row(call.h), _row(u), _row(z), _row(gates), call.strength)
+        numbers = (channels, _row(call.h), _row(u), _row(z), _row(gates), call.decay_scale)
         constants = {"HEAD": channels // gates.shape[2], "BLOCK": CHANNELS}
         launch(rglru_token, (-(-channels // CHANNELS) * batch,), tensors, numbers, constants, CHANNEL_WARPS)
     return y

@@ -54,11 +54,11 @@ def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | Non
     bounds = varlen.sequence_bounds(cu_seqlens, length)
     final = _initial_state(call, len(bounds) - 1).clone()
     for bucket in varlen.buckets(bounds, out.device):
-        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        padded = [None if x is None else bucket.pad(x) for x in inputs]
         o = call.v.new_empty(*bucket.index.shape, *out.shape[2:])
         last = segments.forward(run, padded, final[bucket.sequences], o.shape[1], segment, o)
         final[bucket.sequences] = last.to(final.dtype)
-        bucket.scatter(o, out)
+        bucket.unpad(o, out)
     return out, final
 
 
@@ -84,7 +84,7 @@ def backward(
     grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     grad_state = grad_state.clone()
     for bucket in varlen.buckets(bounds, state.device):
-        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        padded = [None if x is None else bucket.pad(x) for x in inputs]
         found, grad_state[bucket.sequences] = segments.backward(
             run,
             advance,
@@ -92,10 +92,10 @@ def backward(
             state[bucket.sequences],
             bucket.index.shape[1],
             segment,
-            None if grad_o is None else bucket.gather(grad_o),
+            None if grad_o is None else bucket.pad(grad_o),
             grad_state[bucket.sequences],
         )
         for grad, piece in zip(grads, found, strict=True):
             if grad is not None:
-                bucket.scatter(piece, grad)
+                bucket.unpad(piece, grad)
     return grads, grad_state
