@@ -29,7 +29,7 @@ def forward(step: Step, inputs: Inputs, state: Tensor, length: int, size: int, o
 
 def backward(
     step: Step,
-    advance: Callable[[Inputs, Tensor], Tensor],
+    run_state: Callable[[Inputs, Tensor], Tensor],
     inputs: Inputs,
     state: Tensor,
     length: int,
@@ -39,11 +39,11 @@ def backward(
 ) -> tuple[list[Tensor | None], Tensor]:
     """Gradients of forward: for each input (None where the input is), and for the initial state.
 
-    advance: step's new state alone, for the sweep that finds the states between segments.
+    run_state: step's new state alone, for the sweep that finds the states between segments.
     """
     entries = [state]
     for start in range(0, length - size, size):
-        entries.append(advance(_slice(inputs, start, size), entries[-1]))
+        entries.append(run_state(_slice(inputs, start, size), entries[-1]))
     # empty_like keeps no strides: an input may be expanded, its gradient is not
     grads = [None if x is None else x.new_empty(x.shape) for x in inputs]
     for n in reversed(range(len(entries))):
