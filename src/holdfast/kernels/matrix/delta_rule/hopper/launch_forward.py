@@ -160,7 +160,7 @@ def segment_buffer(
     return k.new_empty(k.shape[0], rows, heads, k.shape[3], values, dtype=torch.float32)
 
 
-def initial_states_of_segments(
+def segment_initial_states(
     k: Tensor,
     v: Tensor,
     a: Tensor,

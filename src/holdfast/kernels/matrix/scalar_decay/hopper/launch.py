@@ -24,11 +24,11 @@ from .forward import scalar_decay_fwd
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """columns: of v a block, 64 or 128. stages: chunks in flight. span: chunks a segment."""
+    """columns: of v a block, 64 or 128. stages: chunks in flight. segment_chunks: of each segment."""
 
     columns: int
     stages: int
-    span: int
+    segment_chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,14 @@ def run_forward(
         heads // v.shape[2],
         1 if residuals is None else heads // residuals.x.shape[2],
         *gates.strides(),
-        plan.span,
+        plan.segment_chunks,
         gates.scale,
     )
     added = None if states.added is None else states.added.states
     row = None if residuals is None else residuals.row
     optional = (states.start, added, states.end, states.passing, row, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, width, *map(dtype_or_none, optional), sums is None)
-    sequences, segments = sequences_and_segments(batch, length, plan.span, cu_seqlens)
+    sequences, segments = sequences_and_segments(batch, length, plan.segment_chunks, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
     launch(scalar_decay_fwd, grid, arguments, constants, width // 16, types, None, segments > 1)
 
@@ -125,14 +125,14 @@ def run_backward(
     gates: DecayAndBeta,
     states: StateIO,
     stages: int,
-    span: int,
+    segment_chunks: int,
     residuals: Residuals | None,
     passing: Tensor | None,
     cu_seqlens: Tensor | None = None,
 ) -> None:
     """Launch scalar_decay_bwd, which fills grads.
 
-    stages, span, cu_seqlens: as for run_forward. passing: of the StateIO of the forward kernel for dq.
+    stages, segment_chunks, cu_seqlens: as for run_forward. passing: of the StateIO of the forward kernel for dq.
     """
     q, k, do, v, dk, dv = inputs.q, inputs.k, inputs.do, inputs.v, grads.dk, grads.dv
     transposed = round_up_columns(v.shape[3]) > round_up_columns(k.shape[3])
@@ -180,11 +180,11 @@ def run_backward(
         heads // v.shape[2],
         *gates.strides()[3:],
         1 if residuals is None else residuals.row.shape[0],
-        span,
+        segment_chunks,
         gates.scale,
     )
     optional = (states.start, states.end, passing, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, narrow, *map(dtype_or_none, optional))
-    sequences, segments = sequences_and_segments(batch, length, span, cu_seqlens)
+    sequences, segments = sequences_and_segments(batch, length, segment_chunks, cu_seqlens)
     grid = (sequences * heads, segments, 1)
     launch(scalar_decay_bwd, grid, arguments, constants, wide // 16, types, None, True)

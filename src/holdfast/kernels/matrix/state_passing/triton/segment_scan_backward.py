@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _compose(decay, add, later_decay, later_add):
+def _combine(decay, add, later_decay, later_add):
     return decay * later_decay, add * later_decay + later_add
 
 
@@ -54,7 +54,7 @@ def segment_scan_both_ways(
         decay = tl.full([PADDED], 1.0, tl.float32)
     else:
         decay = tl.exp2(tl.load(decay_ptr + row, mask=step < segments, other=0.0))
-    decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _compose)
+    decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _combine)
 
     pair = tl.program_id(0).to(tl.int64) * size + cell
     start = tl.zeros([BLOCK], tl.float32)
