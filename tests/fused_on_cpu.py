@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.lru.call import Gates
 from holdfast.kernels.lru.torch.backend import lru_gates
 from holdfast.kernels.rotary.torch.backend import rotate
@@ -30,7 +30,7 @@ def _differentiate(run: Callable[..., Any], inputs: Sequence[Tensor | None], gra
         rest = iter(tensors)
         return run(*(None if x is None else next(rest) for x in inputs))
 
-    found = iter(pull_back(of_given, given, grads))
+    found = iter(vjp(of_given, given, grads))
     # as the kernels write them
     return [None if x is None else next(found).contiguous() for x in inputs]
 
@@ -83,7 +83,7 @@ def _lru_gradients(given: Gates, *grads: Any) -> list[Any]:
     *grads, into = (*grads, None)[:4]
 
     def run(*leaves: Any) -> Any:
-        return [x for x in lru_gates(Gates(*leaves, given.strength)) if x is not None]
+        return [x for x in lru_gates(Gates(*leaves, given.decay_scale)) if x is not None]
 
     du, *found = _differentiate(run, given[:5], [x for x in grads if x is not None])
     return [du if into is None else into.copy_(du), *found]

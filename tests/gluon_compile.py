@@ -59,7 +59,7 @@ def recorded(monkeypatch: Any, *modules: Any) -> list[Recorded]:
         warps: int,
         types: Any,
         registers: Any = None,
-        overlaps: bool = False,
+        pdl: bool = False,
         cooperative: bool = False,
     ) -> None:
         launches.append(Recorded(kernel, arguments, constants, warps, registers))

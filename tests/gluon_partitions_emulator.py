@@ -298,7 +298,7 @@ def launch(
     warps: int,
     types: Any,
     registers: int | None = None,
-    overlaps: bool = False,
+    pdl: bool = False,
     cooperative: bool = False,
 ) -> None:
     """In place of holdfast.kernels.runtime.descriptor_launch.launch; blocks run one after another, or all at once."""

@@ -1,7 +1,7 @@
 """Where the delta rules' models draw the line between plans."""
 
 from holdfast.planner import Device, Problem
-from holdfast.planner.models.matrix.delta_rule.hopper import _spans
+from holdfast.planner.models.matrix.delta_rule.hopper import _segment_chunks
 from holdfast.planner.models.matrix.delta_rule.triton import states_fit_gradients
 
 
@@ -15,13 +15,13 @@ def test_states_take_the_place_of_gradients_only_where_they_fit():
 def test_a_sequence_is_cut_in_halves_down_to_a_chunk_as_long_as_blocks_are_too_few():
     h200 = Device.named("h200")
 
-    def spans(T, B=1):
-        return list(_spans(Problem("delta_rule", "matrix", "bfloat16", (("B", B), ("T", T), ("H", 1))), h200))
+    def segment_chunks(T, B=1):
+        return list(_segment_chunks(Problem("delta_rule", "matrix", "bfloat16", (("B", B), ("T", T), ("H", 1))), h200))
 
-    assert spans(4 * 64) == [4, 2, 1]
-    assert spans(5 * 64 - 1) == [5, 3, 2]
-    assert spans(64) == spans(0) == [1]
+    assert segment_chunks(4 * 64) == [4, 2, 1]
+    assert segment_chunks(5 * 64 - 1) == [5, 3, 2]
+    assert segment_chunks(64) == segment_chunks(0) == [1]
     # 132 SMs
-    assert spans(16 * 64, B=66) == [16, 8]
-    assert spans(16 * 64, B=65) == [16, 8, 4]
-    assert spans(16 * 64, B=132) == [16]
+    assert segment_chunks(16 * 64, B=66) == [16, 8]
+    assert segment_chunks(16 * 64, B=65) == [16, 8, 4]
+    assert segment_chunks(16 * 64, B=132) == [16]

@@ -441,7 +441,7 @@ def test_the_calls_launch_every_kernel():
 
 # one of each kind of kernel that passes tiles between warps
 BOUNDED = (
-    "^(simple_gla hopper bfloat16 B2|simple_gla hopper.* K64 V64, (resident|span=2)|gla hopper bfloat16 B2"
+    "^(simple_gla hopper bfloat16 B2|simple_gla hopper.* K64 V64, (resident|segment_chunks=2)|gla hopper bfloat16 B2"
     "|gated_delta_rule hopper bfloat16 B2|mlstm hopper bfloat16 B1 T200 H2 Hq2 K64|intra_chunk hopper .*C128 K64 V128$"
     "|rotlru hopper bfloat16 B2|lstm fused bfloat16 B3)"
 )

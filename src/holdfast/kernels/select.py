@@ -96,7 +96,7 @@ def decide(backends: tuple[Backend, ...], problem: Problem, device: Device, name
         direction: (best[winner][direction], *_others(by_backend, direction, best[winner][direction]))
         for direction in directions
     }
-    ignored += _unknown(weighed, known)
+    ignored += _not_offered(weighed, known)
     return Selection(best[winner], weighed, reasons, ignored)
 
 
@@ -175,7 +175,7 @@ def _others(
     return sorted(rest, key=lambda scored: scored.seconds)
 
 
-def _unknown(weighed: Mapping[Direction, Sequence[ScoredCandidate]], known: Timings) -> tuple[str, ...]:
+def _not_offered(weighed: Mapping[Direction, Sequence[ScoredCandidate]], known: Timings) -> tuple[str, ...]:
     """Measured plans that no backend offers any more."""
     notes = []
     for direction, ranked in weighed.items():

@@ -21,13 +21,13 @@ class Bucket:
     index: Tensor
     valid: Tensor
 
-    def gather(self, packed: Tensor, fill: float = 0.0) -> Tensor:
+    def pad(self, packed: Tensor, fill: float = 0.0) -> Tensor:
         """[1, T, ...] -> [n, L, ...], padding set to fill."""
         rows = packed[0, self.index.clamp_max(packed.shape[1] - 1)]
         mask = self.valid.reshape(self.valid.shape + (1,) * (packed.dim() - 2))
         return torch.where(mask, rows, fill)
 
-    def scatter(self, padded: Tensor, packed: Tensor) -> None:
+    def unpad(self, padded: Tensor, packed: Tensor) -> None:
         """Writes [n, L, ...] into its places of [1, T, ...]."""
         packed[0, self.index[self.valid]] = padded[self.valid].to(packed.dtype)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.delta_rule import Inputs, check_options, prepared
 
@@ -111,7 +111,7 @@ def gate_gradients(
         return [x for x in made if x is not None]
 
     asked = [x for x in grads if x is not None]
-    found = dict(zip(given, pull_back(run, [*given.values()], asked), strict=True))
+    found = dict(zip(given, vjp(run, [*given.values()], asked), strict=True))
     if a is not None:
         into[0].copy_(found[0])
     into[1].zero_()

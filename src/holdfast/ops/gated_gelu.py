@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.runtime.replay.replay import replayed
 
 from .mlstm_gates import can_fuse
@@ -35,7 +35,7 @@ def branch(h: Tensor, z: Tensor) -> Tensor:
 def branch_gradient(h: Tensor, z: Tensor, dy: Tensor, into: Tensor) -> Tensor:
     """The gradient of h, for an op's inside. into: where that of z will be, part of a wider tensor."""
     if not _fuses(h, z):
-        dh, dz = pull_back(lambda h, z: [h * F.gelu(z)], [h, z], [dy])
+        dh, dz = vjp(lambda h, z: [h * F.gelu(z)], [h, z], [dy])
         into.copy_(dz)
         return dh
     from holdfast.kernels.lru.triton import gated_gelu as triton_gated_gelu

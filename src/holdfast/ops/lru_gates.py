@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.lru.call import Gates
 from holdfast.kernels.lru.torch import backend as pytorch
 from holdfast.kernels.runtime.replay.replay import replayed
@@ -58,11 +58,11 @@ def gate_gradients(
         leaves = [x for x in given[:5] if x is not None]
 
         def run(*tensors: Tensor) -> list[Tensor]:
-            made = pytorch.lru_gates(Gates(*tensors, *(None,) * (5 - len(tensors)), given.strength))
+            made = pytorch.lru_gates(Gates(*tensors, *(None,) * (5 - len(tensors)), given.decay_scale))
             return [x for x in made if x is not None]
 
         asked = [da, dwrite] if dtheta is None else [da, dwrite, dtheta]
-        du, *found = pull_back(run, leaves, asked)
+        du, *found = vjp(run, leaves, asked)
         into.copy_(du)
         return *found, *(None,) * (4 - len(found))
     from holdfast.kernels.lru.triton import gates as triton_gates

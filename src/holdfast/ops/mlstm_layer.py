@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.norm.call import GatedNormCall
 from holdfast.kernels.runtime.replay.replay import replayed
@@ -221,7 +221,7 @@ def _gate_gradients(
     def run(*given: Tensor) -> Any:
         return plain_gates(*given[:2], given[2] if m is not None else None, cu_seqlens, exponential, wide)
 
-    di, df, *dm = pull_back(run, leaves, grads)
+    di, df, *dm = vjp(run, leaves, grads)
     return di, df, dm[0] if dm else None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.runtime.replay.replay import replayed
 
 from .mlstm_gates import can_fuse
@@ -35,7 +35,7 @@ def capped(x: Tensor, cap: float) -> Tensor:
 
 def cap_gradient(x: Tensor, dy: Tensor, cap: float) -> Tensor:
     """The gradient of x, contiguous, for an op's inside."""
-    return _gradient(x, dy, cap) if _fuses(x) else pull_back(lambda x: [_capped(x, cap)], [x], [dy])[0].contiguous()
+    return _gradient(x, dy, cap) if _fuses(x) else vjp(lambda x: [_capped(x, cap)], [x], [dy])[0].contiguous()
 
 
 def _forward(x: Tensor, cap: float) -> Tensor:

@@ -29,13 +29,13 @@ def test_on_a_gpu(columns):
 
 WIDE = ("tail", "state", "weight", "bias", "A_log", "dt_bias", "D", "o", "C", "n", "m", "h", "rate")
 NARROW = ("x", "a", "beta", "gate", "gates", "u", "z", "y")
-NUMBERS = dict.fromkeys(("largest", "l2_eps", "scale", "normalizer", "eps", "norm_eps", "cap", "strength"), 0.5)
+NUMBERS = dict.fromkeys(("largest", "l2_eps", "scale", "normalizer", "eps", "norm_eps", "cap", "decay_scale"), 0.5)
 TILE = {"K": 128, "V": 256, "BLOCK_K": 128, "BLOCK_V": 32}
 
 
-def given(kernel, dtype, overlaps, absent, **constants):
+def given(kernel, dtype, pdl, absent, **constants):
     made = dict.fromkeys(WIDE, torch.float32) | dict.fromkeys(NARROW, dtype) | NUMBERS
-    made |= {"position": torch.int64, "OVERLAPS": overlaps} | TILE | constants | dict.fromkeys(absent)
+    made |= {"position": torch.int64, "PDL": pdl} | TILE | constants | dict.fromkeys(absent)
     return {name: made.get(name, 4096) for name in kernel.arg_names}
 
 

@@ -65,7 +65,7 @@ def within(x):
 
 def check(given):
     def run(*leaves):
-        return lru_gates(Gates(*leaves, given.strength))
+        return lru_gates(Gates(*leaves, given.decay_scale))
 
     right, same = plain(run, given[:5], torch.float64), plain(run, given[:5])
     made = [x for x in triton_gates.run_forward(given) if x is not None]

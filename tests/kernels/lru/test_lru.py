@@ -37,7 +37,7 @@ def compiled(kernel, capability, **given):
 def test_gates_compile_for_gpus_that_are_not_here(name, paired, P, capability):
     block = min(1 << (P - 1).bit_length(), 256 // (1 + paired))
     sizes = {"P": P, "S": (4 if paired else 2) * P, "PAIRED": paired, "BLOCK": block}
-    sizes |= {"ROWS": 1024 // (block * (1 + paired)), "strength": 8.0}
+    sizes |= {"ROWS": 1024 // (block * (1 + paired)), "decay_scale": 8.0}
     if not paired:
         sizes |= dict.fromkeys(("phase_ptr", "theta_ptr", "dtheta_ptr"))
     made = compiled(getattr(triton_gates, name), capability, **sizes)

@@ -52,16 +52,16 @@ def test_processes_that_compile_at_once_agree(tmp_path):
         process.join(timeout=60)
         assert process.exitcode == 0
     assert len(codes) == 1
-    (kept,) = tmp_path.iterdir()
-    assert nvrtc._kept(kept) in codes
+    (saved,) = tmp_path.iterdir()
+    assert nvrtc._saved_code(saved) in codes
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:-40], lambda code: code[:-1] + b"x"])
 def test_a_damaged_file_is_compiled_anew(tmp_path, damage):
     right = nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).code
-    (kept,) = tmp_path.iterdir()
-    kept.write_bytes(damage(kept.read_bytes()))
+    (saved,) = tmp_path.iterdir()
+    saved.write_bytes(damage(saved.read_bytes()))
     assert nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).code == right
     assert nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).log == ""
 
@@ -69,12 +69,12 @@ def test_a_damaged_file_is_compiled_anew(tmp_path, damage):
 @needs_nvrtc
 def test_a_file_that_cannot_be_read_costs_a_compile(tmp_path):
     nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path)
-    (kept,) = tmp_path.iterdir()
-    kept.unlink()
-    kept.mkdir()
+    (saved,) = tmp_path.iterdir()
+    saved.unlink()
+    saved.mkdir()
     assert nvrtc.compile_source(SOURCE, "sm_90", store=tmp_path).code
     # nor does what could not take its place stay behind
-    assert list(tmp_path.iterdir()) == [kept]
+    assert list(tmp_path.iterdir()) == [saved]
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from .vjp import pull_back
+from .vjp import vjp
 
 Inputs = Sequence[Tensor | None]
 Step = Callable[[Inputs, Tensor], tuple[Tensor, Tensor]]
@@ -29,7 +29,7 @@ def forward(step: Step, inputs: Inputs, state: Tensor, length: int, size: int, o
 
 def backward(
     step: Step,
-    advance: Callable[[Inputs, Tensor], Tensor],
+    run_state: Callable[[Inputs, Tensor], Tensor],
     inputs: Inputs,
     state: Tensor,
     length: int,
@@ -39,11 +39,11 @@ def backward(
 ) -> tuple[list[Tensor | None], Tensor]:
     """Gradients of forward: for each input (None where the input is), and for the initial state.
 
-    advance: step's new state alone, for the sweep that finds the states between segments.
+    run_state: step's new state alone, for the sweep that finds the states between segments.
     """
     entries = [state]
     for start in range(0, length - size, size):
-        entries.append(advance(_slice(inputs, start, size), entries[-1]))
+        entries.append(run_state(_slice(inputs, start, size), entries[-1]))
     # empty_like keeps no strides: an input may be expanded, its gradient is not
     grads = [None if x is None else x.new_empty(x.shape) for x in inputs]
     for n in reversed(range(len(entries))):
@@ -56,7 +56,7 @@ def backward(
 
         grad_o = None if grad_out is None else grad_out[:, start : start + size]
         leaves = [entries.pop(), *(x for x in pieces if x is not None)]
-        grad_state, *found = pull_back(run, leaves, [grad_o, grad_state])
+        grad_state, *found = vjp(run, leaves, [grad_o, grad_state])
         for grad, piece in zip((x for x in grads if x is not None), found, strict=True):
             grad[:, start : start + size] = piece
     return grads, grad_state

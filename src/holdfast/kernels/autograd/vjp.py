@@ -8,9 +8,7 @@ from torch import Tensor
 from holdfast.recurrences.torch_private import own_graph
 
 
-def pull_back(
-    run: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
-) -> list[Tensor]:
+def vjp(run: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
     """Gradients of the inputs, given those of run's outputs; None for an output stands for zeros."""
     # inside a custom op autograd is switched off below the dispatcher; leaving inference mode switches it on again
     with torch.inference_mode(False), torch.enable_grad(), own_graph():

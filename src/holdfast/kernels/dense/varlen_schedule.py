@@ -60,12 +60,12 @@ class VarlenSchedule:
 
     def blocks(self, rows: int) -> list[tuple[int, int]]:
         """Consecutive steps (start, stop) of about that many rows, at least one step each."""
-        spans, start = [], 0
+        ranges, start = [], 0
         for step in range(1, len(self.sizes) + 1):
             if step == len(self.sizes) or self.offsets[step + 1] - self.offsets[start] > rows:
-                spans.append((start, step))
+                ranges.append((start, step))
                 start = step
-        return spans
+        return ranges
 
 
 def make_schedule(batch: int, length: int, cu_seqlens: Tensor | None, device: torch.device) -> VarlenSchedule:

@@ -75,7 +75,7 @@ class MLSTMStep(NamedTuple):
 
 
 class RGLRUStep(NamedTuple):
-    """RG-LRU: y = h gelu(z), with log a = -strength softplus(rate) sigmoid(r) and h = a h + sqrt(1 - a^2) sigmoid(i) u.
+    """RG-LRU: y = h gelu(z), log a = -decay_scale softplus(rate) sigmoid(r), h = a h + sqrt(1 - a^2) sigmoid(i) u.
 
     gates: r of a head's channels, then i of them, head by head.
     """
@@ -85,7 +85,7 @@ class RGLRUStep(NamedTuple):
     gates: Tensor  # [B, 1, H, 2 D / H]
     h: Tensor  # [B, D], D side by side; updated
     rate: Tensor  # [D]
-    strength: float
+    decay_scale: float
 
 
 LayerStep = ConvStep | RetentionStep | MLSTMStep | RGLRUStep

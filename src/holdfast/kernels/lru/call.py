@@ -17,7 +17,7 @@ class Gates(NamedTuple):
     bias: Tensor  # [H, S]
     rate: Tensor  # [H * P], Lambda
     phase: Tensor | None  # [H * P], theta_0, radians
-    strength: float  # c
+    decay_scale: float  # c
 
     @property
     def splits(self) -> list[int]:

@@ -112,6 +112,6 @@ def dtype_or_none(x: Tensor | None) -> Any:
     return None if x is None else x.dtype
 
 
-def sequences_and_segments(batch: int, length: int, span: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
+def sequences_and_segments(batch: int, length: int, segment_chunks: int, cu_seqlens: Tensor | None) -> tuple[int, int]:
     """Return the number of sequences, and of segments of each."""
-    return (batch, -(-length // (span * TOKENS))) if cu_seqlens is None else (cu_seqlens.shape[0] - 1, 1)
+    return (batch, -(-length // (segment_chunks * TOKENS))) if cu_seqlens is None else (cu_seqlens.shape[0] - 1, 1)

@@ -23,14 +23,14 @@ def launch(
     warps: int,
     types: tuple[Any, ...],
     registers: int | None = None,
-    overlaps: bool = False,
+    pdl: bool = False,
     cooperative: bool = False,
 ) -> None:
     """Run kernel on the current stream: arguments in its order, then constants in its order.
 
     types: what tells the arguments' types apart from those of other calls with the same constants: dtypes, which are
     None, and which integers may take more than 32 bits. The first argument is a descriptor, and its device the one that
-    runs. registers: the most that a thread may take; None leaves it to the compiler. overlaps: whether it may start
+    runs. registers: the most that a thread may take; None leaves it to the compiler. pdl: whether it may start
     before the launch ahead of it has ended, and waits itself before it touches what that one may write or read.
     cooperative: all blocks run at once, or the launch fails.
     What a compiled kernel is looked up by holds neither values nor alignments. So the kernel must not be specialised on
@@ -40,8 +40,8 @@ def launch(
     device = arguments[0].base.device
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return launch(kernel, grid, arguments, constants, warps, types, registers, overlaps, cooperative)
-    options = {"num_warps": warps, "maxnreg": registers, "launch_pdl": overlaps}
+            return launch(kernel, grid, arguments, constants, warps, types, registers, pdl, cooperative)
+    options = {"num_warps": warps, "maxnreg": registers, "launch_pdl": pdl}
     options["launch_cooperative_grid"] = cooperative
     if not LAUNCHES_COMPILED:
         mark_unrecordable()
@@ -49,7 +49,7 @@ def launch(
         return None
     # the function, since a kernel's hash is that of its source and of all that it reads
     values = constants.values()
-    key = (kernel.fn, device, warps, registers, overlaps, cooperative, *values, *map(type, values), *types)
+    key = (kernel.fn, device, warps, registers, pdl, cooperative, *values, *map(type, values), *types)
     run = _COMPILED.get(key)
     if run is None:
         found = compiled(key, kernel, grid, arguments, constants | options, device, bool(RECORDING))

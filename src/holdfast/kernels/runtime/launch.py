@@ -34,7 +34,7 @@ def _kinds(numbers: tuple[int | float, ...], types: tuple[type, ...]) -> tuple[A
 
 
 @lru_cache
-def may_overlap(device: torch.device) -> bool:
+def has_pdl(device: torch.device) -> bool:
     """Return whether a launch may start there before the one ahead of it has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
@@ -53,12 +53,12 @@ def launch(
     numbers: tuple[int | float, ...],
     constants: dict[str, Any],
     warps: int,
-    overlaps: bool = False,
+    pdl: bool = False,
     registers: int | None = None,
 ) -> None:
     """Run kernel on the current device and stream: tensors, numbers and constexpr arguments, in its order.
 
-    overlaps: whether it may start before the launch ahead of it has ended, as in descriptor_launch.py. registers: the
+    pdl: whether it may start before the launch ahead of it has ended, as in descriptor_launch.py. registers: the
     most that a thread may take; None leaves it to the compiler.
     Triton's own launch examines every argument in Python; a sweep has sixty: docs/notes/host-time.md#direct-launch. It
     runs only where a version of Triton has no other. Raises ValueError where constants are not what the kernel's
@@ -74,13 +74,13 @@ def launch(
     device = torch.cuda.current_device()
     values = constants.values()
     kinds = (*map(type, values), *types, _kinds(numbers, tuple(map(type, numbers))))
-    key = (kernel.fn, device, warps, overlaps, registers, *values, *kinds)
+    key = (kernel.fn, device, warps, pdl, registers, *values, *kinds)
     run = _COMPILED.get(key)
     if run is None:
         expected = kernel.arg_names[len(tensors) + len(numbers) :]
         if expected != list(constants):
             raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
-        named = constants | _options(warps, overlaps, registers)
+        named = constants | _options(warps, pdl, registers)
         found = compiled(key, kernel, blocks, (*tensors, *numbers), named, device, bool(RECORDING))
         if found is None:
             return
@@ -95,8 +95,8 @@ def launch(
     run(grid, (*places, *numbers), values)
 
 
-def _options(warps: int, overlaps: bool, registers: int | None) -> dict[str, Any]:
-    options = {"num_warps": warps, "launch_pdl": overlaps, "maxnreg": registers}
+def _options(warps: int, pdl: bool, registers: int | None) -> dict[str, Any]:
+    options = {"num_warps": warps, "launch_pdl": pdl, "maxnreg": registers}
     return {name: value for name, value in options.items() if value}
 
 

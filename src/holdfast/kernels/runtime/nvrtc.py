@@ -1,6 +1,6 @@
 """CUDA C++ compiled by NVRTC: no nvcc and no extension build on a user's machine, and each source compiled once.
 
-Cubins are kept on disk by a hash of all that decides them, so the second process to need one loads it.
+Cubins are saved on disk by a hash of all that decides them, so the second process to need one loads it.
 """
 
 import ctypes
@@ -64,12 +64,12 @@ class Cubin:
     log: str
 
 
-# bytes of the hash before the machine code in a kept file
+# bytes of the hash before the machine code in a saved file
 _DIGEST = hashlib.sha256().digest_size
 
 
 def folder() -> Path | None:
-    """Where cubins are kept; None for a user without a home."""
+    """Where cubins are saved; None for a user without a home."""
     try:
         return Path.home() / ".cache" / "holdfast" / "cubins"
     except RuntimeError:
@@ -79,14 +79,14 @@ def folder() -> Path | None:
 def compile_source(source: str, arch: str, options: Sequence[str] = (), store: Path | None = None) -> Cubin:
     """Compiles CUDA C++ for an architecture such as "sm_90a", or finds what an earlier call compiled.
 
-    store: the folder of kept cubins; None compiles anew and keeps nothing. Raises RuntimeError with the compiler's log.
+    store: the folder of saved cubins; None compiles anew and saves none. Raises RuntimeError with the compiler's log.
     """
     _, nvrtc = _bindings()
     version = _check(nvrtc.nvrtcVersion(), "nvrtcVersion")
     flags = [f"--gpu-architecture={arch}", "--std=c++17", "--diag-suppress=177", *options]
     key = hashlib.sha256("\0".join([source, *flags, *map(str, version)]).encode()).hexdigest()
-    kept = None if store is None else store / f"{key}.cubin"
-    if kept is not None and (found := _kept(kept)) is not None:
+    path = None if store is None else store / f"{key}.cubin"
+    if path is not None and (found := _saved_code(path)) is not None:
         return Cubin(found, "")
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"holdfast.cu", 0, [], []), "nvrtcCreateProgram")
     try:
@@ -101,12 +101,12 @@ def compile_source(source: str, arch: str, options: Sequence[str] = (), store: P
         _check(nvrtc.nvrtcGetCUBIN(program, code), "nvrtcGetCUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    if kept is not None:
-        _keep(kept, code)
+    if path is not None:
+        _save_code(path, code)
     return Cubin(code, said)
 
 
-def _kept(path: Path) -> bytes | None:
+def _saved_code(path: Path) -> bytes | None:
     """The machine code of a file, which its hash precedes; None where there is none, or not as it was written."""
     try:
         content = path.read_bytes()
@@ -116,7 +116,7 @@ def _kept(path: Path) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _keep(path: Path, code: bytes) -> None:
+def _save_code(path: Path, code: bytes) -> None:
     """Writes beside the place and renames: another process sees the whole file or none."""
     # a home that cannot be written to, or is full, costs a compile each process, no more
     with suppress(OSError):

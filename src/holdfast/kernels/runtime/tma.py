@@ -8,7 +8,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
-def width_of(columns: int) -> int:
+def round_up_columns(columns: int) -> int:
     """The tile that holds so many columns."""
     return 64 if columns <= 64 else 128
 

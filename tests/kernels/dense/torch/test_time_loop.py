@@ -68,9 +68,9 @@ def test_columns_put_what_x_and_what_r_feed_next_to_each_other():
 
 def test_what_needs_no_gradient_is_hoisted_out_of_the_backward_loop():
     backward = pointwise.backward(lstm, torch.float32, torch.device("cpu"))
-    ahead, late = (" ".join(run.__code__.co_names) for run in (backward.ahead, backward.carry))
-    assert ahead.count("f_sigmoid") == 3
-    assert ahead.count("f_tanh") == 2
+    early, late = (" ".join(run.__code__.co_names) for run in (backward.prepare, backward.carry))
+    assert early.count("f_sigmoid") == 3
+    assert early.count("f_tanh") == 2
     assert late.count("f_sigmoid") == late.count("f_sigmoid_backward") == 3
     assert late.count("f_tanh") == late.count("f_tanh_backward") == 2
 

@@ -28,7 +28,7 @@ on_cpu = test_hopper.on_cpu
 def assert_forgotten(device):
     """An error of dg that hundreds of tokens share, because the sum over time carries it on, is all a sum shows."""
     call = example(B=1, T=600, H=2, K=64, V=64, g=-0.5, beta=True, device=device)
-    got, _, exact = passes(call, span=10)
+    got, _, exact = passes(call, segment_chunks=10)
     assert relative_error(got["dg"].double().sum(1), exact["dg"].sum(1)) <= 2e-2
 
 
@@ -56,7 +56,7 @@ def assert_last_chunk(device, T, **of):
     call.g[:, -(T % model.CHUNK) :] = -7.0 / (T % model.CHUNK)
     draw = torch.Generator().manual_seed(1)
     grad_state = torch.randn(call.initial_state.shape, generator=draw).to(device)
-    plans = [test_hopper.over(best.plan, save=2, span=3) for best, *_ in plans_of(call)]
+    plans = [test_hopper.over(best.plan, save=2, segment_chunks=3) for best, *_ in plans_of(call)]
     got, _, exact = three(call, plans, (torch.zeros_like(call.v), grad_state))
     # as a difference of what the state after the chunk holds and what the chunk wrote: 0.04 to 0.8
     last = slice(-(T % model.CHUNK), None)
@@ -79,7 +79,7 @@ def assert_carried(device, T, **of):
     torch.manual_seed(1)
     call = example(B=1, T=T, device=device, **of)
     call = call._replace(g=call.g * (0.03 / call.g.abs().mean()))
-    got, _, exact = passes(call, ends=of["state"], span=-(-T // model.CHUNK))
+    got, _, exact = passes(call, ends=of["state"], segment_chunks=-(-T // model.CHUNK))
     assert relative_error(got["dg"].double(), exact["dg"]) <= 8e-3
 
 

@@ -32,7 +32,7 @@ def test_the_scan_over_segments_runs_on_its_tensors_device(monkeypatch):
     monkeypatch.setattr(state_launch, "segment_scan_both_ways", scan)
     call = example()
     gates, turn = DecayAndBeta(call.g, None, 1.0), state_launch.ScanOperands(call.k, call.v, None)
-    states = state_launch.initial_states_of_segments(turn, turn, None, gates, 1)
+    states = state_launch.segment_initial_states(turn, turn, None, gates, 1)
     assert [x.device == states.device and x.shape == states.shape for x in ran_on] == [True]
 
 
@@ -50,7 +50,7 @@ def test_the_scan_over_segments_compiles():
 
     names = ("local_ptr", "decay_ptr", "first_ptr", "back_first_ptr", "enter_ptr", "back_last_ptr")
     pointers = dict.fromkeys(names, torch.float32)
-    sizes = {"H": 8, "size": 16384, "segments": 16, "PADDED": 16, "BLOCK": 128, "OVERLAPS": True}
+    sizes = {"H": 8, "size": 16384, "segments": 16, "PADDED": 16, "BLOCK": 128, "PDL": True}
     assert compile_for(segment_scan_both_ways, 90, pointers | sizes, num_warps=4).stack == 0
 
 
@@ -59,7 +59,7 @@ def test_segments_in_a_graph_replay_on_new_numbers():
     # the first segment's blocks start beside those of the launch ahead
     call, fresh = (example(B=1, T=2000, H=4, g=g, device="cuda") for g in ("mild", -0.3))
     (best, *_), _ = plans_of(call)
-    plan = over(best.plan, span=4)
+    plan = over(best.plan, segment_chunks=4)
     expected = Hopper().forward(plan, fresh, None)
     Hopper().forward(plan, call, None)
     torch.cuda.synchronize()

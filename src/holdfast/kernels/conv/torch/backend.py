@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.varlen import sequence_bounds
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.delta_rule import l2_normalize
@@ -50,7 +50,7 @@ class PyTorchConv:
         def run(*leaves: Tensor) -> tuple[Tensor, Tensor]:
             return convolve(call._replace(**dict(zip(given, leaves, strict=True))), cu_seqlens)
 
-        grads = dict(zip(given, pull_back(run, list(given.values()), [grad_y, grad_final]), strict=True))
+        grads = dict(zip(given, vjp(run, list(given.values()), [grad_y, grad_final]), strict=True))
         if into is not None:
             grads["x"] = into.copy_(grads["x"])
         return [grads.get(name) for name in call._fields[:4]]

@@ -47,7 +47,7 @@ class TritonConv:
         y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
         last = run.state() if final else None
         if not y.numel():
-            return y, None if last is None else _kept(last, call.initial_state)
+            return y, None if last is None else _unchanged(last, call.initial_state)
         tensors = (run.x, run.weight, run.bias, run.initial, y, last, run.bounds)
         numbers = (*run.sizes, *_steps(run.x))
         with on_device_of(y):
@@ -76,7 +76,7 @@ class TritonConv:
         dinitial = None if call.initial_state is None else run.state()
         if not dx.numel():
             sums = [None if of is None else of.zero_() for of in (dweight, dbias)]
-            return [dx, *sums, None if dinitial is None else _kept(dinitial, grad_final)]
+            return [dx, *sums, None if dinitial is None else _unchanged(dinitial, grad_final)]
         if isinstance(grad_y, tuple):
             grads, dy_steps = tuple(part.contiguous() for part in grad_y), (0, 0)
         else:
@@ -129,7 +129,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) < model.MOST_CHANNELS else x.contiguous()
 
 
-def _kept(state: Tensor, before: Tensor | None) -> Tensor:
+def _unchanged(state: Tensor, before: Tensor | None) -> Tensor:
     """state, filled with what it was before no tokens."""
     return state.zero_() if before is None else state.copy_(before)
 

@@ -34,12 +34,12 @@ def forward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Run:
 
 
 def backward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Backward:
-    """Nothing is worth computing ahead of the step: ahead hands the states and gates on."""
+    """Nothing is worth computing ahead of the step: prepare hands the states and gates on."""
     states, gates = len(cell.states), len(cell.gates)
     given = 2 * states + _first_gate(cell)
     launch = _launcher(cell, "dense_cell_step_backward", device, 3 * states + 2)
 
-    def ahead(*known: Tensor) -> tuple[Tensor, ...]:
+    def prepare(*known: Tensor) -> tuple[Tensor, ...]:
         return (*_contiguous(known[:states]), *known[states:])
 
     def carry(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ def backward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Backward:
         launch([*old, *_contiguous(grads), tensors[given], *found, tensors[given + gates]])
         return found
 
-    return Backward(ahead, carry)
+    return Backward(prepare, carry)
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -76,8 +76,8 @@ def hf_tanh(x):
     size = (1.0 - power) / (1.0 + power)
     y = x * x
     # near zero 1 - exp(-2|x|) would lose digits
-    near = x + x * y * (y * 0.13333334 - 0.33333334)
-    return tl.where(tl.abs(x) < 0.1, near, tl.where(x < 0, -size, size))
+    series = x + x * y * (y * 0.13333334 - 0.33333334)
+    return tl.where(tl.abs(x) < 0.1, series, tl.where(x < 0, -size, size))
 
 
 @triton.jit

@@ -18,11 +18,11 @@ Run = Callable[..., tuple[Tensor, ...]]
 class Backward:
     """The vjp of a cell in two parts.
 
-    ahead: (states, gates) of any number of steps -> what carry needs of them. carry: (gradients of the new states, the
-    parts of ahead that belong to the step, tensors to write the gates' gradients to) -> gradients of the old states.
+    prepare: (states, gates) of any number of steps -> what carry needs of them. carry: (gradients of the new states,
+    the step's parts of what prepare returns, tensors to write the gates' gradients to) -> gradients of the old states.
     """
 
-    ahead: Run
+    prepare: Run
     carry: Run
 
 
@@ -48,9 +48,9 @@ def backward(cell: Cell, dtype: torch.dtype, device: torch.device) -> Backward:
     late = [node for node in graph.nodes if node.op == "call_function" and node in waits]
     used = [x for node in late for x in node.all_input_nodes] + results
     shared = [node for node in dict.fromkeys(used) if node in full and node not in waits]
-    ahead = _generate(graph, device, known, shared)
+    prepare = _generate(graph, device, known, shared)
     carry = _generate(graph, device, grads + shared, results, into=range(len(cell.states), len(results)))
-    return Backward(ahead, carry)
+    return Backward(prepare, carry)
 
 
 def _outputs(graph: fx.Graph) -> list[fx.Node]:

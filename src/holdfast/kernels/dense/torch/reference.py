@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels import varlen
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.oracle_dense import dense_steps
@@ -57,7 +57,7 @@ class Reference:
         def run(x: Tensor, R: Tensor, initial: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor]:
             return _run(call._replace(x=x, R=R, b=b, initial_state=initial), cu_seqlens)
 
-        dx, dR, grad_initial, *db = pull_back(run, given, [grad_h, grad_final])
+        dx, dR, grad_initial, *db = vjp(run, given, [grad_h, grad_final])
         # a copy: with one step, the gradients of x and of the initial state may be one tensor
         return dx.to(call.R.dtype), dR, db[0] if db else None, grad_initial.clone()
 
@@ -68,11 +68,11 @@ def _run(call: DenseCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     bounds = varlen.sequence_bounds(cu_seqlens, call.x.shape[1])
     outputs, finals = [], []
     for n in range(len(bounds) - 1):
-        span = slice(bounds[n], bounds[n + 1])
+        steps = slice(bounds[n], bounds[n + 1])
         part = call._replace(
-            x=call.x[:, span],
+            x=call.x[:, steps],
             initial_state=None if call.initial_state is None else call.initial_state[:, n : n + 1],
-            reset=None if call.reset is None else call.reset[:, span],
+            reset=None if call.reset is None else call.reset[:, steps],
         )
         h, final = dense_steps(part)
         outputs.append(h)

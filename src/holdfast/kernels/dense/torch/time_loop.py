@@ -104,7 +104,7 @@ class Loop:
                 mask = time.rows(call.reset, start, stop).flatten()[:, None, None]
                 before = [x.masked_fill(mask, 0) for x in before]
             block = gates[first:last]
-            ready = run.ahead(*before, *[block[:, :, places.column[gate]] for gate in cell.gates])
+            ready = run.prepare(*before, *[block[:, :, places.column[gate]] for gate in cell.gates])
             ready = [x.split(sizes) for x in ready]
             dg = torch.empty_like(block)
             columns = [dg[:, :, places.column[gate]].split(sizes) for gate in cell.gates]

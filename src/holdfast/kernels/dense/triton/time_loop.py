@@ -46,20 +46,20 @@ def dense_time_loop_forward(
         if b is not None:
             value = tl.load(b + (k * heads + head) * WIDTH + d, mask=inside, other=0.0).to(tl.float32)
         offsets += (value,)
-    ends = row.to(tl.int64)[:, None] * heads * WIDTH + head * WIDTH + d[None]
+    state_offset = row.to(tl.int64)[:, None] * heads * WIDTH + head * WIDTH + d[None]
     plane = batch.to(tl.int64) * heads * WIDTH
     for k in tl.static_range(STATES):
         value = tl.zeros((ROWS, BLOCK), tl.float32)
         if initial is not None:
-            value = tl.load(initial + k * plane + ends, mask=held, other=0.0)
+            value = tl.load(initial + k * plane + state_offset, mask=held, other=0.0)
         s += (value,)
     for t in range(length):
         if reset is not None:
-            keeps = tl.load(reset + first + t, mask=alive, other=0) == 0
-            kept = ()
+            not_reset = tl.load(reset + first + t, mask=alive, other=0) == 0
+            after_reset = ()
             for k in tl.static_range(STATES):
-                kept += (tl.where(keeps[:, None], s[k], 0.0),)
-            s = kept
+                after_reset += (tl.where(not_reset[:, None], s[k], 0.0),)
+            s = after_reset
         token = first + t
         # what padding holds may be anything, NaN too
         operand = tl.where(inside[None], s[0], 0.0).to(x.dtype.element_ty)
@@ -86,7 +86,7 @@ def dense_time_loop_forward(
             for k in tl.static_range(1, STATES):
                 tl.store(states + (k - 1) * batch.to(tl.int64) * length * heads * PADDED + padded, s[k], mask=held)
     for k in tl.static_range(STATES):
-        tl.store(final + k * plane + ends, s[k], mask=held)
+        tl.store(final + k * plane + state_offset, s[k], mask=held)
 
 
 @triton.jit(do_not_specialize=["batch", "length", "heads"])
@@ -120,14 +120,14 @@ def dense_time_loop_backward(
         # [out, in]
         matrix = tl.load(R + at + d[:, None] * WIDTH + d[None], mask=inside[:, None] & inside[None], other=0.0)
         weights += (matrix,)
-    ends = row.to(tl.int64)[:, None] * heads * WIDTH + head * WIDTH + d[None]
+    state_offset = row.to(tl.int64)[:, None] * heads * WIDTH + head * WIDTH + d[None]
     plane = batch.to(tl.int64) * heads * WIDTH
     for _ in tl.static_range(GATES):
         sums += (tl.zeros((ROWS, BLOCK), tl.float32),)
     for k in tl.static_range(STATES):
         value = tl.zeros((ROWS, BLOCK), tl.float32)
         if grad_final is not None:
-            value = tl.load(grad_final + k * plane + ends, mask=held, other=0.0)
+            value = tl.load(grad_final + k * plane + state_offset, mask=held, other=0.0)
         carry += (value,)
     for step in range(length):
         t = length - 1 - step
@@ -136,21 +136,22 @@ def dense_time_loop_backward(
         g, s, after = (), (), ()
         for k in tl.static_range(GATES):
             g += (tl.load(gates + padded * SAVED + k, mask=held, other=0.0).to(tl.float32),)
-        keeps = alive
+        not_reset = alive
         if reset is not None:
-            keeps = alive & (tl.load(reset + token, mask=alive, other=1) == 0)
+            not_reset = alive & (tl.load(reset + token, mask=alive, other=1) == 0)
         place = ((token * heads + head) * WIDTH)[:, None] + d[None]
         for k in tl.static_range(STATES):
             value = tl.zeros((ROWS, BLOCK), tl.float32)
             if NEEDS[k]:
-                there = held & (t > 0) & keeps[:, None]
+                there = held & (t > 0) & not_reset[:, None]
                 if k == 0:
                     value = tl.load(h + place - heads * WIDTH, mask=there, other=0.0).to(tl.float32)
                 else:
                     before = states + (k - 1) * batch.to(tl.int64) * length * heads * PADDED - heads * PADDED
                     value = tl.load(before + padded, mask=there, other=0.0)
                 if initial is not None:
-                    value += tl.load(initial + k * plane + ends, mask=held & (t == 0) & keeps[:, None], other=0.0)
+                    there = held & (t == 0) & not_reset[:, None]
+                    value += tl.load(initial + k * plane + state_offset, mask=there, other=0.0)
             s += (value,)
         for k in tl.static_range(STATES):
             value = carry[k]
@@ -180,11 +181,11 @@ def dense_time_loop_backward(
             if k == 0:
                 value += through
             if reset is not None:
-                value = tl.where(keeps[:, None], value, 0.0)
+                value = tl.where(not_reset[:, None], value, 0.0)
             passed += (value,)
         carry = passed
     for k in tl.static_range(STATES):
-        tl.store(grad_initial + k * plane + ends, carry[k], mask=held)
+        tl.store(grad_initial + k * plane + state_offset, carry[k], mask=held)
     for k in tl.static_range(GATES):
         at = ((tl.program_id(0) * GATES + k) * heads + head) * WIDTH
         tl.store(db + at + d, tl.sum(sums[k], 0), mask=inside)

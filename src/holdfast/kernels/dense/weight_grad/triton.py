@@ -52,8 +52,8 @@ def dense_weight_grad(
         if INITIAL:
             place = (token // length * heads + head).to(tl.int64) * WIDTH
             valid = (inside & first)[:, None] & (columns < WIDTH)[None]
-            entering = tl.load(initial + place[:, None] + columns[None], mask=valid, other=0.0)
-            right += entering.to(right.dtype)
+            initial_state = tl.load(initial + place[:, None] + columns[None], mask=valid, other=0.0)
+            right += initial_state.to(right.dtype)
         sums = tl.dot(tl.trans(left), right, sums)
     place = ((tl.program_id(2).to(tl.int64) * gates + gate) * heads + head) * WIDTH * WIDTH
     inside = (rows < WIDTH)[:, None] & (columns < WIDTH)[None]

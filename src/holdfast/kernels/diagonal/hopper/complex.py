@@ -79,7 +79,7 @@ def instruction(TEXT: gl.constexpr, x):
 
 
 @gluon.jit
-def advance(gr, gi, hr, hi, ur, ui):
+def multiply_add(gr, gi, hr, hi, ur, ui):
     """Return g h + u, in four fused multiply-adds: 0 - gi, Triton's minus sign, would be an addition more."""
     less = instruction("neg.f32 $0, $1;", gi)
     return gl.fma(gr, hr, gl.fma(less, hi, ur)), gl.fma(gi, hr, gl.fma(gr, hi, ui))
@@ -135,7 +135,7 @@ def group_scan(shared, values, hr, hi, group, row: gl.constexpr, REVERSE: gl.con
     for at in gl.static_range(FIRST, GROUPS - 1 - FIRST + (-1 if REVERSE else 1), -1 if REVERSE else 1):
         er, ei = gl.where(group == at, hr, er), gl.where(group == at, hi, ei)
         pr, pi = shared[0].slice(at, 1).load(row), shared[1].slice(at, 1).load(row)
-        hr, hi = advance(pr, pi, hr, hi, shared[2].slice(at, 1).load(row), shared[3].slice(at, 1).load(row))
+        hr, hi = multiply_add(pr, pi, hr, hi, shared[2].slice(at, 1).load(row), shared[3].slice(at, 1).load(row))
     return er, ei, hr, hi
 
 
@@ -163,7 +163,7 @@ def tile_fwd(tile, shared, h, outputs, extent, saves, form, FULL: gl.constexpr):
         ur, ui = gl.zeros([GROUPS, BLOCK], gl.float32, row), gl.zeros([GROUPS, BLOCK], gl.float32, row)
         for j in gl.static_range(STEPS):
             xr, xi = unpack(words.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
-            fr, fi = advance(real[j], imaginary[j], ur, ui, xr, xi)
+            fr, fi = multiply_add(real[j], imaginary[j], ur, ui, xr, xi)
             qr, qi = real[j] * pr - imaginary[j] * pi, real[j] * pi + imaginary[j] * pr
             if FULL:
                 ur, ui, pr, pi = fr, fi, qr, qi
@@ -178,7 +178,7 @@ def tile_fwd(tile, shared, h, outputs, extent, saves, form, FULL: gl.constexpr):
         store_state(saved, sr, si, here & saves)
     for j in gl.static_range(STEPS):
         xr, xi = unpack(words.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
-        fr, fi = advance(real[j], imaginary[j], sr, si, xr, xi)
+        fr, fi = multiply_add(real[j], imaginary[j], sr, si, xr, xi)
         if FULL:
             live = here
             sr, si = fr, fi
@@ -258,8 +258,8 @@ def diagonal_complex_fwd_sm90(
         left = total - tile * TILE
         async_copy.wait_group(STAGES - 2)
         free = slot - 1 if slot > 0 else STAGES - 1
-        ahead = (STAGES - 1) * TILE
-        load_tiles(tiles, sources, steps, start + tile * TILE + ahead, free, left - ahead, columns)
+        prefetch_steps = (STAGES - 1) * TILE
+        load_tiles(tiles, sources, steps, start + tile * TILE + prefetch_steps, free, left - prefetch_steps, columns)
         saves = (tile * TILE + group * STEPS) % ROWS == 0
         given = Tile(sizes=sizes.index(slot), angles=angles.index(slot), words=words.index(slot))
         h = Complex(real=hr, imag=hi)
@@ -303,7 +303,7 @@ def tile_bwd(tile, shared, h, c, outputs, extent, form, FULL: gl.constexpr):
         history_i += (hi,)
         ur, ui = unpack(words.slice(j * GROUPS, GROUPS).load(row), ELEMENT)
         gate = gate_of(sizes, j * GROUPS, cosines[j], sines[j], row)
-        hr, hi = advance(gate.real, gate.imag, hr, hi, ur, ui)
+        hr, hi = multiply_add(gate.real, gate.imag, hr, hi, ur, ui)
     if GROUPS > 1:
         pr, pi = gl.full([GROUPS, BLOCK], 1.0, gl.float32, row), gl.zeros([GROUPS, BLOCK], gl.float32, row)
         lr, li = gl.zeros([GROUPS, BLOCK], gl.float32, row), gl.zeros([GROUPS, BLOCK], gl.float32, row)

@@ -133,12 +133,12 @@ def group_scan(exchange, p, u, h, group, row: gl.constexpr, REVERSE: gl.constexp
     GROUPS: gl.constexpr = group.shape[0]
     products.store(p)
     offsets.store(u)
-    entering = u
+    initial = u
     FIRST: gl.constexpr = GROUPS - 1 if REVERSE else 0
     for at in gl.static_range(FIRST, GROUPS - 1 - FIRST + (-1 if REVERSE else 1), -1 if REVERSE else 1):
-        entering = gl.where(group == at, h, entering)
+        initial = gl.where(group == at, h, initial)
         h = products.slice(at, 1).load(row) * h + offsets.slice(at, 1).load(row)
-    return entering, h
+    return initial, h
 
 
 @gluon.jit
@@ -261,8 +261,8 @@ def diagonal_real_fwd_sm90(
         left = total - tile * TILE
         async_copy.wait_group(STAGES - 2)
         free = slot - 1 if slot > 0 else STAGES - 1
-        ahead = (STAGES - 1) * TILE
-        load_tiles(tiles, sources, steps, start + tile * TILE + ahead, free, left - ahead, columns)
+        prefetch_steps = (STAGES - 1) * TILE
+        load_tiles(tiles, sources, steps, start + tile * TILE + prefetch_steps, free, left - prefetch_steps, columns)
         saves = (tile * TILE + group * STEPS) % ROWS == 0
         given = Tile(gates=gates.index(slot), inputs=inputs.index(slot))
         outputs = Outputs(o=o, saved=entries)

@@ -19,7 +19,7 @@ class TileStates(NamedTuple):
     """Real and imaginary parts of the state after a tile, of those before its segments, of the product of its gates."""
 
     after: tl.tuple
-    entering: tl.tuple
+    initial: tl.tuple
     product: tl.tuple
 
 
@@ -95,7 +95,7 @@ def at_row(row, real, imaginary):
 
 
 @triton.jit
-def advance(gr, gi, hr, hi, xr, xi):
+def multiply_add(gr, gi, hr, hi, xr, xi):
     """Return g h + x."""
     real, imaginary = times(gr, gi, hr, hi)
     return real + xr, imaginary + xi
@@ -109,14 +109,14 @@ def tile_states(gates_r, gates_i, words, hr, hi, ELEMENT: tl.constexpr, SHAPE: t
     pr, pi, xr, xi = ones, zeros, zeros, zeros
     for j in tl.static_range(len(words)):
         ur, ui = unpack(words[j], ELEMENT)
-        xr, xi = advance(gates_r[j], gates_i[j], xr, xi, ur, ui)
+        xr, xi = multiply_add(gates_r[j], gates_i[j], xr, xi, ur, ui)
         pr, pi = times(gates_r[j], gates_i[j], pr, pi)
     values = (pr, pi, xr, xi, ones, zeros, zeros, zeros)
     pr, pi, xr, xi, qr, qi, yr, yi = tl.associative_scan(values, 0, combine)
-    lr, li = advance(pr, pi, hr[None, :], hi[None, :], xr, xi)
-    er, ei = advance(qr, qi, hr[None, :], hi[None, :], yr, yi)
+    lr, li = multiply_add(pr, pi, hr[None, :], hi[None, :], xr, xi)
+    er, ei = multiply_add(qr, qi, hr[None, :], hi[None, :], yr, yi)
     last = segment == SHAPE[0] - 1
-    return TileStates(after=at_row(last, lr, li), entering=(er, ei), product=at_row(last, pr, pi))
+    return TileStates(after=at_row(last, lr, li), initial=(er, ei), product=at_row(last, pr, pi))
 
 
 @triton.jit
@@ -189,11 +189,11 @@ def diagonal_complex_fwd(
         if product is not None:
             tr, ti = times(found.product[0], found.product[1], tr, ti)
         if o is not None:
-            er, ei = found.entering
+            er, ei = found.initial
             for j in tl.static_range(STEPS):
                 mask = (steps + j < stop) & here[None, :]
                 ur, ui = unpack(words[j], ELEMENT)
-                er, ei = advance(gates_r[j], gates_i[j], er, ei, ur, ui)
+                er, ei = multiply_add(gates_r[j], gates_i[j], er, ei, ur, ui)
                 tl.store(o + (steps + j) * pairs, pack(er, ei, ELEMENT), mask=mask)
     store_state(final + 2 * (piece.number * pairs + d), hr, hi, here)
     if product is not None:
@@ -293,12 +293,12 @@ def diagonal_complex_bwd(
         if grad_x is not None:
             if entries is not None:
                 hr, hi = load_state(entries + 2 * tile * pairs, here)
-                er, ei = tile_states(gates_r, gates_i, words, hr, hi, ELEMENT, (SEGMENTS, BLOCK)).entering
+                er, ei = tile_states(gates_r, gates_i, words, hr, hi, ELEMENT, (SEGMENTS, BLOCK)).initial
                 for j in tl.static_range(STEPS):
                     history_r += (er,)
                     history_i += (ei,)
                     ur, ui = unpack(words[j], ELEMENT)
-                    er, ei = advance(gates_r[j], gates_i[j], er, ei, ur, ui)
+                    er, ei = multiply_add(gates_r[j], gates_i[j], er, ei, ur, ui)
             else:
                 for j in tl.static_range(STEPS):
                     ur, ui = unpack(words[j], ELEMENT)
@@ -311,8 +311,8 @@ def diagonal_complex_bwd(
             pr, pi = times(gates_r[j], -gates_i[j], pr, pi)
         values = (pr, pi, xr, xi, ones, zeros, zeros, zeros)
         pr, pi, xr, xi, qr, qi, yr, yi = tl.associative_scan(values, 0, combine, reverse=True)
-        lr, li = advance(pr, pi, cr[None, :], ci[None, :], xr, xi)
-        er, ei = advance(qr, qi, cr[None, :], ci[None, :], yr, yi)
+        lr, li = multiply_add(pr, pi, cr[None, :], ci[None, :], xr, xi)
+        er, ei = multiply_add(qr, qi, cr[None, :], ci[None, :], yr, yi)
         cr, ci = at_row(segment == 0, lr, li)
         if product is not None:
             wr, wi = at_row(segment == 0, pr, pi)

@@ -47,8 +47,8 @@ def _conv(call: ConvStep) -> Tensor:
     if call.a is not None:
         dt = F.softplus(call.a[:, 0].to(wide) + call.dt_bias)
         decay = (-call.A_log.to(wide).exp() * dt).exp()[..., None]
-    strength = call.largest * call.beta[:, 0].to(wide).sigmoid() if call.delta else dt
-    o = _advance(call.state, q, k, v, decay, strength, call.delta)
+    beta = call.largest * call.beta[:, 0].to(wide).sigmoid() if call.delta else dt
+    o = _state_step(call.state, q, k, v, decay, beta, call.delta)
     if call.D is not None:
         o = o + call.D.to(wide)[:, None] * v
     if not call.delta:
@@ -77,7 +77,7 @@ def _retention(call: RetentionStep) -> Tensor:
         q, k = (rotate(x[:, None], call.position[:, None], call.base)[:, 0] for x in (q, k))
         decay = 1 - torch.exp2(-5 - torch.arange(heads, device=q.device, dtype=wide))[:, None]
         call.position.add_(1)
-    o = _advance(call.state, q * keys**-0.5, k, v, decay, None, False)
+    o = _state_step(call.state, q * keys**-0.5, k, v, decay, None, False)
     y = _rms_norm(o, call.norm_weight, call.norm_eps)
     return y if call.gate is None else y * F.silu(call.gate[:, 0].to(wide))
 
@@ -93,14 +93,14 @@ def _mlstm(call: MLSTMStep) -> Tensor:
     log_f, floor = F.logsigmoid(f), torch.ones_like(i)
     if call.exponential:
         m = torch.maximum(log_f + call.m, i).to(wide)
-        log_f, strength, floor = log_f + call.m - m, (i - m).exp(), (-m).exp()
+        log_f, beta, floor = log_f + call.m - m, (i - m).exp(), (-m).exp()
         call.m.copy_(m)
     else:
-        strength = i.sigmoid()
-    decay, strength = log_f.exp().to(wide)[..., None], strength.to(wide)
-    h = _advance(call.C, q, k, v, decay, strength, False)
+        beta = i.sigmoid()
+    decay, beta = log_f.exp().to(wide)[..., None], beta.to(wide)
+    h = _state_step(call.C, q, k, v, decay, beta, False)
     if call.normalize:
-        call.n.mul_(decay).add_(strength[..., None] * k)
+        call.n.mul_(decay).add_(beta[..., None] * k)
         h = h / (torch.maximum((call.n * q).sum(-1).abs(), floor.to(wide)) + call.eps)[..., None]
     y = F.layer_norm(h, (values,), eps=call.norm_eps) * call.norm_weight
     return y.flatten(1) * torch.sigmoid(call.gate[:, 0].to(wide))
@@ -109,22 +109,22 @@ def _mlstm(call: MLSTMStep) -> Tensor:
 def _rglru(call: RGLRUStep) -> Tensor:
     wide = call.h.dtype
     r, i = (x.flatten(1).to(wide) for x in call.gates[:, 0].chunk(2, -1))
-    log_a = log_magnitude(r, call.rate, call.strength)
+    log_a = log_magnitude(r, call.rate, call.decay_scale)
     write = input_scale(log_a) * i.sigmoid() * call.u[:, 0]
     call.h.mul_(log_a.exp()).add_(write)
     return call.h * F.gelu(call.z[:, 0].to(wide))
 
 
-def _advance(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, strength: Tensor | None, delta: bool
+def _state_step(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None, delta: bool
 ) -> Tensor:
-    """o [B, H, V] of q, k [B, H, K], v [B, H, V], decay [B or none, H, K or 1], strength [B, H]; state is updated."""
+    """o [B, H, V] of q, k [B, H, K], v [B, H, V], decay [B or none, H, K or 1], beta [B, H]; state is updated."""
     if decay is not None:
         state.mul_(decay[..., None])
     if delta:
         v = v - torch.einsum("bhkv,bhk->bhv", state, k)
-    if strength is not None:
-        k = k * strength[..., None]
+    if beta is not None:
+        k = k * beta[..., None]
     state.add_(k[..., None] * v[:, :, None])
     return torch.einsum("bhkv,bhk->bhv", state, q)
 

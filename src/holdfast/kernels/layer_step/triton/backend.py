@@ -71,7 +71,7 @@ def _power(x: int) -> int:
 
 
 def _conv(plan: Plan, call: ConvStep) -> Tensor:
-    from holdfast.kernels.runtime.launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import has_pdl, launch
 
     from .token import conv_token
 
@@ -87,7 +87,7 @@ def _conv(plan: Plan, call: ConvStep) -> Tensor:
             call.largest, L2_EPS, keys**-0.5 if call.delta else 1.0,
         )  # fmt: skip
         constants: dict[str, Any] = {
-            "OVERLAPS": may_overlap(x.device),
+            "PDL": has_pdl(x.device),
             "DELTA": call.delta,
             "GROUP": heads // call.heads,
             "W": call.conv_weight.shape[1],
@@ -103,7 +103,7 @@ def _programs(plan: Plan, state: Tensor) -> tuple[int]:
 
 def _finished(o: Tensor, call: ConvStep | RetentionStep, gate: Tensor | None, x: Tensor) -> Tensor:
     """y [B, 1, N]: o [B, N] normed and gated; a tail is shifted, a position counted on."""
-    from holdfast.kernels.runtime.launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import has_pdl, launch
 
     from .finish import rms_finish
 
@@ -120,15 +120,15 @@ def _finished(o: Tensor, call: ConvStep | RetentionStep, gate: Tensor | None, x:
         tensors = (o, gate, weight, y, x, tail, position)
         strides = (0, 0, 0) if tail is None else tail.stride()
         numbers = (rows, width // norm, call.norm_eps, _row(gate), channels, _row(x), *strides)
-        overlaps = may_overlap(x.device)
-        constants = {"OVERLAPS": overlaps, "N": norm, "BLOCK_N": block, "SHARED": weight.dim() == 1}
+        pdl = has_pdl(x.device)
+        constants = {"PDL": pdl, "N": norm, "BLOCK_N": block, "SHARED": weight.dim() == 1}
         constants |= {"L": length, "BLOCK": SHIFTED * warps}
-        launch(rms_finish, (blocks,), tensors, numbers, constants, warps, overlaps)
+        launch(rms_finish, (blocks,), tensors, numbers, constants, warps, pdl)
     return y
 
 
 def _retention(plan: Plan, call: RetentionStep) -> Tensor:
-    from holdfast.kernels.runtime.launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import has_pdl, launch
 
     from .token import retention_token
 
@@ -139,13 +139,13 @@ def _retention(plan: Plan, call: RetentionStep) -> Tensor:
         tensors = (x, call.state, a, call.position, o)
         numbers = (heads, *call.state.stride()[:3], _row(x), _row(a), call.normalizer, keys**-0.5)
         # compiled in: as an argument it would be a float32
-        constants = {"OVERLAPS": may_overlap(x.device), "LOG2_BASE": math.log2(call.base)} | _tile(plan, keys, values)
+        constants = {"PDL": has_pdl(x.device), "LOG2_BASE": math.log2(call.base)} | _tile(plan, keys, values)
         launch(retention_token, _programs(plan, call.state), tensors, numbers, constants, plan["warps"])
     return _finished(o, call, gate, x)
 
 
 def _mlstm(plan: Plan, call: MLSTMStep) -> Tensor:
-    from holdfast.kernels.runtime.launch import launch, may_overlap
+    from holdfast.kernels.runtime.launch import has_pdl, launch
 
     from .finish import mlstm_finish
     from .token import mlstm_token
@@ -157,15 +157,15 @@ def _mlstm(plan: Plan, call: MLSTMStep) -> Tensor:
         return y
     x, gates, gate = (_dense(x) for x in (call.x, call.gates, call.gate))
     rows, tile = (_row(call.m), _row(x), _row(gates)), _tile(plan, keys, values)
-    scale, constants = keys**-0.5, {"OVERLAPS": may_overlap(x.device), "EXPONENTIAL": call.exponential}
+    scale, constants = keys**-0.5, {"PDL": has_pdl(x.device), "EXPONENTIAL": call.exponential}
     tensors = (x, gates, call.C, call.m, o)
     numbers = (heads, *call.C.stride()[:3], *rows, call.cap, scale)
     launch(mlstm_token, _programs(plan, call.C), tensors, numbers, constants | tile, plan["warps"])
     tensors = (o, x, gates, call.n, call.m, gate, call.norm_weight.contiguous(), y)
     numbers = (heads, *call.n.stride(), *rows, _row(gate), call.cap, scale, call.eps, call.norm_eps)
     constants |= {"NORMALIZE": call.normalize} | tile | {"BLOCK_V": _power(values)}
-    warps, overlaps = _warps(_power(max(keys, values))), may_overlap(x.device)
-    launch(mlstm_finish, (batch * heads,), tensors, numbers, constants, warps, overlaps)
+    warps, pdl = _warps(_power(max(keys, values))), has_pdl(x.device)
+    launch(mlstm_finish, (batch * heads,), tensors, numbers, constants, warps, pdl)
     return y
 
 
@@ -179,7 +179,7 @@ def _rglru(plan: Plan, call: RGLRUStep) -> Tensor:
     if batch:
         u, z, gates = _dense(call.u), _dense(call.z), call.gates.contiguous()
         tensors = (u, z, gates, call.h, call.rate.contiguous(), y)
-        numbers = (channels, _row(call.h), _row(u), _row(z), _row(gates), call.strength)
+        numbers = (channels, _row(call.h), _row(u), _row(z), _row(gates), call.decay_scale)
         constants = {"HEAD": channels // gates.shape[2], "BLOCK": CHANNELS}
         launch(rglru_token, (-(-channels // CHANNELS) * batch,), tensors, numbers, constants, CHANNEL_WARPS)
     return y

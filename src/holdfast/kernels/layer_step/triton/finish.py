@@ -26,7 +26,7 @@ def shift_tail(x, tail, channels, program, x_row, strides, L: tl.constexpr, BLOC
 @triton.jit
 def rms_finish(
     o, gate, weight, y, x, tail, position, rows, G, eps, gate_row, channels, x_row, tail_row, tail_step, tail_channel,
-    OVERLAPS: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr, SHARED: tl.constexpr, L: tl.constexpr,
+    PDL: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr, SHARED: tl.constexpr, L: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y = rmsnorm(o) silu(gate): a program a row of N; the programs behind them shift the tail.
@@ -35,7 +35,7 @@ def rms_finish(
     y [B, G, N], written
     x [B, channels], tail [B, L, channels]: the newest input takes the place of the oldest; position [B], counted on
     """
-    if OVERLAPS:
+    if PDL:
         gdc_wait()
     program = tl.program_id(0)
     if program < rows:
@@ -59,7 +59,7 @@ def rms_finish(
 @triton.jit
 def mlstm_finish(
     o, x, gates, n, m, gate, weight, y, H, n_row, n_head, n_step, m_row, x_row, gates_row, gate_row,
-    cap, scale, eps, norm_eps, OVERLAPS: tl.constexpr, EXPONENTIAL: tl.constexpr, NORMALIZE: tl.constexpr,
+    cap, scale, eps, norm_eps, PDL: tl.constexpr, EXPONENTIAL: tl.constexpr, NORMALIZE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """y = sigmoid(gate) layernorm(o / d): a program a head of a sequence. n and m are updated.
@@ -70,7 +70,7 @@ def mlstm_finish(
     n [B, H, K], m [B, H] float32, updated
     y [B, H, V], written
     """
-    if OVERLAPS:
+    if PDL:
         gdc_wait()
     row, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     rows, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)

@@ -1,7 +1,7 @@
 """A layer's token up to its state: a program takes a head of a sequence and a block of V's columns.
 
 What all programs of a head read - the convolution's tail, a position, mLSTM's n and m - is updated by the launch that
-follows, so that no program writes what another reads. OVERLAPS: that launch starts early, and waits for this one's end.
+follows, so that no program writes what another reads. PDL: that launch starts early, and waits for this one's end.
 """
 
 import triton
@@ -21,7 +21,7 @@ def conv_token(
     x, tail, state, weight, bias, a, beta, A_log, dt_bias, D, gate, o,
     H, state_row, state_head, key_step, x_row, tail_row, tail_step, tail_channel, a_row, beta_row, gate_row,
     largest, l2_eps, scale,
-    OVERLAPS: tl.constexpr, DELTA: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
+    PDL: tl.constexpr, DELTA: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """ConvStep up to its norm, with Mamba-2's gate: a program a head and BLOCK_V columns of V.
@@ -31,7 +31,7 @@ def conv_token(
     state [B, H, K, V] float32, updated
     o [B, H, V] float32, written
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -68,10 +68,10 @@ def conv_token(
 
 
 @triton.jit
-def cos_sin(turn):
-    """Return cosine and sine of 2 pi turn, turn in float64. The library's cosine keeps a stack for large angles."""
-    quarters = tl.floor(4.0 * turn + 0.5)
-    rest = ((4.0 * turn - quarters) * 1.5707963267948966).to(tl.float32)
+def cos_sin(rotations):
+    """Return cosine and sine of 2 pi rotations, in float64. The library's cosine keeps a stack for large angles."""
+    quarters = tl.floor(4.0 * rotations + 0.5)
+    rest = ((4.0 * rotations - quarters) * 1.5707963267948966).to(tl.float32)
     return reduced_cos_sin(rest, (quarters - 4.0 * tl.floor(0.25 * quarters)).to(tl.int32))
 
 
@@ -87,7 +87,7 @@ def rotated(x, at, rows, cos, sin, K: tl.constexpr):
 @triton.jit
 def retention_token(
     x, state, a, position, o, H, state_row, state_head, key_step, x_row, a_row, normalizer, scale,
-    OVERLAPS: tl.constexpr, LOG2_BASE: tl.constexpr,
+    PDL: tl.constexpr, LOG2_BASE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """RetentionStep up to its norm: a program a head and BLOCK_V columns of V.
@@ -96,7 +96,7 @@ def retention_token(
     state [B, H, K, V] float32, updated
     o [B, H, V] float32, written
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -109,9 +109,9 @@ def retention_token(
         decay = tl.exp(log_sigmoid(opened) / normalizer)
     else:
         pair = tl.where(rows < K // 2, rows, rows - K // 2).to(tl.float64)
-        # base^(-pair / (K / 2)) / (2 pi) turns a token; float64 holds the position exactly
-        turn = tl.exp2(pair * (-LOG2_BASE / (K // 2)) - 2.651496129472319)
-        cos, sin = cos_sin(tl.load(position + row).to(tl.float64) * turn)
+        # base^(-pair / (K / 2)) / (2 pi) rotations a token; float64 holds the position exactly
+        frequency = tl.exp2(pair * (-LOG2_BASE / (K // 2)) - 2.651496129472319)
+        cos, sin = cos_sin(tl.load(position + row).to(tl.float64) * frequency)
         q = rotated(x, keys, rows, cos, sin, K)
         k = rotated(x, H * K + keys, rows, cos, sin, K)
         decay = tl.zeros([BLOCK_K], tl.float32) + (1.0 - tl.exp2(-5.0 - head.to(tl.float32)))
@@ -124,7 +124,7 @@ def retention_token(
 @triton.jit
 def mlstm_token(
     x, gates, C, m, o, H, state_row, state_head, key_step, m_row, x_row, gates_row, cap, scale,
-    OVERLAPS: tl.constexpr, EXPONENTIAL: tl.constexpr,
+    PDL: tl.constexpr, EXPONENTIAL: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """MLSTMStep up to its division: a program a head and BLOCK_V columns of V.
@@ -133,7 +133,7 @@ def mlstm_token(
     C [B, H, K, V] float32, updated
     o [B, H, V] float32, written
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
     row, head, split = program_coords(H, (V + BLOCK_V - 1) // BLOCK_V)
     rows, columns = tl.arange(0, BLOCK_K), split * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -152,8 +152,9 @@ def mlstm_token(
 
 @triton.jit
 def rglru_token(
-    u, z, gates, h, rate, y, channels, h_row, u_row, z_row, gates_row, strength, HEAD: tl.constexpr, BLOCK: tl.constexpr
-):
+    u, z, gates, h, rate, y, channels, h_row, u_row, z_row, gates_row, decay_scale,
+    HEAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """All of RGLRUStep: a program takes BLOCK channels of a sequence.
 
     u, z [B, D], gates [B, D / HEAD, 2 HEAD], rate [D]
@@ -168,7 +169,7 @@ def rglru_token(
     r = tl.load(at, mask=here, other=0.0).to(tl.float32)
     i = tl.load(at + HEAD, mask=here, other=0.0).to(tl.float32)
     softplus = -log_sigmoid(-tl.load(rate + d, mask=here, other=0.0).to(tl.float32))
-    found = magnitude(sigmoid(r), softplus, strength)
+    found = magnitude(sigmoid(r), softplus, decay_scale)
     write = found.scale * sigmoid(i) * tl.load(u + row * u_row + d, mask=here, other=0.0).to(tl.float32)
     after = found.decay * tl.load(h + row * h_row + d, mask=here, other=0.0) + write
     tl.store(h + row * h_row + d, after, mask=here)

@@ -109,16 +109,16 @@ def packed_chunk(cu_ptr, chunk, sequences, T):
 
 
 @gluon.jit
-def packed_segment(cu_ptr, place, span, sequences, T):
-    """Return the place-th segment of `span` chunks."""
-    tokens = span * CHUNK
+def packed_segment(cu_ptr, place, segment_chunks, sequences, T):
+    """Return the place-th segment of `segment_chunks`."""
+    tokens = segment_chunks * CHUNK
     n = _find_sequence(cu_ptr, place, tokens, sequences, T)
     chunk, shift, end = packed_sequence(cu_ptr, n, T)
     part = place - (chunk * CHUNK + shift) // tokens - n
     parts = gl.maximum(gl.cdiv(end - chunk * CHUNK, tokens), 1)
     # a segment of no sequence is behind all chunks, where nothing is kept
-    chunk = gl.where(part < parts, chunk + part * span, T // CHUNK + sequences)
-    end = gl.maximum(gl.minimum(end, (chunk + span) * CHUNK), chunk * CHUNK)
+    chunk = gl.where(part < parts, chunk + part * segment_chunks, T // CHUNK + sequences)
+    end = gl.maximum(gl.minimum(end, (chunk + segment_chunks) * CHUNK), chunk * CHUNK)
     return PackedSegment(chunk0=chunk, shift=shift, end=end, sequence=n, segment=part, segments=parts)
 
 

@@ -57,9 +57,9 @@ def sum_over_groups(dq: Tensor, dk: Tensor, into_q: Tensor, into_k: Tensor) -> N
 
 def launch_constants(group: int, keys: int, dtype: torch.dtype) -> dict[str, int]:
     """Return the kernel's constants, for parts of a dtype: rounds of as many heads as each other, as far as they go."""
-    ahead = -(-group // -(-group // IN_FLIGHT))
+    in_flight = -(-group // -(-group // IN_FLIGHT))
     block = 32 * WARPS * LANE_BYTES // dtype.itemsize
-    return {"GROUP": group, "K": keys, "IN_FLIGHT": ahead, "BLOCK": block}
+    return {"GROUP": group, "K": keys, "IN_FLIGHT": in_flight, "BLOCK": block}
 
 
 def ungroup(dq: Tensor, dk: Tensor, heads: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 
 
 class PyTorchLogGate:
@@ -16,7 +16,7 @@ class PyTorchLogGate:
 
     def backward(self, x: Tensor, bias: Tensor, normalizer: float, dg: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of x and bias, contiguous, in their dtypes."""
-        dx, dbias = pull_back(lambda *leaves: (_run(*leaves, normalizer),), (x, bias), (dg,))
+        dx, dbias = vjp(lambda *leaves: (_run(*leaves, normalizer),), (x, bias), (dg,))
         return dx.contiguous(), dbias
 
 

@@ -10,7 +10,7 @@ from holdfast.kernels.lru.call import Gates
 def lru_gates(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return a, write and theta, which is None without a phase:
 
-        log a = -strength softplus(rate) sigmoid(r);  write = sqrt(1 - a^2) sigmoid(i) u;  theta = phase + angle
+        log a = -decay_scale softplus(rate) sigmoid(r);  write = sqrt(1 - a^2) sigmoid(i) u;  theta = phase + angle
 
     a, theta: [B, T, H * P] in float32 or wider; write: [B, T, H * C] in u's dtype.
     """
@@ -18,7 +18,7 @@ def lru_gates(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
     dtype = torch.promote_types(u.dtype, torch.float32)
     parts = (given.gates.to(dtype) + given.bias).split(given.splits, -1)
     r, i, *angle = (part.flatten(-2) for part in parts)
-    log_a = log_magnitude(r, given.rate, given.strength)
+    log_a = log_magnitude(r, given.rate, given.decay_scale)
     scale = input_scale(log_a)
     if given.phase is not None:
         scale = scale.repeat_interleave(2, -1)
@@ -26,9 +26,9 @@ def lru_gates(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
     return log_a.exp(), write, given.phase + angle[0] if angle else None
 
 
-def log_magnitude(gate: Tensor, rate: Tensor, strength: float) -> Tensor:
-    """Return log a = -strength softplus(Lambda) sigmoid(gate), in gate's dtype."""
-    return -strength * F.softplus(rate.to(gate.dtype)) * gate.sigmoid()
+def log_magnitude(gate: Tensor, rate: Tensor, decay_scale: float) -> Tensor:
+    """Return log a = -decay_scale softplus(Lambda) sigmoid(gate), in gate's dtype."""
+    return -decay_scale * F.softplus(rate.to(gate.dtype)) * gate.sigmoid()
 
 
 def input_scale(log_a: Tensor) -> Tensor:

@@ -69,22 +69,22 @@ class Magnitude(NamedTuple):
 
     decay: tl.tensor
     scale: tl.tensor
-    slope: tl.tensor
+    derivative: tl.tensor
 
 
 @triton.jit
-def magnitude(r, softplus, strength):
+def magnitude(r, softplus, decay_scale):
     """Return the Magnitude that an open gate r makes."""
-    log_a = -strength * softplus * r
+    log_a = -decay_scale * softplus * r
     a, square = tl.exp(log_a), one_minus_exp(2.0 * log_a)
     scale = tl.sqrt(tl.maximum(square, 1e-30))
-    return Magnitude(decay=a, scale=scale, slope=tl.where(square >= 1e-30, a * a / scale, 0.0))
+    return Magnitude(decay=a, scale=scale, derivative=tl.where(square >= 1e-30, a * a / scale, 0.0))
 
 
 @triton.jit
 def lru_gates_fwd(
     u_ptr, gates_ptr, bias_ptr, rate_ptr, phase_ptr, a_ptr, write_ptr, theta_ptr,
-    count, T, H, across, strength, u_b, u_t, g_b, g_t, g_h,
+    count, T, H, across, decay_scale, u_b, u_t, g_b, g_t, g_h,
     P: tl.constexpr, S: tl.constexpr, PAIRED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of tokens * H * across,): a program takes ROWS tokens and BLOCK numbers of a head.
@@ -105,7 +105,7 @@ def lru_gates_fwd(
     i = sigmoid(load_tile(gates_ptr, at, P + c, channels) + load_column(bias_ptr, P + c, c < C))
     u = load_tile(u_ptr, batch * u_b + step * u_t + head * C, c, channels)
     softplus = -log_sigmoid(-load_column(rate_ptr, head * P + p, p < P))
-    found = magnitude(r, softplus, strength)
+    found = magnitude(r, softplus, decay_scale)
     store_tile(a_ptr, (row * H + head) * P, p, found.decay, numbers)
     store_tile(write_ptr, (row * H + head) * C, c, to_channels(found.scale, PAIRED) * i * u, channels)
     if PAIRED:
@@ -116,7 +116,7 @@ def lru_gates_fwd(
 @triton.jit
 def lru_gates_bwd(
     u_ptr, gates_ptr, bias_ptr, rate_ptr, da_ptr, dwrite_ptr, dtheta_ptr, du_ptr, dgates_ptr, parts_ptr,
-    count, T, H, across, tiles, strength, u_b, u_t, g_b, g_t, g_h, du_b, du_t,
+    count, T, H, across, tiles, decay_scale, u_b, u_t, g_b, g_t, g_h, du_b, du_t,
     P: tl.constexpr, S: tl.constexpr, PAIRED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (parts * H * across,): a program takes tiles of tokens p, p + parts and so on, and BLOCK numbers of a head.
@@ -144,14 +144,14 @@ def lru_gates_bwd(
         i = sigmoid(load_tile(gates_ptr, at, P + c, channels) + i_bias)
         u = load_tile(u_ptr, batch * u_b + step * u_t + head * C, c, channels)
         da, dwrite = load_tile(da_ptr, row * P, p, numbers), load_tile(dwrite_ptr, row * C, c, channels)
-        a, scale, slope = magnitude(r, softplus, strength)
+        a, scale, derivative = magnitude(r, softplus, decay_scale)
         dscaled = dwrite * to_channels(scale, PAIRED)
         store_tile(du_ptr, batch * du_b + step * du_t + head * C, c, dscaled * i, channels)
         di = dscaled * u * i * (1.0 - i)
         store_tile(dgates_ptr, row * S, P + c, di, channels)
         i_sums += di
-        dlog = da * a - sum_channels(dwrite * i * u, PAIRED) * slope
-        open_ = -strength * dlog * r
+        dlog = da * a - sum_channels(dwrite * i * u, PAIRED) * derivative
+        open_ = -decay_scale * dlog * r
         dr = open_ * softplus * (1.0 - r)
         store_tile(dgates_ptr, row * S, p, dr, numbers)
         r_sums += dr
@@ -190,8 +190,8 @@ def lru_gates_sums(
     tl.store(drate_ptr + head * P + j - S, found.to(drate_ptr.dtype.element_ty), mask=here & (j >= S))
     if dphase_ptr is not None:
         # the last numbers of the bias are added to the angle as the phase is
-        turns = here & (j >= S - P) & (j < S)
-        tl.store(dphase_ptr + head * P + j - (S - P), found.to(dphase_ptr.dtype.element_ty), mask=turns)
+        is_phase = here & (j >= S - P) & (j < S)
+        tl.store(dphase_ptr + head * P + j - (S - P), found.to(dphase_ptr.dtype.element_ty), mask=is_phase)
 
 
 class _Run:
@@ -224,7 +224,7 @@ def run_forward(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
     if a.numel():
         tensors = (run.u, run.gates, run.bias, run.rate, run.phase, a, write, theta)
         grid = (run.tiles * run.heads * run.across,)
-        launch(lru_gates_fwd, grid, tensors, (*run.sizes, given.strength, *run.strides), run.constants, WARPS)
+        launch(lru_gates_fwd, grid, tensors, (*run.sizes, given.decay_scale, *run.strides), run.constants, WARPS)
     return a, write, theta
 
 
@@ -240,14 +240,14 @@ def run_backward(
     dgates = torch.empty(run.gates.shape, dtype=run.gates.dtype, device=run.u.device)
     dbias, drate = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (run.bias, run.rate))
     dphase = None if run.phase is None else torch.empty(run.phase.shape, dtype=run.phase.dtype, device=run.u.device)
-    width, alike = run.gates.shape[3], run.across * run.heads
-    count = max(1, min(run.tiles, PARTS // alike))
+    width, per_part = run.gates.shape[3], run.across * run.heads
+    count = max(1, min(run.tiles, PARTS // per_part))
     parts = torch.empty(count, run.heads, width + run.numbers, dtype=torch.float32, device=run.u.device)
     if du.numel():
         read = (da.contiguous(), dwrite.contiguous(), None if dtheta is None else dtheta.contiguous())
         tensors = (run.u, run.gates, run.bias, run.rate, *read, du, dgates, parts)
-        numbers = (*run.sizes, run.tiles, given.strength, *run.strides, *du.stride()[:2])
-        launch(lru_gates_bwd, (count * alike,), tensors, numbers, run.constants, WARPS)
+        numbers = (*run.sizes, run.tiles, given.decay_scale, *run.strides, *du.stride()[:2])
+        launch(lru_gates_bwd, (count * per_part,), tensors, numbers, run.constants, WARPS)
     else:
         parts.zero_()
     summed = {"P": run.numbers, "S": width, "BLOCK": SUMMED, "ROWS": SUMMED}

@@ -103,15 +103,15 @@ class ChunkedCall:
 
 def _step(chunk: int) -> runner.Step:
     return runner.Step(
-        run=lambda call: _run(call, chunk), advance=lambda call: ChunkedCall.of(call, chunk).states()[0][:, :, -1]
+        run=lambda call: _run(call, chunk), run_state=lambda call: ChunkedCall.of(call, chunk).states()[0][:, :, -1]
     )
 
 
 def _run(call: MatrixCall, chunk: int) -> tuple[Tensor, Tensor]:
     cut = ChunkedCall.of(call, chunk)
     states, write = cut.states()
-    entering = (cut.q * decay.to_here(cut.rows)) @ states[:, :, :-1]
-    o = torch.baddbmm(entering.flatten(0, 2), cut.scores().flatten(0, 2), write.flatten(0, 2))
+    inter = (cut.q * decay.to_here(cut.rows)) @ states[:, :, :-1]
+    o = torch.baddbmm(inter.flatten(0, 2), cut.scores().flatten(0, 2), write.flatten(0, 2))
     o = chunks.join(call.scale * o.view_as(write), call.v.shape[1])
     if call.stabilizer is not None:
         o = normalize(o, call.stabilizer.to(o.dtype), call.eps)

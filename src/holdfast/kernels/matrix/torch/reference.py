@@ -9,7 +9,7 @@ from holdfast.recurrences.oracle_matrix import matrix_steps
 
 from . import segment_runner as runner
 
-_STEP = runner.Step(run=matrix_steps, advance=lambda call: matrix_steps(call)[1])
+_STEP = runner.Step(run=matrix_steps, run_state=lambda call: matrix_steps(call)[1])
 
 
 class Reference:

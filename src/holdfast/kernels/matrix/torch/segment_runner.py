@@ -17,11 +17,11 @@ from holdfast.recurrences.oracle_matrix import compute_dtype
 class Step:
     """What a backend does with a call of equal-length sequences, in the compute dtype.
 
-    run: -> (o, final state), differentiable. advance: -> the final state alone.
+    run: -> (o, final state), differentiable. run_state: -> the final state alone.
     """
 
     run: Callable[[MatrixCall], tuple[Tensor, Tensor]]
-    advance: Callable[[MatrixCall], Tensor]
+    run_state: Callable[[MatrixCall], Tensor]
 
 
 _TOKENWISE = ("q", "k", "v", "g", "beta", "stabilizer")
@@ -54,11 +54,11 @@ def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | Non
     bounds = varlen.sequence_bounds(cu_seqlens, length)
     final = _initial_state(call, len(bounds) - 1).clone()
     for bucket in varlen.buckets(bounds, out.device):
-        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        padded = [None if x is None else bucket.pad(x) for x in inputs]
         o = call.v.new_empty(*bucket.index.shape, *out.shape[2:])
         last = segments.forward(run, padded, final[bucket.sequences], o.shape[1], segment, o)
         final[bucket.sequences] = last.to(final.dtype)
-        bucket.scatter(o, out)
+        bucket.unpad(o, out)
     return out, final
 
 
@@ -72,7 +72,7 @@ def backward(
 ) -> tuple[list[Tensor | None], Tensor]:
     """Gradients of forward: of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state."""
     batch, length = call.v.shape[:2]
-    run, advance = _on_segments(step.run, call), _on_segments(step.advance, call)
+    run, run_state = _on_segments(step.run, call), _on_segments(step.run_state, call)
     inputs = [getattr(call, name) for name in _TOKENWISE]
     bounds = None if cu_seqlens is None else varlen.sequence_bounds(cu_seqlens, length)
     state = _initial_state(call, batch if bounds is None else len(bounds) - 1)
@@ -80,22 +80,22 @@ def backward(
     if length == 0:
         return [None if x is None else torch.zeros_like(x) for x in inputs], grad_state.clone()
     if bounds is None:
-        return segments.backward(run, advance, inputs, state, length, segment, grad_o, grad_state)
+        return segments.backward(run, run_state, inputs, state, length, segment, grad_o, grad_state)
     grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     grad_state = grad_state.clone()
     for bucket in varlen.buckets(bounds, state.device):
-        padded = [None if x is None else bucket.gather(x) for x in inputs]
+        padded = [None if x is None else bucket.pad(x) for x in inputs]
         found, grad_state[bucket.sequences] = segments.backward(
             run,
-            advance,
+            run_state,
             padded,
             state[bucket.sequences],
             bucket.index.shape[1],
             segment,
-            None if grad_o is None else bucket.gather(grad_o),
+            None if grad_o is None else bucket.pad(grad_o),
             grad_state[bucket.sequences],
         )
         for grad, piece in zip(grads, found, strict=True):
             if grad is not None:
-                bucket.scatter(piece, grad)
+                bucket.unpad(piece, grad)
     return grads, grad_state

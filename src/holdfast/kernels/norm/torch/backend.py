@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.norm.call import GatedNormCall
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 
@@ -36,7 +36,7 @@ class PyTorchGatedNorm:
         def run(*leaves: Tensor) -> tuple[Tensor]:
             return (_run(call._replace(**dict(zip(given, leaves, strict=True)))),)
 
-        grads = dict(zip(given, pull_back(run, list(given.values()), [grad_y]), strict=True))
+        grads = dict(zip(given, vjp(run, list(given.values()), [grad_y]), strict=True))
         if into is not None:
             grads["gate"] = into.copy_(grads["gate"])
         return [grads.get(name) for name in call._fields[:3]]

@@ -108,8 +108,8 @@ def norm_bwd(
         if gate_ptr is not None:
             at = row_offsets(rows, head, T, H, gate_batch, gate_step, gate_head, HEADS)
             gate = tl.load(gate_ptr + at[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-            value, slope = activated(gate, SIGMOID)
-            dgate = dy * normal * slope
+            value, derivative = activated(gate, SIGMOID)
+            dgate = dy * normal * derivative
             if weight_ptr is not None:
                 dgate *= weight[None, :]
             at = row_offsets(rows, head, T, H, dgate_batch, dgate_step, dgate_head, HEADS)

@@ -45,16 +45,16 @@ class Rotation(NamedTuple):
 
 
 @triton.jit
-def turns_per_token(ratio, j, BITS: tl.constexpr):
-    """Return the turns of channel pairs j a token, ratio^j / 2 pi, in units of 2^-64. ratio: the bits of a float64."""
+def frequencies(ratio, j, BITS: tl.constexpr):
+    """Return ratio^j / 2 pi of channel pairs j, in units of 2^-64 of a turn a token. ratio: the bits of a float64."""
     power = ratio.to(tl.float64, bitcast=True)
-    turns = tl.full(j.shape, _PER_RADIAN, tl.float64)
+    frequency = tl.full(j.shape, _PER_RADIAN, tl.float64)
     for bit in tl.static_range(BITS):
-        turns = tl.where((j >> bit) & 1 == 1, turns * power, turns)
+        frequency = tl.where((j >> bit) & 1 == 1, frequency * power, frequency)
         power *= power
     # within half a turn, so that the integer has a sign
-    turns -= tl.floor(turns + 0.5)
-    return (turns * 18446744073709551616.0).to(tl.int64)
+    frequency -= tl.floor(frequency + 0.5)
+    return (frequency * 18446744073709551616.0).to(tl.int64)
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def rotary(
     position = step
     if position_ptr is not None:
         position = tl.load(position_ptr + batch * p_b + step * p_t, mask=token < count, other=0).to(tl.int64)
-    cosine, sine = cos_sin(position, turns_per_token(ratio, j, BITS))
+    cosine, sine = cos_sin(position, frequencies(ratio, j, BITS))
     if INVERSE:
         sine = -sine
     rotation = Rotation(cos=cosine, sin=sine)

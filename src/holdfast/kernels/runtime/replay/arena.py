@@ -21,14 +21,14 @@ class _LiveInterval:
         self.start = 0
 
 
-def pack_arena(steps: list[Any], kept: set[int]) -> list[Any]:
-    """steps, with one allocation for all that only launches work on. kept: slots that outlive the steps."""
+def pack_arena(steps: list[Any], output_slots: set[int]) -> list[Any]:
+    """steps, with one allocation for all that only launches work on. output_slots: slots that outlive the steps."""
     last = {slot: n for n, step in enumerate(steps) for slot in step.reads}
     others = {slot for step in steps if not isinstance(step, Launch) for slot in step.reads}
     pieces = [
         _LiveInterval(step, n, last[step.slot])
         for n, step in enumerate(steps)
-        if isinstance(step, Allocation) and step.slot in last and step.slot not in kept | others
+        if isinstance(step, Allocation) and step.slot in last and step.slot not in output_slots | others
     ]
     if len(pieces) < 2:
         return steps

@@ -341,14 +341,14 @@ class Recorder(DispatchMode):
         slotted = self._slotted(outputs, reads)
         if self.failed:
             return None
-        kept, steps = set(reads), []
+        output_slots, steps = set(reads), []
         # slots that are read later, and those that own their memory
-        needed = kept | self._owners(kept)
+        needed = output_slots | self._owners(output_slots)
         for step in reversed(self.steps):
             if self._is_needed(step, needed):
                 steps.append(step)
                 needed.update(step.reads, self._owners(step.reads))
-        return steps[::-1], slotted, kept
+        return steps[::-1], slotted, output_slots
 
     def _owners(self, slots: Iterable[int]) -> set[int]:
         return {self.places.get(slot, (slot, 0))[0] for slot in slots}

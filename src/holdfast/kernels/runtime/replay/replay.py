@@ -38,12 +38,15 @@ from .refusals import count_refusal
 class Replay:
     """Runs what was recorded on other tensors."""
 
-    def __init__(self, recorder: Recorder, steps: list[Any], outputs: Any, kept: set[int], changed: list[int]) -> None:
-        """steps, outputs, kept: as of `Recorder.needed`. changed: arguments that were written to."""
-        count, steps = recorder.count, pack_arena(steps, kept)
+    def __init__(
+        self, recorder: Recorder, steps: list[Any], outputs: Any, output_slots: set[int], changed: list[int]
+    ) -> None:
+        """steps, outputs, output_slots: as of `Recorder.needed`. changed: arguments that were written to."""
+        count, steps = recorder.count, pack_arena(steps, output_slots)
         self.rest, self.outputs, self.changed = [None] * (len(recorder.tensors) - count), outputs, changed
         self.guard: CallGuard | None = None
-        last = {slot: n for n, step in enumerate(steps) for slot in step.reads if slot >= count and slot not in kept}
+        reads = ((slot, n) for n, step in enumerate(steps) for slot in step.reads)
+        last = {slot: n for slot, n in reads if slot >= count and slot not in output_slots}
         # of each step the slots that nothing reads after it
         done: list[list[int]] = [[] for _ in steps]
         for slot, n in last.items():

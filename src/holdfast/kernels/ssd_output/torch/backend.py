@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 
 from ..call import OutputCall
 
@@ -27,7 +27,7 @@ class PyTorchOutput:
         def run(*leaves: Tensor) -> tuple[Tensor]:
             return (_run(call._replace(**dict(zip(given, leaves, strict=True)))),)
 
-        grads = dict(zip(given, pull_back(run, list(given.values()), [dy]), strict=True))
+        grads = dict(zip(given, vjp(run, list(given.values()), [dy]), strict=True))
         if dz is not None:
             grads["z"] = dz.copy_(grads["z"])
         return tuple(grads.get(name) for name in _LEAVES)

@@ -55,9 +55,9 @@ def ssd_output_bwd(
             gradient *= tl.load(weight + d, mask=here, other=0.0).to(tl.float32)[None, :]
             gradient = inverse * (gradient - normal * (tl.sum(gradient * normal, 1) / WIDTH)[:, None])
         if z is not None:
-            slope = share * (1.0 + gate * (1.0 - share))
+            derivative = share * (1.0 + gate * (1.0 - share))
             at = row_offsets(rows, length, dz_batch, dz_step, UNIT) + d[None, :]
-            tl.store(dz + at, (gradient * value * slope).to(dz.dtype.element_ty), mask=inside)
+            tl.store(dz + at, (gradient * value * derivative).to(dz.dtype.element_ty), mask=inside)
             gradient *= gate * share
         if D is not None:
             skip_sums += gradient * entry

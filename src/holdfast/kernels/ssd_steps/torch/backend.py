@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 
 from ..call import StepsCall
 
@@ -24,7 +24,7 @@ class PyTorchSteps:
         def run(*leaves: Tensor) -> tuple[Tensor, Tensor]:
             return _run(call._replace(**dict(zip(given, leaves, strict=True))))
 
-        grads = dict(zip(given, pull_back(run, list(given.values()), [dstep, dg]), strict=True))
+        grads = dict(zip(given, vjp(run, list(given.values()), [dstep, dg]), strict=True))
         found = grads["dt"] if ddt is None else ddt.copy_(grads["dt"])
         return found, grads["A"], grads.get("dt_bias")
 

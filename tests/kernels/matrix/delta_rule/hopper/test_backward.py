@@ -19,7 +19,7 @@ from layouts import assert_views_are_alike
 def plans(call, **values):
     """The planner's, the forward pass in one segment, with other values for the backward pass."""
     forward, backward = (plans_of(call, way)[0].plan for way in ("forward", "backward"))
-    return over(forward, span=1 << 20), over(backward, **({"span": 1 << 20} | values))
+    return over(forward, segment_chunks=1 << 20), over(backward, **({"segment_chunks": 1 << 20} | values))
 
 
 def weak(call):
@@ -37,8 +37,8 @@ def test_every_tensor_moves_once_or_twice_and_few_heads_are_cut_into_segments():
     # q, v, dO, k three times; S is two tensors and U one, written and read; each chunk's inverse half a one, written
     # once and read twice; dq, dk, dv
     assert large.moved == pytest.approx(16.5 * tensor, rel=0.02)
-    assert (large.plan["columns"], large.plan["span"]) == (128, 64)
-    assert small.plan["span"] < 64
+    assert (large.plan["columns"], large.plan["segment_chunks"]) == (128, 64)
+    assert small.plan["segment_chunks"] < 64
     assert small.seconds < large.seconds / 2
 
 
@@ -77,7 +77,7 @@ def test_segments_compile_and_fit(monkeypatch):
     launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
     monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
     call = example(T=128, H=4)
-    HopperDelta().backward(plans(call, span=1)[1], call, None, torch.ones_like(call.v), None)
+    HopperDelta().backward(plans(call, segment_chunks=1)[1], call, None, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]
     assert names == [
         "delta_rule_chunk_inverse",
@@ -127,9 +127,9 @@ class InPlace:
         ({"T": 200, "g": None, "state": False}, {}),
         ({"T": 192, "dtype": torch.float16, "K": 64, "V": 64}, {}),
         ({"T": 256, "g": -1e-4, "keys": "alike", "state": False}, {}),
-        ({"T": 320, "H": 2}, {"span": 2}),
-        ({"T": 300, "H": 2, "K": 48, "V": 80, "state": False}, {"span": 1, "state_columns": 128}),
-        ({"T": 120, "K": 64, "V": 64}, {"span": 1}),
+        ({"T": 320, "H": 2}, {"segment_chunks": 2}),
+        ({"T": 300, "H": 2, "K": 48, "V": 80, "state": False}, {"segment_chunks": 1, "state_columns": 128}),
+        ({"T": 120, "K": 64, "V": 64}, {"segment_chunks": 1}),
     ],
 )
 def test_right_on_a_cpu(given, values, on_cpu):
@@ -258,7 +258,7 @@ def test_right_with_shared_heads(Hq):
 
 @gpu
 @pytest.mark.parametrize(
-    ("K", "V", "columns", "state_columns", "span", "T"),
+    ("K", "V", "columns", "state_columns", "segment_chunks", "T"),
     [
         (128, 128, 128, 128, 4, 1024),
         (128, 128, 64, 128, 2, 1000),
@@ -267,16 +267,16 @@ def test_right_with_shared_heads(Hq):
         (64, 128, 128, 128, 1, 130),
     ],
 )
-def test_right_in_segments(K, V, columns, state_columns, span, T):
+def test_right_in_segments(K, V, columns, state_columns, segment_chunks, T):
     call = weak(example(T=T, H=3, Hq=1, K=K, V=V, state=T % 2 == 0, device="cuda"))
-    assert_as_exact(call, plans(call, columns=columns, state_columns=state_columns, span=span))
+    assert_as_exact(call, plans(call, columns=columns, state_columns=state_columns, segment_chunks=segment_chunks))
 
 
 @gpu
 def test_the_planners_segments_of_one_head():
     call = example(B=1, T=4096, H=1, Hq=1, device="cuda")
     backward = plans_of(call, "backward")[0].plan
-    assert backward["span"] < 64
+    assert backward["segment_chunks"] < 64
     assert_as_exact(call, (plans(call)[0], backward))
 
 

@@ -71,8 +71,8 @@ def test_memory_bounds_many_heads_and_few_are_cut_into_segments():
     )
     # q, k, v and o once, k once more, A written and read
     assert large.moved == pytest.approx((5 + 2 * CHUNK / 128) * 2 * 4 * 4096 * 32 * 128, rel=0.05)
-    assert large.plan["span"] == 4096 // CHUNK
-    assert small.plan["span"] < 4096 // CHUNK
+    assert large.plan["segment_chunks"] == 4096 // CHUNK
+    assert small.plan["segment_chunks"] < 4096 // CHUNK
     assert small.seconds < large.seconds / 2
 
 
@@ -127,8 +127,8 @@ def composed(tensors, numbers, constants):
     local, transition, first, states, cu_seqlens = tensors
     # what is found at a place that no segment has: a number, so that a kernel that hands it on writes something twice
     states[:] = 7.0
-    length, span, back = numbers[0], numbers[3], constants["BACK"]
-    for n, sequence in enumerate(segments_of(cu_seqlens, length, span * CHUNK)):
+    length, segment_chunks, back = numbers[0], numbers[3], constants["BACK"]
+    for n, sequence in enumerate(segments_of(cu_seqlens, length, segment_chunks * CHUNK)):
         own = slice(None) if cu_seqlens is None else slice(n, n + 1)
         state = torch.zeros_like(states[:, 0]) if first is None else first[own]
         order = [place for place, _, _ in sequence][:: -1 if back else 1]
@@ -185,7 +185,7 @@ def test_plans_compile_and_fit(K, V, columns, g, monkeypatch):
     monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
     call = example(K=K, V=V, g=g)
     planned = next(found for found in plans_of(call) if found.plan["columns"] == columns)
-    HopperDelta().forward(over(planned.plan, state_columns=columns, span=1), call, None)
+    HopperDelta().forward(over(planned.plan, state_columns=columns, segment_chunks=1), call, None)
     assert [launch.kernel.__name__ for launch in launches] == [
         "delta_rule_chunk_inverse",
         "delta_rule_fwd",
@@ -285,7 +285,7 @@ def test_the_same_precision_is_near_the_truth():
 
 
 @pytest.mark.parametrize(
-    ("given", "columns", "state_columns", "span"),
+    ("given", "columns", "state_columns", "segment_chunks"),
     [
         ({"T": 130, "B": 2, "H": 1}, 128, 128, 100),
         ({"T": 200, "H": 2, "Hq": 1, "K": 48, "V": 80, "state": False}, 64, 64, 100),
@@ -295,14 +295,16 @@ def test_the_same_precision_is_near_the_truth():
         ({"T": 128, "g": float("-inf"), "K": 64, "V": 64}, 64, 64, 1),
     ],
 )
-def test_right_on_a_cpu(given, columns, state_columns, span, monkeypatch):
+def test_right_on_a_cpu(given, columns, state_columns, segment_chunks, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     import gluon_partitions_emulator
     from holdfast.kernels.matrix.delta_rule.hopper import launch_forward as hopper_delta_launch
 
     monkeypatch.setattr(hopper_delta_launch, "launch", gluon_partitions_emulator.launch)
     monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
-    assert_right(example(**{"B": 1, "H": 1} | given), columns=columns, state_columns=state_columns, span=span)
+    assert_right(
+        example(**{"B": 1, "H": 1} | given), columns=columns, state_columns=state_columns, segment_chunks=segment_chunks
+    )
 
 
 gpu = pytest.mark.gpu
@@ -338,12 +340,12 @@ def test_right_at_every_decay(g):
 
 @gpu
 @pytest.mark.parametrize(
-    ("K", "V", "Hq", "columns", "span"),
+    ("K", "V", "Hq", "columns", "segment_chunks"),
     [(128, 128, 2, 64, 100), (128, 128, 2, 64, 3), (128, 128, 4, 128, 1), (48, 80, 1, 128, 3)],
 )
-def test_right_with_shared_heads_and_in_segments(K, V, Hq, columns, span):
+def test_right_with_shared_heads_and_in_segments(K, V, Hq, columns, segment_chunks):
     call = example(T=600, H=4, Hq=Hq, K=K, V=V, device="cuda")
-    assert_right(call, columns=columns, state_columns=columns, span=span)
+    assert_right(call, columns=columns, state_columns=columns, segment_chunks=segment_chunks)
 
 
 @gpu
@@ -365,7 +367,7 @@ def test_tensors_that_are_views():
 def test_two_runs_are_bit_equal_and_write_everything():
     call = example(T=333, device="cuda")
     (best, *_) = plans_of(call)
-    first, second = (HopperDelta().forward(over(best.plan, span=2), call, None) for _ in range(2))
+    first, second = (HopperDelta().forward(over(best.plan, segment_chunks=2), call, None) for _ in range(2))
     assert all(torch.equal(x, y) and not x.isnan().any() for x, y in zip(first, second, strict=True))
 
 

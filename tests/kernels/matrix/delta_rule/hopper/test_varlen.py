@@ -40,8 +40,8 @@ def cotangents_of(call, sequences):
 
 
 def plans(call, **values):
-    """The planner's for packed sequences, forward and backward, with other values; one segment of each if no span."""
-    values = {"span": 1 << 20} | values
+    """The planner's for packed sequences, forward and backward, with other values; segments whole if none are given."""
+    values = {"segment_chunks": 1 << 20} | values
     return tuple(over(plans_of(call, way, 2)[0].plan, **values) for way in ("forward", "backward"))
 
 
@@ -108,15 +108,15 @@ def test_they_are_served():
 
 @pytest.mark.parametrize(("sequences", "length", "heads"), [(1, 16384, 32), (1, 4096, 4), (8, 4096, 4)])
 def test_few_are_cut_into_segments(sequences, length, heads):
-    assert plan_of(sequences, length, heads, "backward")["span"] < length // CHUNK
-    assert plan_of(1, sequences * length, heads)["span"] < sequences * length // CHUNK
+    assert plan_of(sequences, length, heads, "backward")["segment_chunks"] < length // CHUNK
+    assert plan_of(1, sequences * length, heads)["segment_chunks"] < sequences * length // CHUNK
 
 
 @pytest.mark.parametrize(("sequences", "length", "heads"), [(4, 4096, 32), (64, 256, 32), (16, 1024, 32), (3, 1, 1)])
 def test_many_are_not(sequences, length, heads):
     for direction in ("forward", "backward"):
         # as long as all of them together: none is longer
-        assert plan_of(sequences, length, heads, direction)["span"] == -(-sequences * length // CHUNK)
+        assert plan_of(sequences, length, heads, direction)["segment_chunks"] == -(-sequences * length // CHUNK)
 
 
 def test_more_columns_where_sequences_are_many():
@@ -176,7 +176,7 @@ def test_segments_compile_and_fit(columns, monkeypatch):
     monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
     call = packed_example((0, 100, 128), H=4)
     cu_seqlens = torch.tensor((0, 100, 128), dtype=torch.int32)
-    forward, backward = plans(call, columns=columns, state_columns=columns, span=1)
+    forward, backward = plans(call, columns=columns, state_columns=columns, segment_chunks=1)
     HopperDelta().forward(forward, call, cu_seqlens)
     HopperDelta().backward(backward, call, cu_seqlens, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]
@@ -194,13 +194,17 @@ def test_segments_compile_and_fit(columns, monkeypatch):
         ((0, 100, 130), {"H": 2}, {"columns": 128}),
         ((0, 65, 128), {"H": 2, "Hq": 1, "K": 48, "V": 80, "state": False}, {"columns": 64}),
         ((0, 63, 129), {"V": 80, "g": None, "beta": False, "dtype": torch.float16}, {"columns": 128}),
-        ((0, 300), {"K": 64, "V": 64}, {"span": 2}),
-        ((0, 0, 65, 128, 129, 400, 400), {"K": 64, "V": 64}, {"span": 1}),
-        ((0, 64, 420), {"H": 2, "Hq": 1, "K": 48, "V": 80, "state": False}, {"span": 2, "state_columns": 128}),
-        # a span as long as all of them
-        ((0, 64, 128), {"K": 64, "V": 64}, {"span": 2}),
+        ((0, 300), {"K": 64, "V": 64}, {"segment_chunks": 2}),
+        ((0, 0, 65, 128, 129, 400, 400), {"K": 64, "V": 64}, {"segment_chunks": 1}),
+        (
+            (0, 64, 420),
+            {"H": 2, "Hq": 1, "K": 48, "V": 80, "state": False},
+            {"segment_chunks": 2, "state_columns": 128},
+        ),
+        # one segment as long as all of them
+        ((0, 64, 128), {"K": 64, "V": 64}, {"segment_chunks": 2}),
         # the first has room for two segments and is one
-        ((0, 100, 150, 320), {"K": 64, "V": 64}, {"span": 2}),
+        ((0, 100, 150, 320), {"K": 64, "V": 64}, {"segment_chunks": 2}),
     ],
 )
 def test_as_apart_on_a_cpu(on_cpu, offsets, of, values):
@@ -275,11 +279,11 @@ def test_near_the_truth(g, beta):
 @pytest.mark.parametrize(
     ("K", "V", "H", "Hq", "dtype", "values"),
     [
-        (128, 128, 4, 4, torch.bfloat16, {"span": 1}),
-        (128, 128, 4, 2, torch.bfloat16, {"span": 4, "columns": 64, "state_columns": 64}),
-        (64, 64, 3, 1, torch.float16, {"span": 2}),
-        (48, 80, 3, 1, torch.bfloat16, {"span": 2, "columns": 128, "state_columns": 64}),
-        (64, 128, 2, 2, torch.float16, {"span": 8, "columns": 64}),
+        (128, 128, 4, 4, torch.bfloat16, {"segment_chunks": 1}),
+        (128, 128, 4, 2, torch.bfloat16, {"segment_chunks": 4, "columns": 64, "state_columns": 64}),
+        (64, 64, 3, 1, torch.float16, {"segment_chunks": 2}),
+        (48, 80, 3, 1, torch.bfloat16, {"segment_chunks": 2, "columns": 128, "state_columns": 64}),
+        (64, 128, 2, 2, torch.float16, {"segment_chunks": 8, "columns": 64}),
     ],
 )
 @pytest.mark.parametrize("offsets", [RAGGED, (0, 2000)])
@@ -295,7 +299,7 @@ def test_in_segments(K, V, H, Hq, dtype, values, offsets):
 def test_the_planners_segments():
     call = packed_example((0, 4096), "cuda", H=2)
     which = tuple(plans_of(call, way, 1)[0].plan for way in ("forward", "backward"))
-    assert all(plan["span"] < 64 for plan in which)
+    assert all(plan["segment_chunks"] < 64 for plan in which)
     assert_as_apart(call, (0, 4096), which)
 
 
@@ -306,10 +310,10 @@ def test_nan_stays_in_its_sequence():
 
 
 @gpu
-@pytest.mark.parametrize("span", [1 << 20, 3])
-def test_in_a_cuda_graph(span):
+@pytest.mark.parametrize("segment_chunks", [1 << 20, 3])
+def test_in_a_cuda_graph(segment_chunks):
     call = packed_example(RAGGED, "cuda", H=2)
-    which = plans(call, span=span)
+    which = plans(call, segment_chunks=segment_chunks)
     cu_seqlens, cotangents = torch.tensor(RAGGED, device="cuda"), cotangents_of(call, 10)
     right = run(HopperDelta(), which, call, cu_seqlens, cotangents)
     graph = torch.cuda.CUDAGraph()

@@ -34,7 +34,7 @@ def check(B=2, T=37, H=3, packed=None, exponential=True, dtype=torch.float32, st
 def interpreted():
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
-    kernel.SPAN, kernel.THREADS, kernel.HEADS, kernel.TILES = 4, 8, 2, 2
+    kernel.SEGMENT, kernel.THREADS, kernel.HEADS, kernel.TILES = 4, 8, 2, 2
     check()
     check(exponential=False)
     check(B=1, packed=(0, 0, 5, 37, 37))
@@ -103,7 +103,7 @@ def nan_stays_in_its_sequence(device="cpu"):
 
 def nan_passes_no_end_within_a_tile(device="cpu"):
     """One NaN a head, at the first and the last token of each sequence, of a few tokens each: what is next to it in a
-    span, a tile or the next tile is another's, and is what it would be without it."""
+    segment, a tile or the next tile is another's, and is what it would be without it."""
     offsets = [0, 1, 2, 5, 5, 9, 13, 15, 21, 25, 29, 34]
     spoilt = sorted(set(offsets[:-1]) | {t - 1 for t in offsets[1:]})
     T, H, sequences = offsets[-1], len(spoilt), len(offsets) - 1

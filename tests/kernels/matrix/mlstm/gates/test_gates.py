@@ -41,7 +41,7 @@ EXPONENTIAL += [
 @pytest.mark.parametrize(("capability", "cu_seqlens", "size"), EXPONENTIAL)
 def test_exponential_gating_compiles(capability, cu_seqlens, size):
     heads = min(size, 16)
-    constants = {"TOKENS": 8, "SPANS": 256 // heads, "HEADS": heads, "TILES": 32, "OVERLAPS": capability >= 90}
+    constants = {"TOKENS": 8, "SEGMENTS": 256 // heads, "HEADS": heads, "TILES": 32, "PDL": capability >= 90}
     given = (capability, size, 8)
     for kernel in (mlstm_stabilizer_maps, mlstm_stabilizer):
         # one pair of registers on the stack: ptxas, for these two targets

@@ -98,8 +98,8 @@ def test_plans_compile_and_fit(K, V, beta, monkeypatch):
     monkeypatch.setattr(launches_of()[1], "segment_scan_both_ways", defaultdict(lambda: lambda *_, **__: None))
     (forward, *_), (backward, *_) = plans_of(call)
     Hopper().forward(forward.plan, call, None)
-    Hopper().forward(over(forward.plan, span=1), call, None)
-    Hopper().backward(over(backward.plan, span=1), call, None, *cotangents)
+    Hopper().forward(over(forward.plan, segment_chunks=1), call, None)
+    Hopper().backward(over(backward.plan, segment_chunks=1), call, None, *cotangents)
     names = [
         "scalar_decay_fwd",
         "hopper_segment_states",
@@ -128,11 +128,13 @@ def test_states_of_long_segments_compile_and_fit(monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     from gluon_compile import compile_launch, recorded
 
-    call = example(B=1, T=128 * model.LONG_SPAN, H=2)
+    call = example(B=1, T=128 * model.LONG_SEGMENT, H=2)
     launches = recorded(monkeypatch, *launches_of())
     monkeypatch.setattr(launches_of()[1], "segment_scan_both_ways", defaultdict(lambda: lambda *_, **__: None))
     _, (backward, *_) = plans_of(call)
-    Hopper().backward(over(backward.plan, span=model.LONG_SPAN), call, None, torch.randn_like(call.v), None)
+    Hopper().backward(
+        over(backward.plan, segment_chunks=model.LONG_SEGMENT), call, None, torch.randn_like(call.v), None
+    )
     made = compile_launch(launches[0])
     assert launches[0].kernel.__name__ == "hopper_segment_states"
     assert launches[0].constants["TOKENS"] == 128
@@ -241,7 +243,7 @@ def assert_near(got, same, exact, floats=None):
         assert mine <= limit, (name, mine, limit)
 
 
-def _composed(scan, blocks, tensors, sizes, constants, warps, overlaps):
+def _composed(scan, blocks, tensors, sizes, constants, warps, pdl):
     """The scan over segments, in place of its kernel, which has tests of its own."""
     local, decay, *firsts, enter, back_last = tensors
     for back, (first, end) in enumerate(zip(firsts, (None, back_last), strict=True)):
@@ -322,9 +324,11 @@ def test_packed_sequences_have_gradients_of_their_own_on_the_emulator(on_cpu):
 
 
 @pytest.mark.parametrize("g", ["mild", None])
-@pytest.mark.parametrize(("span", "T"), [(1, 200), (2, 200), (model.LONG_SPAN, 64 * model.LONG_SPAN + 70)])
-def test_right_in_segments_on_the_emulator(on_cpu, g, span, T):
-    assert_right(example(B=1, T=T, H=2, K=64, V=64, g=g), span=span)
+@pytest.mark.parametrize(
+    ("segment_chunks", "T"), [(1, 200), (2, 200), (model.LONG_SEGMENT, 64 * model.LONG_SEGMENT + 70)]
+)
+def test_right_in_segments_on_the_emulator(on_cpu, g, segment_chunks, T):
+    assert_right(example(B=1, T=T, H=2, K=64, V=64, g=g), segment_chunks=segment_chunks)
 
 
 @pytest.mark.parametrize(
@@ -378,14 +382,14 @@ def assert_nan_stays(device):
     [
         ({"K": 64, "V": 64, "B": 1, "T": 9 * 64 + 7}, {}),
         ({"K": 128, "V": 64, "beta": True, "Hq": 1, "T": 330}, {}),
-        ({"K": 64, "V": 128, "B": 1, "T": 320, "beta": True}, {"span": 2}),
+        ({"K": 64, "V": 128, "B": 1, "T": 320, "beta": True}, {"segment_chunks": 2}),
     ],
 )
 def test_no_gradient_of_a_decay_of_zero_on_the_emulator(on_cpu, sizes, values):
     assert_no_gradient_of_resets({"H": 2} | sizes, "cpu", **values)
 
 
-@pytest.mark.parametrize("values", [{}, {"span": 1}], ids=["whole", "segments"])
+@pytest.mark.parametrize("values", [{}, {"segment_chunks": 1}], ids=["whole", "segments"])
 def test_views_are_as_good_as_copies_on_the_emulator(on_cpu, values):
     assert_layouts_are_alike("cpu", **values)
 
@@ -451,23 +455,27 @@ def test_right_with_shared_heads(K, V):
 
 
 @gpu
-@pytest.mark.parametrize("span", [1, 3])
+@pytest.mark.parametrize("segment_chunks", [1, 3])
 @pytest.mark.parametrize(
     ("K", "V", "g", "ends"), [(128, 128, "mild", True), (64, 128, "mild", False), (128, 64, None, True)]
 )
-def test_right_in_segments(K, V, g, ends, span):
-    assert_right(example(T=600, H=4, Hq=2, K=K, V=V, g=g, beta=K == V, device="cuda"), ends, span=span)
+def test_right_in_segments(K, V, g, ends, segment_chunks):
+    assert_right(
+        example(T=600, H=4, Hq=2, K=K, V=V, g=g, beta=K == V, device="cuda"), ends, segment_chunks=segment_chunks
+    )
 
 
 @gpu
 @pytest.mark.parametrize(("K", "V"), [(128, 128), (64, 64)])
 def test_right_in_long_segments(K, V):
     # a step of the states between segments is two chunks there, and the last segment's end is in the midst of one
-    assert_right(example(B=1, T=128 * model.LONG_SPAN + 70, H=2, K=K, V=V, device="cuda"), span=model.LONG_SPAN)
+    assert_right(
+        example(B=1, T=128 * model.LONG_SEGMENT + 70, H=2, K=K, V=V, device="cuda"), segment_chunks=model.LONG_SEGMENT
+    )
 
 
 @gpu
-@pytest.mark.parametrize("values", [{}, {"span": 1}], ids=["whole", "segments"])
+@pytest.mark.parametrize("values", [{}, {"segment_chunks": 1}], ids=["whole", "segments"])
 def test_views_are_as_good_as_copies(values):
     assert_layouts_are_alike("cuda", **values)
 

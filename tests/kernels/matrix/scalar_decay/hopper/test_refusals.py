@@ -57,8 +57,8 @@ def test_memory_bounds_large_problems_and_few_heads_are_cut_into_segments():
     )
     assert large.prediction.bound == "memory"
     assert large.moved == pytest.approx(4 * 2 * 4 * 4096 * 32 * 128, rel=0.05)
-    assert large.plan["span"] == 4096 // model.CHUNK
-    assert 8 * 4096 // model.CHUNK // small.plan["span"] > 64
+    assert large.plan["segment_chunks"] == 4096 // model.CHUNK
+    assert 8 * 4096 // model.CHUNK // small.plan["segment_chunks"] > 64
     # measured on an H200: 0.0368 and 0.140 ms
     assert small.seconds < large.seconds / 3
 
@@ -66,4 +66,6 @@ def test_memory_bounds_large_problems_and_few_heads_are_cut_into_segments():
 def test_packed_sequences_are_not_cut():
     packed = problem({"B": 1, "H": 8, "Hq": 8}, {"varlen": True})
     for direction in ("forward", "backward"):
-        assert {found.plan["span"] for found in model.candidates(packed, H200, direction)} == {4096 // model.CHUNK}
+        assert {found.plan["segment_chunks"] for found in model.candidates(packed, H200, direction)} == {
+            4096 // model.CHUNK
+        }

@@ -20,7 +20,7 @@ from triton_compile import TARGETS, compile_for
 
 POINTERS = tuple(name for name in scalar_decay_single_pass.arg_names if name.endswith("_ptr"))
 GRADIENTS = ("rows_ptr", "products_ptr", "full_ptr")
-SIZES = ("kept_offset", "products_size", "state_size", "state_k", "state_v", "state_add")
+SIZES = ("saved_offset", "products_size", "state_size", "state_k", "state_v", "state_add")
 NUMBERS = ("T", "H", "segment", "tokens", *SIZES)
 STRIDES = tuple(f"{x}_{axis}" for x in "qkvx" for axis in ("batch", "step", "head"))
 
@@ -49,7 +49,7 @@ def arguments(passed, dtype, width, columns, block, **given):
     }[passed]
     found |= dict.fromkeys(("g_ptr", *present), torch.float32)
     if passed in ("dq", "dk"):
-        found |= {"x_ptr": dtype, "kept_ptr": dtype}
+        found |= {"x_ptr": dtype, "saved_ptr": dtype}
     found |= dict.fromkeys((*NUMBERS, *STRIDES), 4096) | {"cu_seqlens": None, "scale": 0.5, "eps": 1e-6}
     found |= {"QK_GROUP": 1, "VX_GROUP": 1, "WIDTH": width, "COLUMNS": columns}
     found |= {"BLOCK_K": width, "BLOCK_V": block, "CHUNK": 32 if wide else 64, "SEGMENTS": 1, "KEEP": 8, "STAGES": 2}
@@ -127,7 +127,7 @@ def test_tensors_that_kernels_cannot_read_are_copied():
 # dk sums states and pairs apart, in a few numbers more than the registers hold
 @pytest.mark.parametrize(("name", "stack"), [("o", 16), ("dk", 32)])
 def test_compiles_for_one_token_and_one_head(name, stack):
-    ones = dict.fromkeys(("T", "H", "tokens", "q_step", "q_head", "kept_offset"), 1)
+    ones = dict.fromkeys(("T", "H", "tokens", "q_step", "q_head", "saved_offset"), 1)
     assert (
         compile_for(
             scalar_decay_single_pass, 90, arguments(name, torch.bfloat16, 16, 16, 16, **ones), num_warps=4

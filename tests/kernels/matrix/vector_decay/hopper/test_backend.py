@@ -16,7 +16,7 @@ from layouts import assert_views_are_alike
 H200 = Device.named("h200")
 SIZES = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128}
 VECTOR = {"decay=vector": True, "needs_grad": True}
-PLANS = (model.plan(keeps=True), model.BACKWARD)
+PLANS = (model.plan(saves=True), model.BACKWARD)
 
 
 def problem(sizes=(), traits=(), dtype="bfloat16"):
@@ -71,13 +71,13 @@ def test_kernels_compile_and_fit(K, V, monkeypatch):
 
     launches = recorded(monkeypatch, hopper_gla_launch)
     call = given(K=K, V=V)
-    HopperGLA().forward(model.plan(keeps=False), call, None)
+    HopperGLA().forward(model.plan(saves=False), call, None)
     o, _, states = HopperGLA().forward(PLANS[0], call, None)
     HopperGLA().backward(PLANS[1], call, None, torch.zeros_like(call.v), None, o, states)
     names = [launch.kernel.__name__ for launch in launches]
     assert names == ["gla_fwd", "gla_fwd", "gla_fwd", "gla_bwd_grads"]
     sizes = problem({"K": K, "V": V})
-    forwards = [model.forward(sizes, H200, keeps) for keeps in (False, True, True)]
+    forwards = [model.forward(sizes, H200, saves) for saves in (False, True, True)]
     for launch, planned in zip(launches, [*forwards, *model.candidates(sizes, H200, "backward")], strict=True):
         made = compile_launch(launch)
         assert made.shared <= H200.shared_per_block

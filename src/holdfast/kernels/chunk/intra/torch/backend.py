@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.kernels.autograd.vjp import pull_back
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.chunk.intra.call import IntraChunkCall
 from holdfast.kernels.lib.torch import chunks, decay
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
@@ -43,7 +43,7 @@ class ChunkedIntraChunk:
             def run(*leaves: Tensor, piece: IntraChunkCall = piece) -> tuple[Tensor]:
                 return (_run(piece._replace(**dict(zip(grads, leaves, strict=True)))),)
 
-            found = pull_back(run, [getattr(piece, name) for name in grads], [grad_o[:, steps]])
+            found = vjp(run, [getattr(piece, name) for name in grads], [grad_o[:, steps]])
             for name, grad in zip(grads, found, strict=True):
                 grads[name][:, group if name == "states" else steps] = grad
         return [grads.get(name) for name in _TENSORS]

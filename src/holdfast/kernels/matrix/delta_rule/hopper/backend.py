@@ -62,11 +62,11 @@ class HopperDelta:
         if v.numel() == 0:
             return o, final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
         start = aligned(call.initial_state)
-        gates, stages, chunks = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        gates, stages, chunks = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["segment_chunks"]
         a = launch.run_chunk_inverse(k, heads, gates, cu_seqlens)
         if chunks * TOKENS < length:
             tiling = launch.Tiling(plan["state_columns"], stages, chunks)
-            start = launch.initial_states_of_segments(k, v, a, gates, tiling, start, None, cu_seqlens)
+            start = launch.segment_initial_states(k, v, a, gates, tiling, start, None, cu_seqlens)
         tiling = launch.Tiling(plan["columns"], stages, chunks)
         launch.run_forward(q, k, v, a, o, gates, launch.StateIO(start, final), tiling, cu_seqlens)
         return o, final

@@ -12,7 +12,7 @@ from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.segment_dstates import delta_rule_segment_dstates
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import aligned, for_tma, tiles, width_of
+from holdfast.kernels.runtime.tma import aligned, for_tma, round_up_columns, tiles
 from holdfast.planner import Plan
 from holdfast.recurrences.definition import MatrixCall
 
@@ -23,11 +23,11 @@ from .launch_forward import (
     Tiling,
     blocks_of,
     chunks_of,
-    initial_states_of_segments,
     run_chunk_inverse,
     run_forward,
     run_segment_scan,
     segment_buffer,
+    segment_initial_states,
     sequences_in_segments,
 )
 from .producers import COLUMNS
@@ -81,7 +81,7 @@ def _narrow(x: Tensor) -> object:
 
 def _wide(x: Tensor) -> object:
     """Return the descriptor of tiles of 64 tokens and all columns."""
-    return tiles(x, [1, TOKENS, 1, width_of(x.shape[3])], TILE_LAYOUT)
+    return tiles(x, [1, TOKENS, 1, round_up_columns(x.shape[3])], TILE_LAYOUT)
 
 
 def _inverse(a: Tensor) -> object:
@@ -94,22 +94,24 @@ def run_states(
 ) -> None:  # fmt: skip
     """Launch `delta_rule_bwd_states`: U [B, T, H, V] and the states of every chunk, to saved.
 
-    start: the states before the segments of plan["span"] chunks, float32 [B, segments, H, K, V], or None. cu_seqlens
-    [N + 1]: where packed sequences begin and end; U is then [1, chunks * 64, H, V], and start [1, places, H, K, V].
+    start: the states before the segments, of plan["segment_chunks"] each, float32 [B, segments, H, K, V], or None.
+    cu_seqlens [N + 1]: where packed sequences begin and end; U is then [1, chunks * 64, H, V], and start
+    [1, places, H, K, V].
     """
     batch, length, heads, values = v.shape
-    keys, span = k.shape[3], plan["span"]
-    warpgroups, sequences = plan["columns"] // HALF, sequences_in_segments(length, span, cu_seqlens)
+    keys, segment_chunks = k.shape[3], plan["segment_chunks"]
+    wide = round_up_columns(keys)
+    warpgroups, sequences = plan["columns"] // HALF, sequences_in_segments(length, segment_chunks, cu_seqlens)
     arguments = (
-        _wide(k), _narrow(v), _inverse(saved.a), _narrow(saved.u), *saved.states.tiles(width_of(keys)),
-        gates.g, gates.beta, start, cu_seqlens, sequences, length, heads, heads // k.shape[2], *gates.strides(), span,
+        _wide(k), _narrow(v), _inverse(saved.a), _narrow(saved.u), *saved.states.tiles(wide), gates.g, gates.beta,
+        start, cu_seqlens, sequences, length, heads, heads // k.shape[2], *gates.strides(), segment_chunks,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values, "MMA_WARPGROUPS": warpgroups, "STAGES": plan["stages"]}
-    types = (*gates.types(), k.dtype, width_of(keys), start is None, sequences is None, dtype_or_none(cu_seqlens))
-    blocks, segments = blocks_of(batch, length, span, cu_seqlens)
+    types = (*gates.types(), k.dtype, wide, start is None, sequences is None, dtype_or_none(cu_seqlens))
+    blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     grid = (blocks * heads, -(-values // plan["columns"]), segments)
-    overlaps = start is None or (sequences is None and segments == 1)
-    launch(delta_rule_bwd_states, grid, arguments, constants, 4, types, None, overlaps)
+    pdl = start is None or (sequences is None and segments == 1)
+    launch(delta_rule_bwd_states, grid, arguments, constants, 4, types, None, pdl)
 
 
 def run_segment_dstates(
@@ -120,31 +122,31 @@ def run_segment_dstates(
     values = do.shape[3]
     blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     sequences = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": SUMMED}
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": round_up_columns(keys), "BLOCK": SUMMED}
     numbers = (sequences, length, heads, segment_chunks, *do.stride()[:3])
     grid = (blocks * heads, -(-values // SUMMED), segments)
     with torch.cuda.device_of(w):
         triton_launch.launch(delta_rule_segment_dstates, grid, (w, do, local, cu_seqlens), numbers, constants, 8)
 
 
-def boundary_states_of_segments(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, w: Tensor, gates: DecayAndBeta, ends: StateIO, plan: Plan,
-    cu_seqlens: Tensor | None = None,
+def segment_boundary_states(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, a: Tensor, w: Tensor, gates: DecayAndBeta, boundary_states: StateIO,
+    plan: Plan, cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the state before each segment and the gradient of the one after it, float32 [B, segments, H, K, V].
 
-    ends: the state before the sequence, and dS after it, or None for 0. w: room for [B, T, H, K] in k's dtype.
-    cu_seqlens [N + 1]: where packed sequences begin and end; ends are then [N, H, K, V], and segments have places,
-    [1, places, H, K, V].
+    boundary_states: before the sequence, and dS after it, or None for 0. w: room for [B, T, H, K] in k's dtype.
+    cu_seqlens [N + 1]: where packed sequences begin and end; boundary states are then [N, H, K, V], and segments have
+    places, [1, places, H, K, V].
     """
-    (length, heads, values), chunks = v.shape[1:], plan["span"]
+    (length, heads, values), chunks = v.shape[1:], plan["segment_chunks"]
     tiling = Tiling(plan["state_columns"], plan["stages"], chunks)
     transition = segment_buffer(k, heads, k.shape[3], True, chunks, cu_seqlens)
     run_forward(q, k, None, a, w, gates, StateIO(transition=transition), tiling, cu_seqlens)
     local = segment_buffer(k, heads, values, True, chunks, cu_seqlens)
     run_segment_dstates(w, do, local, chunks, cu_seqlens)
-    after = run_segment_scan(local, transition, ends.end, True, length, chunks, cu_seqlens)
-    return initial_states_of_segments(k, v, a, gates, tiling, ends.start, transition, cu_seqlens), after
+    after = run_segment_scan(local, transition, boundary_states.end, True, length, chunks, cu_seqlens)
+    return segment_initial_states(k, v, a, gates, tiling, boundary_states.start, transition, cu_seqlens), after
 
 
 def run_backward(
@@ -176,8 +178,8 @@ def run_backward(
     types = (
         *gates.types(),
         k.dtype,
-        width_of(keys),
-        width_of(values),
+        round_up_columns(keys),
+        round_up_columns(values),
         parts,
         *optional,
         *wide,
@@ -185,7 +187,7 @@ def run_backward(
     )
     blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     grid = (blocks * heads, segments, 1)
-    launch(delta_rule_bwd, grid, arguments, constants, width_of(values) // 16, types)
+    launch(delta_rule_bwd, grid, arguments, constants, round_up_columns(values) // 16, types)
 
 
 def backward(
@@ -229,12 +231,12 @@ def backward(
     states = SavedStates.within(dq, dk, k.dtype) if is_whole else SavedStates.of(k, chunks, heads, values)
     u = grads["v"] if cu_seqlens is None else v.new_empty(1, chunks * TOKENS, heads, values)
     saved = Residuals(a, u, states)
-    segment_chunks, after = plan["span"], aligned(grad_final)
+    segment_chunks, after = plan["segment_chunks"], aligned(grad_final)
     if segment_chunks * TOKENS < length:
         # where dq will be, unless that is in another dtype
         w = dq if dq.dtype == k.dtype else k.new_empty(per_head)
-        ends = StateIO(start, after)
-        start, after = boundary_states_of_segments(q, k, v, do, a, w, gates, ends, plan, cu_seqlens)
+        boundary_states = StateIO(start, after)
+        start, after = segment_boundary_states(q, k, v, do, a, w, gates, boundary_states, plan, cu_seqlens)
     run_states(k, v, saved, gates, start, plan, cu_seqlens)
     found = (dq, dk, grads["v"], dg, dbeta)
     run_backward(q, k, v, do, saved, gates, StateIO(after, grad_state), found, segment_chunks, cu_seqlens)

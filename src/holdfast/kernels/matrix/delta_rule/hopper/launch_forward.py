@@ -10,7 +10,7 @@ from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, dtype_or_none
 from holdfast.kernels.matrix.delta_rule.triton.segment_scan import delta_rule_segment_scan
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import tiles, width_of
+from holdfast.kernels.runtime.tma import round_up_columns, tiles
 from holdfast.planner.models.matrix.delta_rule.hopper import PREPARE_REGISTERS
 
 from .chunk_inverse import delta_rule_chunk_inverse
@@ -84,7 +84,7 @@ def run_chunk_inverse(k: Tensor, heads: int, gates: DecayAndBeta, cu_seqlens: Te
         heads // own_heads,
         *gates.strides(),
     )
-    constants = {"HALVES": width_of(keys) // 64}
+    constants = {"HALVES": round_up_columns(keys) // 64}
     types = (*gates.types(), k.dtype, dtype_or_none(cu_seqlens))
     grid = (batch * heads, chunks, 1) if cu_seqlens is None else (heads * chunks, 1, 1)
     launch(delta_rule_chunk_inverse, grid, arguments, constants, 1, types, PREPARE_REGISTERS)
@@ -111,7 +111,7 @@ def run_forward(
     """
     batch, length, own_heads, keys = k.shape
     heads, values = a.shape[0] // batch, keys if v is None else v.shape[3]
-    wide, column = width_of(keys), COLUMNS.value
+    wide, column = round_up_columns(keys), COLUMNS.value
     slices = -(-values // tiling.columns)
     if states.transition is not None and v is not None:
         slices += -(-keys // tiling.columns)
@@ -142,10 +142,10 @@ def run_forward(
     types = (*gates.types(), k.dtype, wide, *(x is None for x in optional), dtype_or_none(cu_seqlens))
     blocks, segments = blocks_of(batch, length, tiling.segment_chunks, cu_seqlens)
     # it waits for the inverses alone: the states of segments have to be there before it starts
-    overlaps = states.start is None or (sequences is None and segments == 1)
+    pdl = states.start is None or (sequences is None and segments == 1)
     if cu_seqlens is None and q is None:
         segments -= 1
-    launch(delta_rule_fwd, (blocks * heads, slices, segments), arguments, constants, 4, types, None, overlaps)
+    launch(delta_rule_fwd, (blocks * heads, slices, segments), arguments, constants, 4, types, None, pdl)
 
 
 def segment_buffer(
@@ -160,7 +160,7 @@ def segment_buffer(
     return k.new_empty(k.shape[0], rows, heads, k.shape[3], values, dtype=torch.float32)
 
 
-def initial_states_of_segments(
+def segment_initial_states(
     k: Tensor,
     v: Tensor,
     a: Tensor,
@@ -204,7 +204,7 @@ def run_segment_scan(
     blocks, segments = blocks_of(batch, length, segment_chunks, cu_seqlens)
     states = local.new_empty(batch, segments if cu_seqlens is None else blocks, heads, keys, values)
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    constants = {"KEYS": keys, "VALUES": values, "WIDE": width_of(keys), "BLOCK": SCANNED, "BACK": back}
+    constants = {"KEYS": keys, "VALUES": values, "WIDE": round_up_columns(keys), "BLOCK": SCANNED, "BACK": back}
     tensors = (local, transition, first, states, cu_seqlens)
     numbers = (length, heads, segments, segment_chunks, rows, transition.shape[1])
     grid = (sequences * heads, -(-values // SCANNED))

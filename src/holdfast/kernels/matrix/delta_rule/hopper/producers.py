@@ -186,9 +186,9 @@ def decay_partition(stages, inputs, chunks, STAGES: gl.constexpr):
     phase = 1
     g, beta = load_decay_beta(inputs.g, inputs.beta, inputs.g_t, inputs.beta_t, first, count > 0, inputs.T)
     for i in range(count):
-        ahead = first + i + 1
+        next_chunk = first + i + 1
         g_next, beta_next = load_decay_beta(
-            inputs.g, inputs.beta, inputs.g_t, inputs.beta_t, ahead, i + 1 < count, inputs.T
+            inputs.g, inputs.beta, inputs.g_t, inputs.beta_t, next_chunk, i + 1 < count, inputs.T
         )
         mbarrier.wait(stages.stage_empty.index(stage), phase)
         publish_chunk(stages, stage, g, beta)

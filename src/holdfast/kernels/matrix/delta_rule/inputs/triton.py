@@ -71,7 +71,7 @@ def load_rows(ptr, at, rows, extent, shape):
 
 
 @triton.jit
-def store_rows(ptr, rows, x, extent, shape):
+def store_dense_rows(ptr, rows, x, extent, shape):
     """Store rows of a contiguous tensor."""
     columns = tl.arange(0, shape.BLOCK_D)
     inside = (rows < extent.rows)[:, None] & (columns < shape.D)[None, :]
@@ -93,7 +93,7 @@ def load_tile_rows(x, tile, extent, shape):
 def normalize(x, y_ptr, tile, extent, shape):
     """Store a tile of x's rows, each divided by its length."""
     rows, values = load_tile_rows(x, tile, extent, shape)
-    store_rows(y_ptr, rows, values * tl.rsqrt(tl.sum(values * values, 1) + _EPS)[:, None], extent, shape)
+    store_dense_rows(y_ptr, rows, values * tl.rsqrt(tl.sum(values * values, 1) + _EPS)[:, None], extent, shape)
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def normalize_grad(x, dy_ptr, dx_ptr, tile, extent, shape):
     dy = load_rows(dy_ptr, rows * shape.D, rows, extent, shape)
     inverse = tl.rsqrt(tl.sum(values * values, 1) + _EPS)[:, None]
     y = values * inverse
-    store_rows(dx_ptr, rows, inverse * (dy - y * tl.sum(dy * y, 1)[:, None]), extent, shape)
+    store_dense_rows(dx_ptr, rows, inverse * (dy - y * tl.sum(dy * y, 1)[:, None]), extent, shape)
 
 
 @triton.jit

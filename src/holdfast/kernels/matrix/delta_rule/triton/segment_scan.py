@@ -74,12 +74,12 @@ def delta_rule_segment_scan(
         tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)
         state = tl.load(local_ptr + row * (KEYS * VALUES) + cell, mask=inside, other=0.0)
         row += step
-    ahead = tl.maximum(row, end) if BACK else tl.minimum(row, end)
-    transition = tl.load(transition_ptr + ahead * (KEYS * KEYS) + entries, mask=square, other=0.0)
+    transition_row = tl.maximum(row, end) if BACK else tl.minimum(row, end)
+    transition = tl.load(transition_ptr + transition_row * (KEYS * KEYS) + entries, mask=square, other=0.0)
     for _ in range(1 if first_ptr is None else 0, segments - 1):
         # loaded ahead: a store keeps the compiler from doing so
-        ahead = tl.maximum(row + step, end) if BACK else tl.minimum(row + step, end)
-        transition_next = tl.load(transition_ptr + ahead * (KEYS * KEYS) + entries, mask=square, other=0.0)
+        transition_row = tl.maximum(row + step, end) if BACK else tl.minimum(row + step, end)
+        transition_next = tl.load(transition_ptr + transition_row * (KEYS * KEYS) + entries, mask=square, other=0.0)
         local = tl.load(local_ptr + row * (KEYS * VALUES) + cell, mask=inside, other=0.0)
         tl.store(enter_ptr + row * (KEYS * VALUES) + cell, state, mask=inside)
         state = tl.dot(transition, state, local, input_precision="tf32x3")

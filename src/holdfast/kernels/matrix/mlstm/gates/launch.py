@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
-from holdfast.kernels.runtime.launch import launch, may_overlap
+from holdfast.kernels.runtime.launch import has_pdl, launch
 from holdfast.kernels.varlen import placed
 
 from .stabilizer import mlstm_stabilizer, mlstm_stabilizer_maps
@@ -22,8 +22,8 @@ from .stabilizer_grad import mlstm_stabilizer_bwd, mlstm_stabilizer_bwd_maps
 
 # of a tile that is transposed
 TOKENS, HEADS = 64, 16
-# of exponential gating: tokens of a span, threads and heads of a tile at most, and tiles whose maps are joined at once
-SPAN, THREADS, TILES = 8, 256, 32
+# of exponential gating: tokens of a segment, threads and heads of a tile at most, tiles whose maps are joined at once
+SEGMENT, THREADS, TILES = 8, 256, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,19 @@ def _tiles(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     return (triton.cdiv(length, TOKENS), triton.cdiv(heads, HEADS), batch), {"TOKENS": TOKENS, "HEADS": HEADS}
 
 
-def _spans(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any], int]:
-    """Return grid, constants and warps of a launch in spans of x [B, T, H]."""
+def _segments(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any], int]:
+    """Return grid, constants and warps of a launch in segments of x [B, T, H]."""
     batch, length, heads = x.shape
     columns = min(HEADS, triton.next_power_of_2(heads))
-    rows = min(THREADS // columns, triton.next_power_of_2(triton.cdiv(length, SPAN)))
-    grid = (triton.cdiv(length, SPAN * rows), triton.cdiv(heads, columns), batch)
-    constants = {"TOKENS": SPAN, "SPANS": rows, "HEADS": columns, "OVERLAPS": may_overlap(x.device)}
+    rows = min(THREADS // columns, triton.next_power_of_2(triton.cdiv(length, SEGMENT)))
+    grid = (triton.cdiv(length, SEGMENT * rows), triton.cdiv(heads, columns), batch)
+    constants = {"TOKENS": SEGMENT, "SEGMENTS": rows, "HEADS": columns, "PDL": has_pdl(x.device)}
     return grid, constants, max(1, rows * columns // 32)
 
 
 def _maps(grid: tuple[int, int, int], constants: dict[str, Any], x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make room for two numbers of each span of x [B, T, H]."""
-    return torch.empty(2, x.shape[0], grid[0] * constants["SPANS"], x.shape[2], dtype=dtype, device=x.device)
+    """Make room for two numbers of each segment of x [B, T, H]."""
+    return torch.empty(2, x.shape[0], grid[0] * constants["SEGMENTS"], x.shape[2], dtype=dtype, device=x.device)
 
 
 def by_head(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -144,13 +144,13 @@ def forward(
     if not i.numel():
         last.zero_() if entry is None else last.copy_(entry)
     elif exponential:
-        grid, constants, warps = _spans(i)
+        grid, constants, warps = _segments(i)
         offsets, maps = _on_device(cu_seqlens, i.device), _maps(grid, constants, i, torch.float64)
         tensors = (i, f, entry, offsets, last, maps)
         launch(mlstm_stabilizer_maps, grid, tensors, numbers, constants, warps)
         tensors = (i, f, entry, offsets, g, beta, m, last, maps)
-        overlaps, constants = constants["OVERLAPS"], constants | {"TILES": TILES}
-        launch(mlstm_stabilizer, grid, tensors, numbers, constants, warps, overlaps)
+        pdl, constants = constants["PDL"], constants | {"TILES": TILES}
+        launch(mlstm_stabilizer, grid, tensors, numbers, constants, warps, pdl)
     else:
         grid, constants = _tiles(i)
         launch(mlstm_sigmoid_gates, grid, (i, f, g, beta, m, entry, last), numbers, constants, 4)
@@ -179,7 +179,7 @@ def backward(
         dentry.zero_() if dlast is None else dentry.copy_(dlast)
     dg, dbeta = _by_head(cotangents.dg), _by_head(cotangents.dbeta)
     if exponential and i.numel():
-        grid, constants, warps = _spans(i)
+        grid, constants, warps = _segments(i)
         offsets, maps = _on_device(cu_seqlens, i.device), _maps(grid, constants, i, torch.float32)
         dlast = None if dlast is None else dlast.contiguous()
         share = torch.empty(i.shape, dtype=torch.bfloat16, device=i.device)
@@ -189,8 +189,8 @@ def backward(
         tensors = (offsets, _by_head(g), _by_head(beta), dg, dbeta, dm, dlast, dentry, share, value, of_i, of_f, maps)
         launch(mlstm_stabilizer_bwd_maps, grid, tensors, numbers, constants, warps)
         tensors = (f, share, value, of_i, of_f, offsets, dlast, di, df, dentry, maps)
-        overlaps, constants = constants["OVERLAPS"], constants | {"TILES": TILES}
-        launch(mlstm_stabilizer_bwd, grid, tensors, (*numbers, *f.stride()), constants, warps, overlaps)
+        pdl, constants = constants["PDL"], constants | {"TILES": TILES}
+        launch(mlstm_stabilizer_bwd, grid, tensors, (*numbers, *f.stride()), constants, warps, pdl)
     elif i.numel():
         grid, constants = _tiles(i)
         numbers = (*i.shape[1:], *i.stride(), *f.stride())

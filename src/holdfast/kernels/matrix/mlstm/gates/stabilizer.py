@@ -1,10 +1,10 @@
 """mLSTM's gates with exponential gating, in two launches over tiles of tokens and heads.
 
 m_t = max(log f_t + m_{t-1}, i_t): a token, and so a row of tokens, maps m to max(m + fall, least), in float64. A thread
-has a span of one head's tokens, which it takes one after the other; SPANS spans of HEADS heads make a tile. The first
-launch stores the maps of all tokens from a tile's first to each span's last; the second finds m before its tile from
-the tiles ahead of it and takes its tokens again. From a sequence's first token on fall is -inf: what was before does
-not matter.
+has a segment of one head's tokens, which it takes one after the other; SEGMENTS of them and HEADS heads make a tile.
+The first launch stores the maps of all tokens from a tile's first to each segment's last; the second finds m before its
+tile from the tiles ahead of it and takes its tokens again. From a sequence's first token on fall is -inf: what was
+before does not matter.
 """
 
 from typing import NamedTuple
@@ -29,10 +29,10 @@ class Strides(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Batch, spans [SPANS, 1], their first tokens and heads [1, HEADS] of a program."""
+    """Batch, segments [SEGMENTS, 1], their first tokens and heads [1, HEADS] of a program."""
 
     batch: tl.tensor
-    span: tl.tensor
+    segment: tl.tensor
     token: tl.tensor
     head: tl.tensor
 
@@ -46,7 +46,7 @@ class Start(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Batch, first tokens and heads of a tile's spans."""
+    """Batch, first tokens and heads of a tile's segments."""
 
     batch: tl.tensor
     token: tl.tensor
@@ -95,23 +95,23 @@ def sequence_of(token, cu_seqlens, sequences):
 
 
 @triton.jit
-def program_tile(TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr):
+def program_tile(TOKENS: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr):
     """Return this program's Tile."""
-    span = (tl.program_id(0) * SPANS + tl.arange(0, SPANS)[:, None]).to(tl.int64)
+    segment = (tl.program_id(0) * SEGMENTS + tl.arange(0, SEGMENTS)[:, None]).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]).to(tl.int64)
-    return Tile(batch=tl.program_id(2).to(tl.int64), span=span, token=span * TOKENS, head=head)
+    return Tile(batch=tl.program_id(2).to(tl.int64), segment=segment, token=segment * TOKENS, head=head)
 
 
 @triton.jit
-def map_offsets(batch, span, head, H, SPANS: tl.constexpr):
-    """Return where maps of all spans [2, B, spans, H] have a span's first number, and the distance to the second."""
-    spans = tl.num_programs(0).to(tl.int64) * SPANS
-    return (batch * spans + span) * H + head, tl.num_programs(2) * spans * H
+def map_offsets(batch, segment, head, H, SEGMENTS: tl.constexpr):
+    """Return where maps [2, B, segments, H] have a segment's first number, and the distance to the second."""
+    segments = tl.num_programs(0).to(tl.int64) * SEGMENTS
+    return (batch * segments + segment) * H + head, tl.num_programs(2) * segments * H
 
 
 @triton.jit
 def _load_gates(i_ptr, f_ptr, places, T, H, i_strides, f_strides, TOKENS: tl.constexpr):
-    """Load i and log f of spans, a tensor [SPANS, HEADS] for each token; -inf and 0 past the end."""
+    """Load i and log f of segments, a tensor [SEGMENTS, HEADS] for each token; -inf and 0 past the end."""
     batch, token, head = places
     i_at = i_ptr + batch * i_strides.batch + token * i_strides.step + head * i_strides.head
     f_at = f_ptr + batch * f_strides.batch + token * f_strides.step + head * f_strides.head
@@ -146,26 +146,26 @@ def _start(token, head, H, batch, entry_ptr, cu_seqlens, sequences):
 def mlstm_stabilizer_maps(
     i_ptr, f_ptr, entry_ptr, cu_seqlens, last_ptr, map_ptr, T, H, sequences,
     i_batch, i_step, i_head, f_batch, f_step, f_head,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr,
+    TOKENS: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of T, blocks of H, B).
 
     i, f [B, T, H], strides
     entry [sequences, H]: m before each sequence; None for 0
     last [sequences, H]: m after; written where a sequence is empty
-    map [2, B, spans, H] float64, written: from the tile's first token to the span's last
+    map [2, B, segments, H] float64, written: from the tile's first token to the segment's last
     cu_seqlens [sequences + 1] or None: offsets of packed sequences
-    OVERLAPS: whether the next launch may start before this one has ended
+    PDL: whether the next launch may start before this one has ended
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
-    batch, span, token, head = program_tile(TOKENS, SPANS, HEADS)
+    batch, segment, token, head = program_tile(TOKENS, SEGMENTS, HEADS)
     i, log_f = _load_gates(
         i_ptr, f_ptr, Places(batch=batch, token=token, head=head), T, H,
         Strides(batch=i_batch, step=i_step, head=i_head), Strides(batch=f_batch, step=f_step, head=f_head), TOKENS,
     )  # fmt: skip
-    fall = tl.zeros([SPANS, HEADS], tl.float64)
-    least = tl.full([SPANS, HEADS], float("-inf"), tl.float64)
+    fall = tl.zeros([SEGMENTS, HEADS], tl.float64)
+    least = tl.full([SEGMENTS, HEADS], float("-inf"), tl.float64)
     for t in tl.static_range(TOKENS):
         here, down = i[t].to(tl.float64), log_f[t].to(tl.float64)
         fall += down
@@ -178,7 +178,7 @@ def mlstm_stabilizer_maps(
         fall, least = tl.associative_scan((fall, least), 0, _then_or_anew)
     else:
         fall, least = tl.associative_scan((fall, least), 0, _then)
-    at, apart = map_offsets(batch, span, head, H, SPANS)
+    at, apart = map_offsets(batch, segment, head, H, SEGMENTS)
     tl.store(map_ptr + at, fall, mask=head < H)
     tl.store(map_ptr + at + apart, least, mask=head < H)
     if cu_seqlens is not None:
@@ -191,7 +191,7 @@ def mlstm_stabilizer_maps(
 
 
 @triton.jit
-def _before_tile(map_ptr, batch, head, tile, H, SPANS: tl.constexpr, TILES: tl.constexpr):
+def _before_tile(map_ptr, batch, head, tile, H, SEGMENTS: tl.constexpr, TILES: tl.constexpr):
     """Return m [HEADS] before this program's tile, from the maps of the tiles ahead, from `tile` on.
 
     tile: where the sequence of this program's first token begins.
@@ -200,9 +200,9 @@ def _before_tile(map_ptr, batch, head, tile, H, SPANS: tl.constexpr, TILES: tl.c
     # the sum over the tiles between, the nearest first
     fallen = tl.zeros(head.shape, tl.float64)
     for start in range(tile, tl.program_id(0), TILES):
-        ahead = tl.program_id(0) - 1 - (start - tile) - tl.arange(0, TILES)[None, :]
-        live = (ahead >= tile) & (head < H)[:, None]
-        at, apart = map_offsets(batch, ahead.to(tl.int64) * SPANS + SPANS - 1, head[:, None], H, SPANS)
+        earlier = tl.program_id(0) - 1 - (start - tile) - tl.arange(0, TILES)[None, :]
+        live = (earlier >= tile) & (head < H)[:, None]
+        at, apart = map_offsets(batch, earlier.to(tl.int64) * SEGMENTS + SEGMENTS - 1, head[:, None], H, SEGMENTS)
         fall = tl.load(map_ptr + at, mask=live, other=0.0)
         least = tl.load(map_ptr + at + apart, mask=live, other=float("-inf"))
         # no tile is ahead of the last of them
@@ -233,7 +233,7 @@ def _side_by_side(x):
 def mlstm_stabilizer(
     i_ptr, f_ptr, entry_ptr, cu_seqlens, g_ptr, beta_ptr, m_ptr, last_ptr, map_ptr, T, H, sequences,
     i_batch, i_step, i_head, f_batch, f_step, f_head,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
+    TOKENS: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Grid and the other arguments: as mlstm_stabilizer_maps has them, whose maps this reads.
 
@@ -241,22 +241,22 @@ def mlstm_stabilizer(
         where log f_t + m_{t-1} is larger
     last [sequences, H], written: m after each sequence that has tokens
     """
-    batch, span, token, head = program_tile(TOKENS, SPANS, HEADS)
+    batch, segment, token, head = program_tile(TOKENS, SEGMENTS, HEADS)
     i, log_f = _load_gates(
         i_ptr, f_ptr, Places(batch=batch, token=token, head=head), T, H,
         Strides(batch=i_batch, step=i_step, head=i_head), Strides(batch=f_batch, step=f_step, head=f_head), TOKENS,
     )  # fmt: skip
-    if OVERLAPS:
+    if PDL:
         gdc_wait()
     tile = 0
     if cu_seqlens is not None:
-        n = sequence_of(tl.program_id(0).to(tl.int64) * TOKENS * SPANS, cu_seqlens, sequences)
+        n = sequence_of(tl.program_id(0).to(tl.int64) * TOKENS * SEGMENTS, cu_seqlens, sequences)
         # wrong offsets must not reach outside of the maps
-        tile = (tl.maximum(tl.load(cu_seqlens + n), 0) // (TOKENS * SPANS)).to(tl.int32)
+        tile = (tl.maximum(tl.load(cu_seqlens + n), 0) // (TOKENS * SEGMENTS)).to(tl.int32)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
-    m = _before_tile(map_ptr, batch, heads, tile, H, SPANS, TILES)[None, :]
-    inner = (span % SPANS > 0) & (head < H)
-    at, apart = map_offsets(batch, span - 1, head, H, SPANS)
+    m = _before_tile(map_ptr, batch, heads, tile, H, SEGMENTS, TILES)[None, :]
+    inner = (segment % SEGMENTS > 0) & (head < H)
+    at, apart = map_offsets(batch, segment - 1, head, H, SEGMENTS)
     fall = tl.load(map_ptr + at, mask=inner, other=0.0)
     least = tl.load(map_ptr + at + apart, mask=inner, other=float("-inf"))
     m = larger(least, tl.where(fall == _NEVER, _NEVER, m + fall))
@@ -277,8 +277,8 @@ def mlstm_stabilizer(
             is_last = (token + t + 1 == tl.load(cu_seqlens + n + 1)) & (head < H)
             tl.store(last_ptr + n * H + head, m.to(tl.float32), mask=is_last)
     if cu_seqlens is None:
-        is_last = (span == (T - 1) // TOKENS) & (head < H)
-        tl.store(last_ptr + batch * H + head + span * 0, m.to(tl.float32), mask=is_last)
+        is_last = (segment == (T - 1) // TOKENS) & (head < H)
+        tl.store(last_ptr + batch * H + head + segment * 0, m.to(tl.float32), mask=is_last)
     gain = _side_by_side(gains)
     token = token[:, :, None] + tl.arange(0, TOKENS)[None, None, :]
     head = head[:, :, None]

@@ -2,7 +2,7 @@
 
 The gradient dm of m behind a token becomes value + share * dm before it, share being what m_{t-1} has of m_t: 0 where
 i_t was larger, 1 where log f_t + m_{t-1} was, a half where they were equal. A row of tokens does likewise. The first
-launch transposes [B, H, T] and stores the maps of all tokens from each span's first to its tile's last; the second
+launch transposes [B, H, T] and stores the maps of all tokens from each segment's first to its tile's last; the second
 finds dm behind its tile from the tiles that follow and takes its tokens one after the other.
 
 m is a unit: decays and betas measured in it have no gradient of it (MatrixCall). So dm is that of eps and of the last m
@@ -22,10 +22,10 @@ _MINUS_ZERO = tl.constexpr(-(2**31))
 
 
 class ReversedTile(NamedTuple):
-    """Batch, spans [SPANS, 1] with a tile's last first, their first tokens, and heads [1, HEADS] of a program."""
+    """Batch, segments [SEGMENTS, 1] with a tile's last first, their first tokens, and heads [1, HEADS] of a program."""
 
     batch: tl.tensor
-    span: tl.tensor
+    segment: tl.tensor
     token: tl.tensor
     head: tl.tensor
 
@@ -66,11 +66,11 @@ def _both(a, b, c, d):
 
 
 @triton.jit
-def _reversed_tile(TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr):
+def _reversed_tile(TOKENS: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr):
     """Return this program's ReversedTile: a scan in that order runs forward, which takes fewer shuffles."""
-    tile = program_tile(TOKENS, SPANS, HEADS)
-    span = tl.program_id(0) * (2 * SPANS) + SPANS - 1 - tile.span
-    return ReversedTile(batch=tile.batch, span=span, token=span * TOKENS, head=tile.head)
+    tile = program_tile(TOKENS, SEGMENTS, HEADS)
+    segment = tl.program_id(0) * (2 * SEGMENTS) + SEGMENTS - 1 - tile.segment
+    return ReversedTile(batch=tile.batch, segment=segment, token=segment * TOKENS, head=tile.head)
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def _end(token, head, T, H, batch, dlast_ptr, cu_seqlens, sequences):
 def mlstm_stabilizer_bwd_maps(
     cu_seqlens, g_ptr, beta_ptr, dg_ptr, dbeta_ptr, dm_ptr, dlast_ptr, dentry_ptr,
     share_ptr, value_ptr, of_i_ptr, of_f_ptr, map_ptr, T, H, sequences,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr,
+    TOKENS: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of T, blocks of H, B).
 
@@ -99,12 +99,12 @@ def mlstm_stabilizer_bwd_maps(
     dlast, dentry [sequences, H] or None: gradients of m after and before; dentry is written where a sequence is empty
     share bfloat16, value, of_i, of_f float32 [B, T, H], contiguous, written: di is of_i + (1 - share) dm, and dlog f is
         of_f + value + share dm
-    map [2, B, spans, H] float32, written
+    map [2, B, segments, H] float32, written
     The rest: as in mlstm_stabilizer_maps.
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
-    batch, span, first, head = _reversed_tile(TOKENS, SPANS, HEADS)
+    batch, segment, first, head = _reversed_tile(TOKENS, SEGMENTS, HEADS)
     step = tl.arange(0, TOKENS)[None, None, :]
     token = first[:, :, None] + step
     heads = head[:, :, None]
@@ -137,7 +137,7 @@ def mlstm_stabilizer_bwd_maps(
         share, value = tl.associative_scan((share, value), 0, _and_earlier_or_not)
     else:
         share, value = tl.associative_scan((share, value), 0, _and_earlier)
-    at, apart = map_offsets(batch, span, head, H, SPANS)
+    at, apart = map_offsets(batch, segment, head, H, SEGMENTS)
     tl.store(map_ptr + at, share, mask=head < H)
     tl.store(map_ptr + at + apart, value, mask=head < H)
     if cu_seqlens is not None and dentry_ptr is not None:
@@ -150,7 +150,7 @@ def mlstm_stabilizer_bwd_maps(
 
 
 @triton.jit
-def _behind_tile(map_ptr, batch, head, tiles, H, SPANS: tl.constexpr, TILES: tl.constexpr):
+def _behind_tile(map_ptr, batch, head, tiles, H, SEGMENTS: tl.constexpr, TILES: tl.constexpr):
     """Return dm [HEADS] behind this program's tile, from the maps of the tiles that follow, before `tiles`.
 
     The sequence of this program's last token ends in the last of them.
@@ -161,7 +161,7 @@ def _behind_tile(map_ptr, batch, head, tiles, H, SPANS: tl.constexpr, TILES: tl.
     for start in range(tl.program_id(0) + 1, tiles, TILES):
         tile = (start + tl.arange(0, TILES))[None, :]
         live = (tile < tiles) & (head < H)[:, None]
-        at, apart = map_offsets(batch, tile.to(tl.int64) * SPANS, head[:, None], H, SPANS)
+        at, apart = map_offsets(batch, tile.to(tl.int64) * SEGMENTS, head[:, None], H, SEGMENTS)
         share = tl.load(map_ptr + at, mask=live, other=1.0)
         value = tl.load(map_ptr + at + apart, mask=live, other=0.0)
         share, value = tl.associative_scan((share, value), 1, _and_later)
@@ -176,7 +176,7 @@ def _behind_tile(map_ptr, batch, head, tiles, H, SPANS: tl.constexpr, TILES: tl.
 def mlstm_stabilizer_bwd(
     f_ptr, share_ptr, value_ptr, of_i_ptr, of_f_ptr, cu_seqlens, dlast_ptr, di_ptr, df_ptr, dentry_ptr, map_ptr,
     T, H, sequences, f_batch, f_step, f_head,
-    TOKENS: tl.constexpr, SPANS: tl.constexpr, HEADS: tl.constexpr, OVERLAPS: tl.constexpr, TILES: tl.constexpr,
+    TOKENS: tl.constexpr, SEGMENTS: tl.constexpr, HEADS: tl.constexpr, PDL: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Grid and the other arguments: as mlstm_stabilizer_bwd_maps has them, whose results this reads.
 
@@ -184,12 +184,12 @@ def mlstm_stabilizer_bwd(
     di, df [B, T, H], contiguous, written
     dentry [sequences, H] or None, written where a sequence has tokens
     """
-    batch, span, token, head = program_tile(TOKENS, SPANS, HEADS)
+    batch, segment, token, head = program_tile(TOKENS, SEGMENTS, HEADS)
     f_at = f_ptr + batch * f_batch + token * f_step + head * f_head
     f = ()
     for t in tl.static_range(TOKENS):
         f += (tl.load(f_at + t * f_step, mask=(token + t < T) & (head < H), other=0.0),)
-    if OVERLAPS:
+    if PDL:
         gdc_wait()
     at = (batch * T + token) * H + head
     shares, values, of_i, of_f = (), (), (), ()
@@ -201,14 +201,14 @@ def mlstm_stabilizer_bwd(
         of_f += (tl.load(of_f_ptr + at + t * H, mask=live, other=0.0),)
     tiles = tl.num_programs(0)
     if cu_seqlens is not None:
-        behind = (tl.program_id(0) + 1).to(tl.int64) * TOKENS * SPANS
+        behind = (tl.program_id(0) + 1).to(tl.int64) * TOKENS * SEGMENTS
         n = sequence_of(tl.minimum(behind, T) - 1, cu_seqlens, sequences)
         # wrong offsets must not reach outside of the maps
-        tiles = tl.cdiv(tl.minimum(tl.load(cu_seqlens + n + 1), T), TOKENS * SPANS).to(tl.int32)
+        tiles = tl.cdiv(tl.minimum(tl.load(cu_seqlens + n + 1), T), TOKENS * SEGMENTS).to(tl.int32)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
-    dm = _behind_tile(map_ptr, batch, heads, tiles, H, SPANS, TILES)[None, :]
-    inner = (span % SPANS < SPANS - 1) & (head < H)
-    map_at, apart = map_offsets(batch, span + 1, head, H, SPANS)
+    dm = _behind_tile(map_ptr, batch, heads, tiles, H, SEGMENTS, TILES)[None, :]
+    inner = (segment % SEGMENTS < SEGMENTS - 1) & (head < H)
+    map_at, apart = map_offsets(batch, segment + 1, head, H, SEGMENTS)
     share = tl.load(map_ptr + map_at, mask=inner, other=1.0)
     value = tl.load(map_ptr + map_at + apart, mask=inner, other=0.0)
     dm = tl.where(share == 0.0, value, value + share * dm)

@@ -84,11 +84,11 @@ class HopperMLSTM:
             if v.numel() == 0:
                 final.zero_() if initial is None else final.copy_(initial)
                 continue
-            so_far = norm[0] if i + 1 == len(calls) else torch.empty_like(norm[0])
-            norms = launch.Norms(so_far, norm[1 + i], slices_norm)
+            total_norm = norm[0] if i + 1 == len(calls) else torch.empty_like(norm[0])
+            norms = launch.Norms(total_norm, norm[1 + i], slices_norm)
             inputs = launch.Inputs(q, k, v, DecayAndBeta(call.g, call.beta, call.scale), call.stabilizer, call.eps)
             launch.run_fwd(inputs, o, norms, aligned(initial), final, plan["stages"], each)
-            slices_norm = so_far
+            slices_norm = total_norm
         return o, finals, norm
 
     def backward(

@@ -128,12 +128,12 @@ def mlstm_bwd_q(
 
     g_ptr += head_offset(H, g_b, g_h)
     beta_ptr += head_offset(H, beta_b, beta_h)
-    of_tokens = gl.program_id(0).to(gl.int64) * T
+    token_offset = gl.program_id(0).to(gl.int64) * T
     m_ptr += head_offset(H, m_b, m_h)
-    norm_ptr += of_tokens
+    norm_ptr += token_offset
     if do_o_ptr is not None:
-        do_o_ptr += of_tokens
-    token_ptr += of_tokens
+        do_o_ptr += token_offset
+    token_ptr += token_offset
     count = gl.cdiv(T, CHUNK)
     entry = gl.program_id(0).to(gl.int64) * gl.cdiv(count, SAVE)
     saved_ptr += entry * (KEYS * VALUES)

@@ -146,11 +146,11 @@ def mlstm_fwd(
     g_ptr += head_offset(H, g_b, g_h)
     beta_ptr += head_offset(H, beta_b, beta_h)
     m_ptr += head_offset(H, m_b, m_h)
-    of_tokens = gl.program_id(0).to(gl.int64) * T
-    norm_ptr += of_tokens
-    inter_norm_ptr += of_tokens
+    token_offset = gl.program_id(0).to(gl.int64) * T
+    norm_ptr += token_offset
+    inter_norm_ptr += token_offset
     if ADDS:
-        slices_norm_ptr += of_tokens
+        slices_norm_ptr += token_offset
     count = gl.cdiv(T, CHUNK)
     tiles = Tiles(q=q_tiles, k=k_tiles, v=v_tiles)
     descs = Tiles(q=q_desc, k=k_desc, v=v_desc)

@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import ROUNDING, TOKENS, DecayAndBeta, SliceSums
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import tiles, width_of
+from holdfast.kernels.runtime.tma import round_up_columns, tiles
 
 from .backward_kv import mlstm_bwd_kv
 from .backward_q import mlstm_bwd_q
@@ -88,7 +88,7 @@ def run_fwd(
     q, k, v, gates, m = inputs.q, inputs.k, inputs.v, inputs.gates, inputs.m
     batch, length, heads, values = o.shape
     keys = q.shape[3]
-    tile_k, tile_v = width_of(keys), width_of(values)
+    tile_k, tile_v = round_up_columns(keys), round_up_columns(values)
     constants = {
         "KEYS": keys,
         "VALUES": values,
@@ -143,7 +143,7 @@ def run_bwd_q(
     q, k, v, gates, m = inputs.q, inputs.k, inputs.v, inputs.gates, inputs.m
     batch, length, heads, keys = dq.shape
     values = v.shape[3]
-    tile_k, tile_v = width_of(keys), width_of(values)
+    tile_k, tile_v = round_up_columns(keys), round_up_columns(values)
     constants = {"KEYS": keys, "VALUES": values, "SAVE": residuals.save, "STAGES": stages}
     arguments = (
         _tiles(do, tile_v),
@@ -192,7 +192,7 @@ def run_bwd_kv(
     q, k, v, gates = inputs.q, inputs.k, inputs.v, inputs.gates
     batch, length, heads, keys = grads.dk.shape
     values = grads.dv.shape[3]
-    tile_k, tile_v = width_of(keys), width_of(values)
+    tile_k, tile_v = round_up_columns(keys), round_up_columns(values)
     inv_norm, d_norm, _, q_dq = residuals.token
     saved = tiles(residuals.saved.flatten(0, 1), [1, 1, tile_k, tile_v], TILE_LAYOUT)
     constants = {

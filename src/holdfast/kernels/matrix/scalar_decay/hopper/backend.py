@@ -78,14 +78,15 @@ class Hopper:
         final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=v.device)
         if v.numel() == 0:
             return final.zero_() if call.initial_state is None else final.copy_(call.initial_state)
-        start, span, gates = aligned(call.initial_state), plan["span"], DecayAndBeta(call.g, call.beta, call.scale)
+        start, segment_chunks = aligned(call.initial_state), plan["segment_chunks"]
+        gates = DecayAndBeta(call.g, call.beta, call.scale)
         if plan["resident"]:
             run_onchip(q, k, v, o, gates, start, final)
             return final
         states = StateIO(start, final)
-        if cu_seqlens is None and span * TOKENS < v.shape[1]:
-            states = StateIO(start, final, added=segment_sums(k, v, gates, span))
-        forward_plan = ForwardPlan(plan["columns"], plan["stages"], span)
+        if cu_seqlens is None and segment_chunks * TOKENS < v.shape[1]:
+            states = StateIO(start, final, added=segment_sums(k, v, gates, segment_chunks))
+        forward_plan = ForwardPlan(plan["columns"], plan["stages"], segment_chunks)
         run_forward(q, k, v, o, gates, states, forward_plan, None, cu_seqlens, sums)
         return final
 
@@ -100,8 +101,8 @@ class Hopper:
     ) -> tuple[list[Tensor | None], Tensor | None]:
         from holdfast.kernels.lib.triton.group_sum import ungroup
         from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, Residuals, StateIO
-        from holdfast.kernels.matrix.state_passing.hopper.launch import ScanOperands, initial_states_of_segments
-        from holdfast.kernels.runtime.tma import aligned, for_tma, room_or_empty, width_of
+        from holdfast.kernels.matrix.state_passing.hopper.launch import ScanOperands, segment_initial_states
+        from holdfast.kernels.runtime.tma import aligned, for_tma, room_or_empty, round_up_columns
 
         from . import launch
 
@@ -118,16 +119,17 @@ class Hopper:
             return [None if x is None else torch.zeros_like(x) for x in call[:6]], grad_state
         do = torch.zeros(v.shape, dtype=v.dtype, device=device) if grad_o is None else for_tma(grad_o)
 
-        gates, stages, span = DecayAndBeta(call.g, call.beta, call.scale), plan["stages"], plan["span"]
+        gates = DecayAndBeta(call.g, call.beta, call.scale)
+        stages, segment_chunks = plan["stages"], plan["segment_chunks"]
         states, grad_states = StateIO(start, transposed=True), StateIO(w, grad_state)
-        segments = 1 if cu_seqlens is not None else -(-length // (span * TOKENS))
+        segments = 1 if cu_seqlens is not None else -(-length // (segment_chunks * TOKENS))
         if segments > 1:
             forth, back = ScanOperands(k, v, start), ScanOperands(q, do, w)
-            starts, grad_starts = initial_states_of_segments(forth, back, grad_state, gates, span)
+            starts, grad_starts = segment_initial_states(forth, back, grad_state, gates, segment_chunks)
             states, grad_states = StateIO(starts, transposed=True), StateIO(grad_starts)
         residuals = dg = None
         if call.g is not None:
-            entries = segments * -(-span // save)
+            entries = segments * -(-segment_chunks // save)
             if cu_seqlens is not None:
                 entries = length // (save * TOKENS) + sequences
             saved = torch.empty(batch, heads, entries, keys * values, dtype=v.dtype, device=device)
@@ -137,7 +139,7 @@ class Hopper:
             dg = torch.empty_like(call.g, memory_format=torch.contiguous_format)
             if grad_states.start is not None:
                 passing = torch.empty(rows.shape[0], sequences, segments, heads, dtype=torch.float32, device=device)
-                size = width_of(values) * plan["columns"]
+                size = round_up_columns(values) * plan["columns"]
                 before = torch.empty(passing.numel(), size, dtype=torch.float32, device=device)
                 states = StateIO(states.start, None, True, grad_states.start, before, passing)
         dbeta = None if call.beta is None else torch.empty_like(call.beta, memory_format=torch.contiguous_format)
@@ -146,12 +148,13 @@ class Hopper:
             room = GradRoom()
         dq, dk = (room_or_empty(into, (batch, length, heads, keys), v) for into in room[:2])
         dv = room_or_empty(room.v, v.shape, v)
-        forward_plan = launch.ForwardPlan(plan["columns"], stages, span)
+        forward_plan = launch.ForwardPlan(plan["columns"], stages, segment_chunks)
         launch.run_forward(do, v, k, dq, gates, states, forward_plan, residuals, cu_seqlens)
         inputs, grads = launch.BackwardInputs(q, k, do, v), launch.Grads(dk, dv, dg, dbeta)
         launch.run_backward(
-            inputs, grads, gates, grad_states, plan["adjoint_stages"], span, residuals, states.passing, cu_seqlens
-        )
+            inputs, grads, gates, grad_states, plan["adjoint_stages"], segment_chunks, residuals, states.passing,
+            cu_seqlens,
+        )  # fmt: skip
         return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, None], grad_state
 
 

@@ -81,10 +81,10 @@ class Heads(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A block's chunks: the first, how many there are, and in whole segments."""
+    """A block's chunks: the first, how many a whole segment has, and how many there are."""
 
     first: gl.tensor
-    span: gl.tensor
+    chunks: gl.tensor
     count: gl.tensor
 
 
@@ -105,7 +105,7 @@ class Chunks(NamedTuple):
         "beta_t",
         "beta_h",
         "slices",
-        "span",
+        "segment_chunks",
     ],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "passing_ptr", "dg_ptr", "dbeta_ptr", "cu_ptr"],
 )
@@ -136,7 +136,7 @@ def scalar_decay_bwd(
     beta_t,
     beta_h,
     slices,
-    span,
+    segment_chunks,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
@@ -146,7 +146,7 @@ def scalar_decay_bwd(
     ROUNDING: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, segments of `span` chunks), or (N * H, 1) of packed sequences.
+    """Grid (B * H, segments of `segment_chunks`), or (N * H, 1) of packed sequences.
 
     The two sides (q, k, dk) and (do, v, dv) may change places; the first must be the wider.
 
@@ -156,9 +156,9 @@ def scalar_decay_bwd(
     read by mma:
         start   float32 [B, segments, H, KEYS, VALUES], or [..., VALUES, KEYS] if TRANSPOSED: dS after each segment's
                 last token; or None for 0
-        saved   [B, H, segments * ceil(span / SAVE), KEYS, VALUES], through a descriptor of blocks [1, 1, *, *]: the
-                states that forward.py saved, before every SAVE-th chunk of each segment from chunk FROM on, which is 1
-                where the first state is 0; or None without dg
+        saved   [B, H, segments * ceil(segment_chunks / SAVE), KEYS, VALUES], through a descriptor of blocks
+                [1, 1, *, *]: the states that forward.py saved, before every SAVE-th chunk of each segment from chunk
+                FROM on, which is 1 where the first state is 0; or None without dg
     read by decay and decay_grad:
         g       float32 [B, H, T]: log chunk_decay to base 2, as forward.py left them; or None
         beta    [B, T, H], strides beta_b, beta_t, beta_h; or None
@@ -234,8 +234,8 @@ def scalar_decay_bwd(
     if dk_ptr is not None:
         dk_ptr += row * KEYS
         dv_ptr += row * VALUES
-    first = gl.program_id(1) * span
-    count = gl.minimum(span, gl.cdiv(tokens.length, CHUNK) - first)
+    first = gl.program_id(1) * segment_chunks
+    count = gl.minimum(segment_chunks, gl.cdiv(tokens.length, CHUNK) - first)
     tiles = Operands(q=q_tiles, k=k_tiles, do=do_tiles, v=v_tiles)
     descs = Operands(q=q_desc, k=k_desc, do=do_desc, v=v_desc)
     stages = StageBuffers(
@@ -261,7 +261,7 @@ def scalar_decay_bwd(
                     ),
                     tokens,
                     H,
-                    Segment(first=first, span=span, count=count),
+                    Segment(first=first, chunks=segment_chunks, count=count),
                     scale,
                     Options(dg_ptr is not None, beta_ptr is not None, KEYS, VALUES, TRANSPOSED, SAVE, FROM),
                 ),

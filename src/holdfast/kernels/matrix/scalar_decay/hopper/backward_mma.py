@@ -191,7 +191,7 @@ def mma_partition(buffers, tensors, tokens, H, segment, scale, options):
                 SavedStates(desc=tensors.saved_desc, ready=buffers.saved_ready, tile=s_tile),
                 (chunk - segment.first) // SAVE,
                 tokens.first,
-                segment.span,
+                segment.chunks,
                 H,
                 tensors.dk,
                 SAVE,
@@ -235,7 +235,7 @@ def mma_partition(buffers, tensors, tokens, H, segment, scale, options):
                         SavedStates(desc=tensors.saved_desc, ready=buffers.saved_ready, tile=s_tile),
                         (chunk - segment.first) // SAVE,
                         tokens.first,
-                        segment.span,
+                        segment.chunks,
                         H,
                         tensors.dk,
                         SAVE,
@@ -266,14 +266,14 @@ def mma_partition(buffers, tensors, tokens, H, segment, scale, options):
 
 
 @gluon.jit
-def _load_saved(saved, entry, first, span, H, packed_ptr, SAVE: gl.constexpr, pred=True):
+def _load_saved(saved, entry, first, segment_chunks, H, packed_ptr, SAVE: gl.constexpr, pred=True):
     """Issue the load of a saved state into the state's tile, of which every warp is past the products.
 
     packed_ptr: None where sequences are not packed.
     """
     mbarrier.expect(saved.ready, saved.desc.block_type.nbytes, pred=pred)
     if packed_ptr is None:
-        entry += gl.program_id(1) * gl.cdiv(span, SAVE)
+        entry += gl.program_id(1) * gl.cdiv(segment_chunks, SAVE)
         tma_load(saved.desc, [gl.program_id(0), entry, 0, 0], saved.ready, saved.tile, pred=pred)
     else:
         entry += first // (CHUNK * SAVE) + gl.program_id(0) // H

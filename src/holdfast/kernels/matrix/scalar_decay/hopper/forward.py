@@ -131,7 +131,7 @@ class Chunks(NamedTuple):
         "beta_b",
         "beta_t",
         "beta_h",
-        "span",
+        "segment_chunks",
     ],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "row_ptr", "log_ptr", "cu_ptr", "passing_ptr", "decay_ptr"],
 )
@@ -167,7 +167,7 @@ def scalar_decay_fwd(
     beta_b,
     beta_t,
     beta_h,
-    span,
+    segment_chunks,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
@@ -177,7 +177,7 @@ def scalar_decay_fwd(
     LEAVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, slices of v, segments of `span` chunks), or (N * H, slices, 1) of packed sequences.
+    """Grid (B * H, slices of v, segments of `segment_chunks`), or (N * H, slices, 1) of packed sequences.
 
     read by load, through descriptors of blocks [1, 64, 1, columns]:
         q, k    [B, T, H / qk_group, KEYS]
@@ -198,9 +198,9 @@ def scalar_decay_fwd(
         o       [B, T, H, VALUES], by a descriptor as above, and by a pointer, for chunks that end in another sequence,
                 with cu
         end     [B, H, ...] as start: the state after the last token; or None
-        saved   [B, H, segments * ceil(span / SAVE), VALUES, KEYS], or [..., KEYS, VALUES] if only k's tile is 128 wide,
-                rounded: the state before every SAVE-th chunk of each segment; or None. A first state of 0 is not
-                written. Packed: [H, T // (64 SAVE) + N, ...], sequence n's from first // (64 SAVE) + n on.
+        saved   [B, H, segments * ceil(segment_chunks / SAVE), VALUES, KEYS], or [..., KEYS, VALUES] if only k's tile is
+                128 wide, rounded: the state before every SAVE-th chunk of each segment; or None. A first state of 0 is
+                not written. Packed: [H, T // (64 SAVE) + N, ...], sequence n's from first // (64 SAVE) + n on.
         before  float32 [blocks, V, K], whole tiles: room for the state that `against` meets
         passing float32 [slices, B, segments, H], or None
         sums    float32: of a state in slices of K, what the outputs of those before add up to
@@ -267,7 +267,8 @@ def scalar_decay_fwd(
         log_ptr += (tokens.batch * H + gl.program_id(0) % H).to(gl.int64) * T + tokens.first
     if SAVE > 0:
         if cu_ptr is None:
-            entry = (gl.program_id(0).to(gl.int64) * gl.num_programs(2) + gl.program_id(2)) * gl.cdiv(span, SAVE)
+            entry = gl.program_id(0).to(gl.int64) * gl.num_programs(2) + gl.program_id(2)
+            entry *= gl.cdiv(segment_chunks, SAVE)
         else:
             entries = T // (CHUNK * SAVE) + gl.num_programs(0) // H
             entry = (
@@ -276,8 +277,8 @@ def scalar_decay_fwd(
         saved_ptr += entry * (KEYS * VALUES)
     if o_ptr is not None:
         o_ptr += (tokens.first.to(gl.int64) * H + gl.program_id(0) % H) * VALUES
-    chunk0 = gl.program_id(2) * span
-    count = gl.minimum(span, gl.cdiv(tokens.length, CHUNK) - chunk0)
+    chunk0 = gl.program_id(2) * segment_chunks
+    count = gl.minimum(segment_chunks, gl.cdiv(tokens.length, CHUNK) - chunk0)
     tiles = Operands(q=q_tiles, k=k_tiles, v=v_tiles, x=x_tiles)
     descs = Operands(q=q_desc, k=k_desc, v=v_desc, x=x_desc)
     stages = StageBuffers(
@@ -426,10 +427,16 @@ def _decay_partition(stages, inputs, row_ptr, log_ptr, length, chunks, scale):
                     grid_dependency_wait()
                     tokens = (chunks.first + i) * CHUNK + gl.arange(0, CHUNK, layout)
                     gl.store(log_ptr + tokens, log, mask=(tokens < length) & (gl.program_id(1) == 0))
-            ahead = i + _IN_FLIGHT
+            prefetched = i + _IN_FLIGHT
             later = later + (
                 prefetch_decay_beta(
-                    inputs.g, inputs.beta, inputs.g_t, inputs.beta_t, chunks.first + ahead, ahead < chunks.count, length
+                    inputs.g,
+                    inputs.beta,
+                    inputs.g_t,
+                    inputs.beta_t,
+                    chunks.first + prefetched,
+                    prefetched < chunks.count,
+                    length,
                 ),
             )
             stage += 1

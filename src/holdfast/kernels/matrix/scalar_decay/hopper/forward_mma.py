@@ -27,7 +27,7 @@ from holdfast.kernels.lib.gluon.slice_sums import slice_sums_index, slice_sums_o
 from holdfast.kernels.lib.gluon.split import opaque, round_to
 from holdfast.kernels.lib.gluon.state import save_state
 from holdfast.kernels.lib.gluon.tails import store_tail
-from holdfast.kernels.matrix.state_passing.hopper.segment_entry import initial_state_of_segment
+from holdfast.kernels.matrix.state_passing.hopper.segment_entry import segment_initial_state
 
 
 @aggregate
@@ -118,7 +118,7 @@ def mma_partition(buffers, tensors, tokens, H, chunks, options):
     else:
         state = gl.load(tensors.start + corner + at, mask=inside, other=outside)
     if tensors.added.states is not None:
-        state = initial_state_of_segment(state, tensors.added.states, tensors.added.decay, slice_ * V, H, s_layout)
+        state = segment_initial_state(state, tensors.added.states, tensors.added.decay, slice_ * V, H, s_layout)
     for i in range(chunks.count):
         chunk = chunks.first + i
         if SAVE > 0:  # noqa: SIM102 - known while compiling

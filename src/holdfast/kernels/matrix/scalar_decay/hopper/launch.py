@@ -16,7 +16,7 @@ from holdfast.kernels.matrix.args import (
     tile_descriptor,
 )
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import tiles, width_of
+from holdfast.kernels.runtime.tma import round_up_columns, tiles
 
 from .backward import scalar_decay_bwd
 from .forward import scalar_decay_fwd
@@ -24,11 +24,11 @@ from .forward import scalar_decay_fwd
 
 @dataclass(frozen=True, slots=True)
 class ForwardPlan:
-    """columns: of v a block, 64 or 128. stages: chunks in flight. span: chunks a segment."""
+    """columns: of v a block, 64 or 128. stages: chunks in flight. segment_chunks: of each segment."""
 
     columns: int
     stages: int
-    span: int
+    segment_chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def run_forward(
     """
     batch, length, heads, columns = out.shape
     keys = q.shape[3]
-    wide, width = width_of(keys), plan.columns
+    wide, width = round_up_columns(keys), plan.columns
     saved = None if residuals is None else residuals.saved
     constants = {
         "KEYS": keys,
@@ -107,14 +107,14 @@ def run_forward(
         heads // v.shape[2],
         1 if residuals is None else heads // residuals.x.shape[2],
         *gates.strides(),
-        plan.span,
+        plan.segment_chunks,
         gates.scale,
     )
     added = None if states.added is None else states.added.states
     row = None if residuals is None else residuals.row
     optional = (states.start, added, states.end, states.passing, row, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, width, *map(dtype_or_none, optional), sums is None)
-    sequences, segments = sequences_and_segments(batch, length, plan.span, cu_seqlens)
+    sequences, segments = sequences_and_segments(batch, length, plan.segment_chunks, cu_seqlens)
     grid = (sequences * heads, -(-columns // width), segments)
     launch(scalar_decay_fwd, grid, arguments, constants, width // 16, types, None, segments > 1)
 
@@ -125,23 +125,23 @@ def run_backward(
     gates: DecayAndBeta,
     states: StateIO,
     stages: int,
-    span: int,
+    segment_chunks: int,
     residuals: Residuals | None,
     passing: Tensor | None,
     cu_seqlens: Tensor | None = None,
 ) -> None:
     """Launch scalar_decay_bwd, which fills grads.
 
-    stages, span, cu_seqlens: as for run_forward. passing: of the StateIO of the forward kernel for dq.
+    stages, segment_chunks, cu_seqlens: as for run_forward. passing: of the StateIO of the forward kernel for dq.
     """
     q, k, do, v, dk, dv = inputs.q, inputs.k, inputs.do, inputs.v, grads.dk, grads.dv
-    transposed = width_of(v.shape[3]) > width_of(k.shape[3])
+    transposed = round_up_columns(v.shape[3]) > round_up_columns(k.shape[3])
     if transposed:
         # the kernel's first side is the wider, and the equations are the same with the sides exchanged
         q, k, do, v, dk, dv = do, v, q, k, dv, dk
     batch, length, heads, keys = dk.shape
     values = dv.shape[3]
-    wide, narrow = width_of(keys), width_of(values)
+    wide, narrow = round_up_columns(keys), round_up_columns(values)
     saved = None
     if residuals is not None:
         blocks = residuals.saved.view(-1, residuals.saved.shape[2], keys, values)
@@ -180,11 +180,11 @@ def run_backward(
         heads // v.shape[2],
         *gates.strides()[3:],
         1 if residuals is None else residuals.row.shape[0],
-        span,
+        segment_chunks,
         gates.scale,
     )
     optional = (states.start, states.end, passing, cu_seqlens)
     types = (*gates.types(), q.dtype, wide, narrow, *map(dtype_or_none, optional))
-    sequences, segments = sequences_and_segments(batch, length, span, cu_seqlens)
+    sequences, segments = sequences_and_segments(batch, length, segment_chunks, cu_seqlens)
     grid = (sequences * heads, segments, 1)
     launch(scalar_decay_bwd, grid, arguments, constants, wide // 16, types, None, True)

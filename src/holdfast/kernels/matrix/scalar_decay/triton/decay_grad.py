@@ -1,10 +1,10 @@
 """The log decay's gradient from what the sweeps leave of it: sums inside a chunk, and what passes the whole of it.
 
 For a chunk, <decay S, dS>, with S the state that enters it and dS the gradient of the one that leaves it, counts for
-every token. It is exact of the last chunk, before which the state is kept, and where one was kept: <S, dS> at the
-chunk's start less what the chunk reads. Between kept states it is carried on, less what one chunk writes for later and
+every token. It is exact of the last chunk, before which the state is saved, and where one was saved: <S, dS> at the
+chunk's start less what the chunk reads. Between saved states it is carried on, less what one chunk writes for later and
 plus what the next reads, and collects rounding that a sum over tokens shows. Its size is about the decay's share of
-<S, dS>, what carries it on errs by the operands' rounding of that, and the next kept state shows how far it has
+<S, dS>, what carries it on errs by the operands' rounding of that, and the next saved state shows how far it has
 strayed: the estimate of least mean square from both sides, by a filter and a smoother of one number (Rauch, Tung,
 Striebel 1965), whose weights depend on the decays alone.
 """
@@ -120,12 +120,12 @@ def scalar_decay_dg(
             # of the next chunk's error, the share that is this one's too
             rts_gain = variance / predicted
             # what passes the last chunk is known as it is
-            ends = chunk == count - 1
-            variance = tl.where(ends, 0.0, predicted * gain)
-            past = tl.where(ends, decay * carry, expected * gain)
+            is_last = chunk == count - 1
+            variance = tl.where(is_last, 0.0, predicted * gain)
+            past = tl.where(is_last, decay * carry, expected * gain)
             if chunk == low:
                 exact = _product(products_ptr + window * H * BLOCK, products_size, SPLITS, BLOCK)
-                past = tl.where(ends, past, tl.where(decay > 0.0, exact - read, 0.0))
+                past = tl.where(is_last, past, tl.where(decay > 0.0, exact - read, 0.0))
             carry = past + read
             here = slots == chunk - low
             pasts = tl.where(here, past, pasts)

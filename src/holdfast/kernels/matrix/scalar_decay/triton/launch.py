@@ -78,12 +78,12 @@ class States:
 class Sums:
     """What a pass finds beside its output, or None; the fields are scalar_decay_single_pass's arguments of these names.
 
-    m, with norm: the stabiliser, if outputs are divided. keep: chunks from one kept state to the next.
+    m, with norm: the stabiliser, if outputs are divided. keep: chunks from one saved state to the next.
     """
 
     x: Tensor | None = None
     keep: int = 1
-    kept: Tensor | None = None
+    saved: Tensor | None = None
     rows: Tensor | None = None
     products: Tensor | None = None
     full: Tensor | None = None
@@ -160,11 +160,11 @@ class Passes:
         tensors = (
             q, k, v, roles.out, x,
             self.g, weights.source, weights.source_add, weights.output, weights.output_add, weights.after, sums.m,
-            states.first, states.last, sums.kept, sums.rows, sums.products, sums.full, sums.norm, self.cu_seqlens,
+            states.first, states.last, sums.saved, sums.rows, sums.products, sums.full, sums.norm, self.cu_seqlens,
         )  # fmt: skip
         numbers = (
             self.v.shape[1], self.heads, self.segment, self.scale, self.eps, self.tokens,
-            0 if sums.kept is None else sums.kept.stride(1), 0 if sums.products is None else sums.products.stride(0),
+            0 if sums.saved is None else sums.saved.stride(1), 0 if sums.products is None else sums.products.stride(0),
             *(number for y in strides for number in y), *roles.state.values(),
         )  # fmt: skip
         constants = {
@@ -203,7 +203,7 @@ class Passes:
         # one warp: scans of 64 numbers, and a second would only be waited for
         launch(scalar_decay_dg, (self.sequences * self.segments, self.heads, windows), tensors, numbers, constants, 1)
 
-    def entering(
+    def initial_states(
         self,
         k: Tensor,
         v: Tensor,
@@ -260,7 +260,7 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
     norm = None if run.m is None else run.per_token()
     first, last = run.state, final
     if run.segments > 1:
-        first, last = run.entering(run.v, run.k, run.beta, run.beta, run.state, final, reverse=False), None
+        first, last = run.initial_states(run.v, run.k, run.beta, run.beta, run.state, final, reverse=False), None
     roles = Roles(run.q, run.k, run.v, out, plan["columns"], run.by_value())
     run.launch_pass(roles, Weights(source=run.beta), States(first, last), Sums(norm=norm, m=run.m))
     return out, final
@@ -287,7 +287,7 @@ def backward(
 
     first = run.state
     if run.segments > 1:
-        first = run.entering(run.v, run.k, run.beta, run.beta, run.state, None, reverse=False)
+        first = run.initial_states(run.v, run.k, run.beta, run.beta, run.state, None, reverse=False)
     weight = add = None
     if normalize:
         weight, add, dm = _normalizer(run, do, first, values)
@@ -295,12 +295,12 @@ def backward(
 
     # the forward sweep: dq, and the states that the reverse sweep takes up the log decay's gradient at
     keep, chunk = plan["keep"], plan["chunk"]
-    read = kept = products = written = None
+    read = saved = products = written = None
     if run.g is not None:
         read, written = run.per_token(splits, 3), run.per_token(splits)
         slots = run.tokens // (keep * chunk) + 2 * run.sequences * run.segments + 1
         products = call.v.new_empty(splits, slots * run.heads * keys, dtype=torch.float32)
-        kept = call.v.new_empty(slots, run.heads, call.k.shape[3] * (call.v.shape[3] + normalize))
+        saved = call.v.new_empty(slots, run.heads, call.k.shape[3] * (call.v.shape[3] + normalize))
     per_head = (*call.v.shape[:3], call.k.shape[3])
     grouped = run.heads != call.q.shape[2]
     dq, dk = (call.q.new_empty(per_head) if grouped else grads[name] for name in ("q", "k"))
@@ -308,19 +308,19 @@ def backward(
         Roles(do, run.v, run.k, dq, keys, run.by_key()),
         Weights(source=run.beta, source_add=run.beta, output=weight, output_add=add, add=normalize),
         States(first),
-        Sums(x=None if read is None else run.q, keep=keep, kept=kept, rows=read),
+        Sums(x=None if read is None else run.q, keep=keep, saved=saved, rows=read),
     )
 
     last_grad, end = grad_state, grad_final
     if run.segments > 1:
-        end, last_grad = run.entering(do, run.q, weight, add, grad_final, grad_state, reverse=True), None
+        end, last_grad = run.initial_states(do, run.q, weight, add, grad_final, grad_state, reverse=True), None
     dbeta = None if run.beta is None else run.per_token(splits)
     x = None if read is None and dbeta is None else run.k
     run.launch_pass(
         Roles(run.v, do, run.q, dk, keys, run.by_key()),
         Weights(source=weight, source_add=add, after=run.beta, add=normalize),
         States(end, last_grad),
-        Sums(x=x, keep=keep, kept=kept, rows=written, products=products, full=dbeta),
+        Sums(x=x, keep=keep, saved=saved, rows=written, products=products, full=dbeta),
         reverse=True,
     )
     run.launch_pass(

@@ -80,9 +80,9 @@ def store_state_product(
 def scalar_decay_single_pass(
     q_ptr, k_ptr, v_ptr, o_ptr, x_ptr,
     g_ptr, source_ptr, source_add_ptr, output_ptr, output_add_ptr, after_ptr, m_ptr,
-    first_ptr, last_ptr, kept_ptr,
+    first_ptr, last_ptr, saved_ptr,
     rows_ptr, products_ptr, full_ptr, norm_ptr,
-    cu_seqlens, T, H, segment, scale, eps, tokens, kept_offset, products_size,
+    cu_seqlens, T, H, segment, scale, eps, tokens, saved_offset, products_size,
     q_batch, q_step, q_head, k_batch, k_step, k_head, v_batch, v_step, v_head, x_batch, x_step, x_head,
     state_size, state_k, state_v, state_add,
     QK_GROUP: tl.constexpr, VX_GROUP: tl.constexpr,
@@ -113,10 +113,10 @@ def scalar_decay_single_pass(
                 3, B, T, H], of pairs inside the chunk too, by the token that reads and by the one that writes. The log
                 decay's gradient is theirs (decay_grad.py), and that of products
         full    float32 [splits, B, T, H]: x . o / after, diagonal and all; or None
-        kept    the rounded state before every KEEP-th chunk and the last, written forward, read in reverse; or None.
-                Sequence n's chunks are first // CHUNK + 2 n on, and so are its kept states, in KEEP chunks for one
+        saved   the rounded state before every KEEP-th chunk and the last, written forward, read in reverse; or None.
+                Sequence n's chunks are first // CHUNK + 2 n on, and so are its saved states, in KEEP chunks for one
         products
-                float32 [splits, products_size] of [kept state, H, BLOCK_V], in reverse; or None
+                float32 [splits, products_size] of [saved state, H, BLOCK_V], in reverse; or None
     """
     # float32 inputs, whose log decays are summed in float64
     WIDE: tl.constexpr = v_ptr.dtype.element_ty == tl.float32
@@ -170,17 +170,17 @@ def scalar_decay_single_pass(
             norm = as_first_row(tl.load(place, mask=rows < WIDTH, other=0.0))
 
     count = tl.cdiv(end - first, CHUNK).to(tl.int32)
-    if kept_ptr is not None:
+    if saved_ptr is not None:
         slot = ((batch * T + first) // (KEEP * CHUNK) + 2 * n) * H + head
-        kept_ptr += slot * kept_offset
+        saved_ptr += slot * saved_offset
     if not ADD:
         added = 0.0
-    if not REVERSE and kept_ptr is not None:
-        save_state(States(state=state, added=added), kept_ptr, columns, rows, COLUMNS, WIDTH, ADD)
+    if not REVERSE and saved_ptr is not None:
+        save_state(States(state=state, added=added), saved_ptr, columns, rows, COLUMNS, WIDTH, ADD)
     if products_ptr is not None:
         products_ptr += split * products_size + slot * BLOCK_V
         # of the state before the last chunk: what that leaves of it may be less than rounding of what it writes
-        before = kept_ptr + tl.cdiv(count - 1, KEEP) * H * kept_offset
+        before = saved_ptr + tl.cdiv(count - 1, KEEP) * H * saved_offset
         left = products_ptr + tl.cdiv(count, KEEP) * H * BLOCK_V
         store_state_product(States(state=state, added=added), before, left, columns, rows, COLUMNS, WIDTH, ADD)
     for i in tl.range(0, count, num_stages=STAGES):
@@ -323,9 +323,9 @@ def scalar_decay_single_pass(
         if NORMALIZE or ADD:
             state = wait_for_product(state)
 
-        if not REVERSE and kept_ptr is not None:  # noqa: SIM102 (compile time, then run time)
+        if not REVERSE and saved_ptr is not None:  # noqa: SIM102 (compile time, then run time)
             if (chunk == count - 2) | ((chunk % KEEP == KEEP - 1) & (chunk < count - 1)):
-                entry = kept_ptr + tl.cdiv(chunk + 1, KEEP) * H * kept_offset
+                entry = saved_ptr + tl.cdiv(chunk + 1, KEEP) * H * saved_offset
                 save_state(States(state=state, added=added), entry, columns, rows, COLUMNS, WIDTH, ADD)
         if products_ptr is not None:  # noqa: SIM102
             if chunk % KEEP == 0:
@@ -333,7 +333,7 @@ def scalar_decay_single_pass(
                 left = products_ptr + entry * BLOCK_V
                 store_state_product(
                     States(state=state, added=added),
-                    kept_ptr + entry * kept_offset,
+                    saved_ptr + entry * saved_offset,
                     left,
                     columns,
                     rows,

@@ -9,7 +9,7 @@ from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta, SegmentSums, tile
 from holdfast.kernels.matrix.state_passing.triton.segment_scan_backward import segment_scan_both_ways
 from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import width_of
+from holdfast.kernels.runtime.tma import round_up_columns
 from holdfast.planner.models.matrix.scalar_decay import hopper as model
 
 from .segment_states import hopper_segment_states
@@ -27,35 +27,35 @@ class ScanOperands:
     first: Tensor | None
 
 
-def segment_sums(k: Tensor, v: Tensor, gates: DecayAndBeta, span: int) -> SegmentSums:
-    """Return what each segment of `span` chunks but the last adds to the state: k [B, T, *, K] and v [B, T, H, V]."""
+def segment_sums(k: Tensor, v: Tensor, gates: DecayAndBeta, segment_chunks: int) -> SegmentSums:
+    """Return what each segment but the last adds to the state, of k [B, T, *, K] and v [B, T, H, V]."""
     batch, length, heads, values = v.shape
-    segments = -(-length // (span * TOKENS)) - 1
-    size = width_of(k.shape[3]) * width_of(values)
+    segments = -(-length // (segment_chunks * TOKENS)) - 1
+    size = round_up_columns(k.shape[3]) * round_up_columns(values)
     states = torch.empty(batch, segments, heads, size, dtype=v.dtype, device=v.device)
     decay = _empty_decay(gates, batch, segments, heads)
-    _run_segment_states(ScanOperands(k, v, None), None, gates, states, decay, False, span, segments)
+    _run_segment_states(ScanOperands(k, v, None), None, gates, states, decay, False, segment_chunks, segments)
     return SegmentSums(states, decay)
 
 
-def initial_states_of_segments(
-    forth: ScanOperands, back: ScanOperands, last: Tensor | None, gates: DecayAndBeta, span: int
+def segment_initial_states(
+    forth: ScanOperands, back: ScanOperands, last: Tensor | None, gates: DecayAndBeta, segment_chunks: int
 ) -> Tensor:
-    """Return [2, B, segments, H, K, V]: states that enter each segment of `span` chunks, and gradients of those after.
+    """Return [2, B, segments, H, K, V]: states that enter each segment, and gradients of those after.
 
     Fill last [B, H, K, V], the gradient of the state before the sequence, unless it is None.
     """
     batch, length, heads, values = forth.v.shape
     keys, device = forth.k.shape[3], forth.k.device
-    segments = -(-length // (span * TOKENS))
+    segments = -(-length // (segment_chunks * TOKENS))
     local = torch.empty(2, batch, segments, heads, keys, values, dtype=torch.float32, device=device)
     states = torch.empty_like(local)
     decay = _empty_decay(gates, batch, segments, heads)
-    _run_segment_states(forth, back, gates, local, decay, last is not None, span, segments)
+    _run_segment_states(forth, back, gates, local, decay, last is not None, segment_chunks, segments)
     padded = 1 << (segments - 1).bit_length()
     block = max(16, 2048 // padded)
     blocks, sizes = (batch * heads, -(-keys * values // block), 2), (heads, keys * values, segments)
-    constants = {"PADDED": padded, "BLOCK": block, "OVERLAPS": True}
+    constants = {"PADDED": padded, "BLOCK": block, "PDL": True}
     tensors = (local, decay, forth.first, back.first, states, last)
     with torch.cuda.device_of(local):
         # as measured: one warp scans faster, all of a cell's segments in one thread
@@ -77,15 +77,15 @@ def _run_segment_states(
     local: Tensor,
     decay: Tensor | None,
     first: bool,
-    span: int,
+    segment_chunks: int,
     segments: int,
 ) -> None:
-    """Launch hopper_segment_states over `segments` of `span` chunks. first: also the first segment's of back."""
+    """Launch hopper_segment_states over `segments` of `segment_chunks`. first: also the first segment's of back."""
     batch, length, heads, values = forth.v.shape
     keys = forth.k.shape[3]
-    wide, narrow = width_of(keys), width_of(values)
+    wide, narrow = round_up_columns(keys), round_up_columns(values)
     # a product of twice as many tokens pays where segments are long, and made of them
-    tokens = 2 * TOKENS if span >= model.LONG_SPAN and span % 2 == 0 else TOKENS
+    tokens = 2 * TOKENS if segment_chunks >= model.LONG_SEGMENT and segment_chunks % 2 == 0 else TOKENS
     constants = {
         "KEYS": keys,
         "VALUES": values,
@@ -107,7 +107,7 @@ def _run_segment_states(
         heads,
         heads // forth.k.shape[2],
         *gates.strides(),
-        span * TOKENS // tokens,
+        segment_chunks * TOKENS // tokens,
         gates.scale,
     )
     launch(

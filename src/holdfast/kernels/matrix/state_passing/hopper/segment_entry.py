@@ -15,7 +15,7 @@ _AT_ONCE = gl.constexpr(2)
 
 @gluon.jit
 def store_segment_sum(ptr, state, dtype: gl.constexpr):
-    """Writes a state [V, K], rounded, for initial_state_of_segment."""
+    """Writes a state [V, K], rounded, for segment_initial_state."""
     V: gl.constexpr = state.shape[0]
     K: gl.constexpr = state.shape[1]
     layout: gl.constexpr = vectorized_row_layout(V, K)
@@ -23,7 +23,7 @@ def store_segment_sum(ptr, state, dtype: gl.constexpr):
 
 
 @gluon.jit
-def initial_state_of_segment(state, added_ptr, decay_ptr, row, H, LAYOUT: gl.constexpr):
+def segment_initial_state(state, added_ptr, decay_ptr, row, H, LAYOUT: gl.constexpr):
     """The state [V, K] that enters this block's segment, from the one before the sequence. Its rows begin at `row`.
 
     added, decay: of each segment but the last, as in scalar_decay/hopper/forward.py. The first segment's block waits

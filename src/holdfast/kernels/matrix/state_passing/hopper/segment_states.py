@@ -83,7 +83,7 @@ class Chunks(NamedTuple):
 
 
 @gluon.jit(
-    do_not_specialize=["T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "span"],
+    do_not_specialize=["T", "H", "k_group", "g_b", "g_t", "g_h", "beta_b", "beta_t", "beta_h", "segment_chunks"],
     do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "decay_ptr"],
 )
 def hopper_segment_states(
@@ -104,7 +104,7 @@ def hopper_segment_states(
     beta_b,
     beta_t,
     beta_h,
-    span,
+    segment_chunks,
     scale,
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
@@ -113,7 +113,9 @@ def hopper_segment_states(
     TOKENS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid (B * H, segments of `span` chunks of TOKENS); where PASSES is 1 without the last, which adds to no other.
+    """Grid (B * H, segments); where PASSES is 1 without the last, which adds to no other.
+
+    segment_chunks: of a segment, TOKENS each
 
     read by load, through descriptors of blocks [1, TOKENS, 1, columns]:
         k, q    [B, T, H / k_group, KEYS]; q is None where PASSES is 1
@@ -142,8 +144,8 @@ def hopper_segment_states(
     fence_async_shared()
 
     launch_dependents()
-    first = gl.program_id(1) * span
-    count = gl.minimum(span, gl.cdiv(T, TOKENS) - first)
+    first = gl.program_id(1) * segment_chunks
+    count = gl.minimum(segment_chunks, gl.cdiv(T, TOKENS) - first)
     # chunks of each pass
     forth = count * 1
     back = count * 1

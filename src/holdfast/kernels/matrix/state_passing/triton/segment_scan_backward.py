@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _compose(decay, add, later_decay, later_add):
+def _combine(decay, add, later_decay, later_add):
     return decay * later_decay, add * later_decay + later_add
 
 
@@ -28,16 +28,16 @@ def segment_scan_both_ways(
     segments,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Grid (B * H, blocks of BLOCK of a state's `size` cells, 2): states forward in time, then gradients backward.
 
-    PADDED: segments, rounded up to a power of two. OVERLAPS: whether the launches before and behind may overlap it.
+    PADDED: segments, rounded up to a power of two. PDL: whether the launches before and behind may overlap it.
     local, enter: float32 [2, B, segments, H, size], in and out. decay: [B, segments, H], log2 of each segment's, or
     None. first: [B, H, size], the state before the sequence, or None; back_first, back_last: its gradient after and
     before it, or None.
     """
-    if OVERLAPS:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     batch = (tl.program_id(0) // H).to(tl.int64)
@@ -54,7 +54,7 @@ def segment_scan_both_ways(
         decay = tl.full([PADDED], 1.0, tl.float32)
     else:
         decay = tl.exp2(tl.load(decay_ptr + row, mask=step < segments, other=0.0))
-    decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _compose)
+    decay, after = tl.associative_scan((tl.broadcast_to(decay[:, None], [PADDED, BLOCK]), add), 0, _combine)
 
     pair = tl.program_id(0).to(tl.int64) * size + cell
     start = tl.zeros([BLOCK], tl.float32)

@@ -79,7 +79,7 @@ class HopperGLA:
             inputs = launch.Inputs.of(call, cu_seqlens)
             final = torch.empty(_state_shape(call, cu_seqlens), dtype=torch.float32, device=device)
             finals.append(final)
-            if plan["keeps"]:
+            if plan["saves"]:
                 sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
                 sizes = saved_sizes(shape, inputs.k.shape[3], sequences)
                 saved = torch.empty(sizes, dtype=dtype, device=device)
@@ -125,7 +125,7 @@ class HopperGLA:
             grads[3] = inputs.g.new_zeros(*v.shape[:3], inputs.g.shape[3])
             return grads, dinitial
         if states is None:
-            _, _, states = self.forward(model.plan(keeps=True), call, cu_seqlens)
+            _, _, states = self.forward(model.plan(saves=True), call, cu_seqlens)
         do = torch.zeros(v.shape, dtype=v.dtype, device=v.device) if grad_o is None else for_tma(grad_o)
         heads = (*v.shape[:3], keys)
         dq, dk = launch.room_for_queries_and_keys(room, heads, v)

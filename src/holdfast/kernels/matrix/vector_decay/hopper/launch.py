@@ -10,7 +10,7 @@ from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, SliceSums, dtype_or_none
 from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import aligned, for_tma, tiles, width_of
+from holdfast.kernels.runtime.tma import aligned, for_tma, round_up_columns, tiles
 from holdfast.recurrences.definition import MatrixCall
 
 from .backward_grads import gla_bwd_grads
@@ -71,7 +71,7 @@ def run_forward(
     batch, length, heads, values = out.shape
     keys = g.shape[3]
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tile_k, tile_v = width_of(keys), width_of(values)
+    tile_k, tile_v = round_up_columns(keys), round_up_columns(values)
     arguments = (
         tiles(k, [1, TOKENS, 1, tile_k], TILE_LAYOUT),
         tiles(q, [1, TOKENS, 1, tile_k], TILE_LAYOUT),
@@ -108,7 +108,7 @@ def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor, grads
     """Launch `gla_bwd_grads`. states, dstates: before and after each chunk, of `saved_shape`."""
     q, k, v, g, beta, cu_seqlens = inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.cu_seqlens
     batch, length, heads, keys = grads.dq.shape
-    tile_v, chunks = width_of(v.shape[3]), states.shape[1] // TOKENS
+    tile_v, chunks = round_up_columns(v.shape[3]), states.shape[1] // TOKENS
     across = -(-keys // 64) * heads
     grid = (across, chunks, batch) if cu_seqlens is None else (across * chunks, 1, 1)
     arguments = (

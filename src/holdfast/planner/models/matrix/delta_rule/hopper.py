@@ -38,9 +38,10 @@ PULL_REGISTERS, PULL_SHARED, PULL_SECONDS = 98, 98304, 0.8e-6
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans, the fastest first.
 
-    values, forward: columns of v a block; stages of tiles in flight; span, chunks that a block walks over: with fewer
-    than the sequence has, the states that enter its segments are found first, by blocks of state_columns. Backward,
-    those of hopper_backward.py; with a v wider than its kernels take, the Triton kernels' under their own name.
+    values, forward: columns of v a block; stages of tiles in flight; segment_chunks, which a block walks over: with
+    fewer than the sequence has, the states that enter its segments are found first, by blocks of state_columns.
+    Backward, those of hopper_backward.py; with a v wider than its kernels take, the Triton kernels' under their own
+    name.
     """
     if direction == "backward" and problem["V"] > WIDEST:
         return triton.candidates(problem, device, direction)
@@ -49,13 +50,13 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
         return ranked(find(problem, device))
     apart = as_batch(problem)
     whole = {_chunks(apart): _chunks(problem)}
-    return tuple(_with_span(found, whole) for found in ranked(find(apart, device)))
+    return tuple(_with_segment_chunks(found, whole) for found in ranked(find(apart, device)))
 
 
-def _with_span(candidate: Candidate, spans: Mapping[int, int]) -> Candidate:
-    """With another span in the plan, where there is one for it."""
+def _with_segment_chunks(candidate: Candidate, others: Mapping[int, int]) -> Candidate:
+    """With another number of a segment's chunks in the plan, where there is one for it."""
     values = dict(candidate.plan.values)
-    values["span"] = spans.get(values["span"], values["span"])
+    values["segment_chunks"] = others.get(values["segment_chunks"], values["segment_chunks"])
     return replace(candidate, plan=Plan(candidate.plan.backend, tuple(values.items())))
 
 
@@ -63,7 +64,7 @@ def _chunks(problem: Problem) -> int:
     return max(1, -(-problem["T"] // CHUNK))
 
 
-def _spans(problem: Problem, device: Device) -> Iterator[int]:
+def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
     """The whole sequence, and segments of it as long as blocks are too few for the device."""
     chunks = _chunks(problem)
     pairs, segments = problem["B"] * problem["H"], 1
@@ -77,42 +78,48 @@ def _columns(problem: Problem) -> tuple[int, ...]:
     return (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,)
 
 
-def _segments(problem: Problem, span: int) -> int:
-    return -(-max(1, problem["T"]) // (span * CHUNK))
+def _segments(problem: Problem, segment_chunks: int) -> int:
+    return -(-max(1, problem["T"]) // (segment_chunks * CHUNK))
 
 
-def _entering(problem: Problem, device: Device, back: bool) -> Iterator[tuple[int, int, list[Candidate]]]:
-    """Spans and state_columns, and the launches until the states that enter the segments are there.
+def _boundary_states(problem: Problem, device: Device, back: bool) -> Iterator[tuple[int, int, list[Candidate]]]:
+    """segment_chunks and state_columns, and the launches until the states that enter the segments are there.
 
     back: and the gradients of those that leave them.
     """
     prepared, widths = prepare(problem, device), _columns(problem)
-    for span in _spans(problem, device):
-        segments = _segments(problem, span)
+    for segment_chunks in _segment_chunks(problem, device):
+        segments = _segments(problem, segment_chunks)
         for columns in widths if segments > 1 else widths[:1]:
             launches = [prepared]
             if segments > 1 and back:
                 scan = _scan(problem, device, segments)
-                transitions = _sweep(problem, device, columns, span, 0, problem["K"], True)
-                states = _sweep(problem, device, columns, span, problem["V"], 0, False)
-                launches += [transitions, _pull(problem, device, span), scan, states, scan]
+                transitions = _sweep(problem, device, columns, segment_chunks, 0, problem["K"], True)
+                states = _sweep(problem, device, columns, segment_chunks, problem["V"], 0, False)
+                launches += [transitions, _pull(problem, device, segment_chunks), scan, states, scan]
             elif segments > 1:
-                states = _sweep(problem, device, columns, span, problem["V"], problem["K"], False)
+                states = _sweep(problem, device, columns, segment_chunks, problem["V"], problem["K"], False)
                 launches += [states, _scan(problem, device, segments)]
             if None not in launches:
-                yield span, columns, launches
+                yield segment_chunks, columns, launches
 
 
 def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
-    for (span, state_columns, launches), columns in product(_entering(problem, device, False), _columns(problem)):
-        values = (("columns", columns), ("state_columns", state_columns), ("stages", STAGES), ("span", span))
-        if found := _sweep(problem, device, columns, span, problem["V"], 0, True):
+    pairs = product(_boundary_states(problem, device, False), _columns(problem))
+    for (segment_chunks, state_columns, launches), columns in pairs:
+        values = (
+            ("columns", columns),
+            ("state_columns", state_columns),
+            ("stages", STAGES),
+            ("segment_chunks", segment_chunks),
+        )
+        if found := _sweep(problem, device, columns, segment_chunks, problem["V"], 0, True):
             yield replace(in_turn([*launches, found]), plan=Plan("hopper", values))
 
 
 def _gradients(problem: Problem, device: Device) -> Iterator[Candidate]:
-    for span, state_columns, launches in _entering(problem, device, True):
-        yield from hopper_backward.candidates(problem, device, in_turn(launches), span, state_columns)
+    for segment_chunks, state_columns, launches in _boundary_states(problem, device, True):
+        yield from hopper_backward.candidates(problem, device, in_turn(launches), segment_chunks, state_columns)
 
 
 def prepare(problem: Problem, device: Device) -> Candidate | None:
@@ -129,7 +136,7 @@ def prepare(problem: Problem, device: Device) -> Candidate | None:
 
 
 def _sweep(
-    problem: Problem, device: Device, columns: int, span: int, values: int, transitions: int, outputs: bool
+    problem: Problem, device: Device, columns: int, segment_chunks: int, values: int, transitions: int, outputs: bool
 ) -> Candidate | None:
     """One launch of matrix/delta_rule/hopper/forward.py over so many of v's columns and of the transitions'.
 
@@ -137,7 +144,7 @@ def _sweep(
     """
     wide, consumers = tile(problem["K"]), columns // COLUMNS
     pairs, K = problem["B"] * problem["H"], problem["K"]
-    segments = max(1, _segments(problem, span) - (not outputs))
+    segments = max(1, _segments(problem, segment_chunks) - (not outputs))
     slices = -(-values // columns) + -(-transitions // columns)
     warps = 4 * consumers + OTHER_WARPS + outputs * SCORE_WARPS
     staged = (1 + outputs) * (wide + CHUNK) + (columns if values else 0)
@@ -152,18 +159,19 @@ def _sweep(
     moved = int(pairs * problem["T"] * 2 * (keys + values + written + CHUNK)) + states
     # of a chunk: keys and queries with the state, A, scores with what is written, and what is written with keys
     products = columns * ((2 + outputs) * wide + (1 + outputs) * CHUNK) + outputs * CHUNK * wide
-    operations = grid.blocks * span * 2 * CHUNK * products
+    operations = grid.blocks * segment_chunks * 2 * CHUNK * products
     seconds = (SWEEP_SECONDS if outputs else ADVANCE_SECONDS)[columns]
-    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=FILL_SECONDS + span * seconds)
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=FILL_SECONDS + segment_chunks * seconds)
 
 
-def _pull(problem: Problem, device: Device, span: int) -> Candidate:
+def _pull(problem: Problem, device: Device, segment_chunks: int) -> Candidate:
     """The launch of matrix/delta_rule/triton/segment_dstates.py."""
-    pairs, K, V, segments = problem["B"] * problem["H"], problem["K"], problem["V"], _segments(problem, span)
+    pairs, K, V, segments = problem["B"] * problem["H"], problem["K"], problem["V"], _segments(problem, segment_chunks)
     grid = Grid(pairs * segments, 256, PULL_REGISTERS, PULL_SHARED)
     moved = 2 * pairs * problem["T"] * (K + V) + 4 * pairs * segments * K * V
     operations = 2 * pairs * problem["T"] * tile(K) * tile(V)
-    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=FILL_SECONDS + span * PULL_SECONDS)
+    serial = FILL_SECONDS + segment_chunks * PULL_SECONDS
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 
 
 def _scan(problem: Problem, device: Device, segments: int) -> Candidate:

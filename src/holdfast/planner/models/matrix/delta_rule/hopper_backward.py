@@ -32,24 +32,24 @@ def in_turn(launches: Sequence[Candidate]) -> Candidate:
 
 
 def candidates(
-    problem: Problem, device: Device, entered: Candidate, span: int, state_columns: int
+    problem: Problem, device: Device, entered: Candidate, segment_chunks: int, state_columns: int
 ) -> Iterator[Candidate]:
     """Plans, in no order; none where no block fits.
 
-    entered: the launches until the states that enter the segments of `span` chunks, and the gradients of those that
-    leave them, are there, found by blocks of state_columns. values: columns of v a block of the sweep that keeps
-    states; stages of tiles in flight of it; span and state_columns.
+    entered: the launches until the states that enter the segments of `segment_chunks`, and the gradients of those that
+    leave them, are there, found by blocks of state_columns. values: columns of v a block of the sweep that saves
+    states; stages of tiles in flight of it; segment_chunks and state_columns.
     """
-    gradients = _gradients(problem, device, span)
+    gradients = _gradients(problem, device, segment_chunks)
     for columns in (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,):
-        launches = [entered, _walk(problem, device, columns, span), gradients]
+        launches = [entered, _walk(problem, device, columns, segment_chunks), gradients]
         if None in launches:
             continue
         values = (
             ("columns", columns),
             ("state_columns", state_columns),
             ("stages", STAGES),
-            ("span", span),
+            ("segment_chunks", segment_chunks),
         )
         yield replace(in_turn(launches), plan=Plan("hopper", values))
 
@@ -63,10 +63,10 @@ def _states(problem: Problem) -> int:
     return 2 * problem["B"] * problem["H"] * _chunks(problem) * problem["K"] * tile(problem["V"])
 
 
-def _walk(problem: Problem, device: Device, columns: int, span: int) -> Candidate | None:
-    """The sweep that keeps states, over segments of `span` chunks."""
+def _walk(problem: Problem, device: Device, columns: int, segment_chunks: int) -> Candidate | None:
+    """The sweep that saves states, over segments of `segment_chunks`."""
     wide, pairs, chunks = tile(problem["K"]), problem["B"] * problem["H"], _chunks(problem)
-    segments = -(-chunks // span)
+    segments = -(-chunks // segment_chunks)
     staged, kept = STAGES * CHUNK * (columns + CHUNK + wide), columns * (wide + CHUNK)
     shared = 2 * (staged + kept) + STAGES * 5 * CHUNK * 4 + SCRATCH
     warps = 4 * (columns // COLUMNS) + OTHER_WARPS
@@ -79,14 +79,14 @@ def _walk(problem: Problem, device: Device, columns: int, span: int) -> Candidat
     moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
     operations = slices * chunks * 2 * CHUNK * columns * (2 * wide + CHUNK)
     crowd = 1 + CROWDED * min(1.0, grid.blocks / (device.sms or 1))
-    serial = FILL_SECONDS + span * STATES_SECONDS[columns] * crowd
+    serial = FILL_SECONDS + segment_chunks * STATES_SECONDS[columns] * crowd
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 
 
-def _gradients(problem: Problem, device: Device, span: int) -> Candidate | None:
-    """The sweep back with all gradients, over segments of `span` chunks."""
+def _gradients(problem: Problem, device: Device, segment_chunks: int) -> Candidate | None:
+    """The sweep back with all gradients, over segments of `segment_chunks`."""
     wide, V, pairs, chunks = tile(problem["K"]), tile(problem["V"]), problem["B"] * problem["H"], _chunks(problem)
-    segments = -(-chunks // span)
+    segments = -(-chunks // segment_chunks)
     # two chunks of q, k and dO; U, Y; S, dS'; A and scores
     shared = 2 * (2 * CHUNK * (2 * wide + V) + 2 * CHUNK * V + 2 * wide * V + 4 * CHUNK * CHUNK) + 3 * SCRATCH
     warps = V // 16 + 4 + OTHER_WARPS
@@ -98,5 +98,5 @@ def _gradients(problem: Problem, device: Device, span: int) -> Candidate | None:
     moved = int(2 * pairs * problem["T"] * tokens) + _states(problem)
     moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
     operations = 2 * pairs * chunks * CHUNK * (6 * wide * V + CHUNK * (7 * wide + 4 * V))
-    serial = FILL_SECONDS + span * ADJOINT_SECONDS
+    serial = FILL_SECONDS + segment_chunks * ADJOINT_SECONDS
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)

@@ -15,9 +15,9 @@ SCORING_WARPS = 4
 # barriers, and what the compiler aligns
 SCRATCH = 512
 # chunks of a segment from which two are added to its state at once; and tiles in flight of the launch that does it
-LONG_SPAN = 16
+LONG_SEGMENT = 16
 ADVANCE_STAGES = 3
-# chunks from one kept state to the next, where decays are a token's own
+# chunks from one saved state to the next, where decays are a token's own
 RARELY = 24
 # most chunks' tiles in flight of both sweeps backward; and forward, by the tiles' columns of q and k, and of v, where
 # more have been slower
@@ -47,15 +47,15 @@ SCAN_SECONDS = 4.2e-6
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans, the fastest first.
 
-    values: columns of the output a block; stages of tiles in flight; span, chunks that a block walks over: with fewer
-    than the sequence has, its segments' states are found first. resident: 1 where a block keeps its chunks' tiles, and
-    one launch does it all. Backward, of the sweep for dq; and adjoint_stages of the sweep for dk and dv, and save,
-    chunks from one kept state to the next.
+    values: columns of the output a block; stages of tiles in flight; segment_chunks, which a block walks over: with
+    fewer than the sequence has, its segments' states are found first. resident: 1 where a block keeps its chunks'
+    tiles, and one launch does it all. Backward, of the sweep for dq; and adjoint_stages of the sweep for dk and dv, and
+    save, chunks from one saved state to the next.
     """
     return ranked(_candidates(problem, device, direction))
 
 
-def _spans(problem: Problem, device: Device) -> Iterator[int]:
+def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
     """The whole sequence, and segments of it as long as blocks are too few for the device."""
     chunks = max(1, -(-problem["T"] // CHUNK))
     pairs, segments = problem["B"] * problem["H"], 1
@@ -72,16 +72,16 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
     gated = "decay=scalar" in problem.traits
     if direction == "forward" and (found := _resident(problem, device)) is not None:
         yield found
-    for span in _spans(problem, device):
-        composition = _composition(problem, device, span, 1 if direction == "forward" else 2)
+    for segment_chunks in _segment_chunks(problem, device):
+        composition = _composition(problem, device, segment_chunks, 1 if direction == "forward" else 2)
         for columns in (columns for columns in (128, 64) if columns <= (value if direction == "forward" else key)):
             if direction == "forward":
                 found = _most_stages(
-                    lambda stages: _forward(problem, device, columns, span, stages),  # noqa: B023
+                    lambda stages: _forward(problem, device, columns, segment_chunks, stages),  # noqa: B023
                     FORWARD_STAGES[key, columns],
                 )
             else:
-                found = _most_stages(lambda stages: _backward(problem, device, columns, span, stages, gated))  # noqa: B023
+                found = _most_stages(lambda stages: _backward(problem, device, columns, segment_chunks, stages, gated))  # noqa: B023
             if found is not None and composition is not None:
                 found = found.after(composition)
             if found is not None:
@@ -92,8 +92,9 @@ def _most_stages(of_stages: Callable[[int], Candidate | None], most: int = STAGE
     return next((found for stages in range(most, 1, -1) if (found := of_stages(stages)) is not None), None)
 
 
-def _forward(problem: Problem, device: Device, columns: int, span: int, stages: int) -> Candidate | None:
-    plan = Plan("hopper", (("columns", columns), ("stages", stages), ("span", span), ("resident", 0)))
+def _forward(problem: Problem, device: Device, columns: int, segment_chunks: int, stages: int) -> Candidate | None:
+    values = (("columns", columns), ("stages", stages), ("segment_chunks", segment_chunks), ("resident", 0))
+    plan = Plan("hopper", values)
     return _sweep(problem, device, plan, (problem["K"], problem["V"]), False)
 
 
@@ -116,14 +117,16 @@ def _resident(problem: Problem, device: Device) -> Candidate | None:
     states = 2 * 4 * pairs * segments * wide * columns
     moved = int(pairs * problem["T"] * 4 * (K * problem["Hq"] / problem["H"] + V)) + states + 8 * pairs * K * V
     operations = grid.blocks * 2 * tokens * (tokens * 3 // 4 * (wide + columns) + 2 * wide * columns)
-    values = (("columns", columns), ("stages", 1), ("span", RESIDENT_CHUNKS), ("resident", 1))
+    values = (("columns", columns), ("stages", 1), ("segment_chunks", RESIDENT_CHUNKS), ("resident", 1))
     serial = RESIDENT_SECONDS + segments * RESIDENT_SEGMENT_SECONDS
     return Candidate.of(Plan("hopper", values), device, grid, moved, operations, serial=serial)
 
 
-def _backward(problem: Problem, device: Device, columns: int, span: int, stages: int, gated: bool) -> Candidate | None:
+def _backward(
+    problem: Problem, device: Device, columns: int, segment_chunks: int, stages: int, gated: bool
+) -> Candidate | None:
     def both(adjoint_stages: int) -> Candidate | None:
-        values = (("columns", columns), ("stages", stages), ("span", span))
+        values = (("columns", columns), ("stages", stages), ("segment_chunks", segment_chunks))
         save = chunks_between_states(problem, RARELY)
         plan = Plan("hopper", (*values, ("adjoint_stages", adjoint_stages), ("save", save)))
         sweep = _sweep(problem, device, plan, (problem["V"], problem["K"]), gated)
@@ -133,29 +136,29 @@ def _backward(problem: Problem, device: Device, columns: int, span: int, stages:
     return _most_stages(both)
 
 
-def _composition(problem: Problem, device: Device, span: int, turns: int) -> Candidate | None:
+def _composition(problem: Problem, device: Device, segment_chunks: int, passes: int) -> Candidate | None:
     """segment_states.py's launch and, backward, the scan over segments; None where there is but one segment.
 
-    turns: 2 where gradients of states are found beside the states.
+    passes: 2 where gradients of states are found beside the states.
     """
     pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
-    segments = -(-problem["T"] // (span * CHUNK))
+    segments = -(-problem["T"] // (segment_chunks * CHUNK))
     if segments <= 1:
         return None
     wide, narrow = tile(K), tile(V)
     warps = narrow // 16 + OTHER_WARPS
-    tokens = 2 * CHUNK if span >= LONG_SPAN and span % 2 == 0 else CHUNK
+    tokens = 2 * CHUNK if segment_chunks >= LONG_SEGMENT and segment_chunks % 2 == 0 else CHUNK
     shared = ADVANCE_STAGES * (2 * tokens * (wide + narrow) + 4 * tokens) + SCRATCH
     # forward the last segment's is not needed, and states are rounded
-    grid = Grid(pairs * (segments - 2 + turns), 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
-    states = 2 * turns**2 * pairs * segments * K * V
-    moved = int(2 * turns * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
-    operations = grid.blocks * turns * span * 2 * CHUNK * wide * narrow
-    plan, serial = Plan("hopper"), ADVANCE_FILL_SECONDS + turns * span * ADVANCE_SECONDS
+    grid = Grid(pairs * (segments - 2 + passes), 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    states = 2 * passes**2 * pairs * segments * K * V
+    moved = int(2 * passes * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
+    operations = grid.blocks * passes * segment_chunks * 2 * CHUNK * wide * narrow
+    plan, serial = Plan("hopper"), ADVANCE_FILL_SECONDS + passes * segment_chunks * ADVANCE_SECONDS
     local = Candidate.of(plan, device, grid, moved, operations, serial=serial)
-    if turns == 1:
+    if passes == 1:
         return local
-    scan = Grid(-(-turns * pairs * segments * K * V // 2048), 128, 64)
+    scan = Grid(-(-passes * pairs * segments * K * V // 2048), 128, 64)
     return Candidate.of(plan, device, scan, 2 * states, states // 2, False, SCAN_SECONDS).after(local)
 
 
@@ -165,9 +168,9 @@ def _fill(segments: int) -> float:
 
 def _kept(problem: Problem, plan: Plan) -> int:
     """Bytes of the states that the sweep for dq leaves to the adjoint sweep."""
-    span = plan["span"]
-    segments = max(1, -(-problem["T"] // (span * CHUNK)))
-    return 2 * problem["B"] * problem["H"] * segments * -(-span // plan["save"]) * problem["K"] * problem["V"]
+    segment_chunks = plan["segment_chunks"]
+    segments = max(1, -(-problem["T"] // (segment_chunks * CHUNK)))
+    return 2 * problem["B"] * problem["H"] * segments * -(-segment_chunks // plan["save"]) * problem["K"] * problem["V"]
 
 
 def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int], summing: bool) -> Candidate | None:
@@ -180,8 +183,8 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     # sums of rows have barriers of their own
     shared = 2 * elements + stages * 4 * CHUNK * (4 + summing * columns // 16) + SCRATCH + 128 * summing
     pairs = problem["B"] * problem["H"]
-    chunks, span = -(-problem["T"] // CHUNK), plan["span"]
-    slices, segments = -(-values // columns), max(1, -(-chunks // span))
+    chunks, segment_chunks = -(-problem["T"] // CHUNK), plan["segment_chunks"]
+    slices, segments = -(-values // columns), max(1, -(-chunks // segment_chunks))
     grid = Grid(pairs * slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
     if not grid.fits(device):
         return None
@@ -193,7 +196,7 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     moved += _kept(problem, plan) if summing else 0
     operations = pairs * slices * chunks * 2 * CHUNK * (CHUNK * (wide + columns) + 2 * wide * columns)
     seconds = (SUMMING_SWEEP_SECONDS if summing else SWEEP_SECONDS)[wide, columns]
-    return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + span * seconds)
+    return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + segment_chunks * seconds)
 
 
 def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
@@ -205,8 +208,8 @@ def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
     pairs = problem["B"] * problem["H"]
     sums = 4 + (8 if "beta" in problem.traits else 4) + wide // 16 + wide // 64
     shared = 2 * elements + stages * 4 * (CHUNK * sums + 2 * wide) + 4 * (plan["save"] - 1) * (CHUNK + 2) + SCRATCH
-    chunks, span = -(-problem["T"] // CHUNK), plan["span"]
-    segments = max(1, -(-chunks // span))
+    chunks, segment_chunks = -(-problem["T"] // CHUNK), plan["segment_chunks"]
+    segments = max(1, -(-chunks // segment_chunks))
     grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
     if not grid.fits(device):
         return None
@@ -214,4 +217,5 @@ def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
     moved = int(pairs * problem["T"] * (2 * (problem["K"] * (2 * share + 1) + 3 * problem["V"]) + 16))
     moved += _kept(problem, plan) if "decay=scalar" in problem.traits else 0
     operations = pairs * chunks * 2 * CHUNK * (2 * CHUNK * (wide + narrow) + 3 * wide * narrow)
-    return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + span * ADJOINT_SECONDS[wide])
+    serial = _fill(segments) + segment_chunks * ADJOINT_SECONDS[wide]
+    return Candidate.of(plan, device, grid, moved, operations, serial=serial)

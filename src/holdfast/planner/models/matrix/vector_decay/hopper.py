@@ -20,9 +20,9 @@ GRADS_SECONDS = 10e-6
 BACKWARD = Plan("hopper")
 
 
-def plan(keeps: bool) -> Plan:
-    """Return the plan of the forward pass. keeps: whether it saves the state before each chunk for the backward one."""
-    return Plan("hopper", (("keeps", int(keeps)),))
+def plan(saves: bool) -> Plan:
+    """Return the plan of the forward pass. saves: whether it saves the state before each chunk for the backward one."""
+    return Plan("hopper", (("saves", int(saves)),))
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -38,8 +38,8 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     return (_grads(problem, device).after(found),)
 
 
-def forward(problem: Problem, device: Device, keeps: bool) -> Candidate | None:
-    """Model a launch of `gla_fwd`. keeps: whether states go to memory."""
+def forward(problem: Problem, device: Device, saves: bool) -> Candidate | None:
+    """Model a launch of `gla_fwd`. saves: whether states go to memory."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
     tile_k, tile_v, chunks = tile(K), tile(V), -(-T // CHUNK)
     warps = tile_v // 16 + DECAY_WARPS
@@ -49,11 +49,11 @@ def forward(problem: Problem, device: Device, keeps: bool) -> Candidate | None:
     if not grid.fits(device):
         return None
     moved = pairs * (T * (4 * K * problem["Hq"] / problem["H"] + 4 * K + 4 * V) + 8 * K * V)
-    if keeps:
+    if saves:
         moved += pairs * chunks * 2 * tile_k * tile_v
     operations = pairs * chunks * 2 * CHUNK * (2 * tile_k * tile_v + CHUNK * tile_v + 6 * CHUNK * tile_k)
     serial = FILL_SECONDS + chunks * CHUNK_SECONDS[tile_k]
-    return Candidate.of(plan(keeps), device, grid, int(moved), operations, serial=serial)
+    return Candidate.of(plan(saves), device, grid, int(moved), operations, serial=serial)
 
 
 def _grads(problem: Problem, device: Device) -> Candidate:

@@ -6,7 +6,7 @@ from torch import Tensor
 from holdfast.kernels.lib.gluon.compat import gl
 from holdfast.kernels.matrix.args import TOKENS, DecayAndBeta
 from holdfast.kernels.runtime.descriptor_launch import launch
-from holdfast.kernels.runtime.tma import tiles, width_of
+from holdfast.kernels.runtime.tma import round_up_columns, tiles
 
 from .kernel import CHUNKS, scalar_decay_fwd_onchip
 
@@ -23,7 +23,7 @@ def run_onchip(
     """
     batch, length, heads, columns = out.shape
     keys, device = q.shape[3], v.device
-    wide, width = width_of(keys), width_of(columns)
+    wide, width = round_up_columns(keys), round_up_columns(columns)
     pairs, segments = batch * heads, -(-length // SEGMENT)
     states = torch.empty(2 * pairs * segments, wide, width, dtype=v.dtype, device=device)
     decay = torch.empty(pairs, segments, dtype=torch.float32, device=device)
