@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from holdfast.kernels.conv.triton.backend import REDUCED_ROWS, WARPS, TritonConv
+from holdfast.kernels.conv.triton.backend import REDUCED_ROWS, WARPS, TritonConv, _rows
 from holdfast.planner import Device, Problem
 from holdfast.planner.models.conv import triton as model
 
@@ -107,3 +107,19 @@ def test_what_it_cannot_serve_is_said():
     assert "channels at most" in TritonConv().reject(problem(D=2**20 + 1), Device.named("h200"))
     assert "float64" in TritonConv().reject(problem("float64"), Device.named("h200"))
     assert "NVIDIA GPU" in TritonConv().reject(problem(), Device.named("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("strides", "is_copied"),
+    [
+        ((2**30, 24, 1), False),
+        # tokens so far apart that offsets inside a tile pass 32 bits, and channels that are not side by side
+        ((8, model.MOST_CHANNELS, 1), True),
+        ((8, model.MOST_CHANNELS - 1, 1), False),
+        ((1024, 8, 2), True),
+    ],
+)
+def test_views_are_read_where_they_lie_if_offsets_fit(strides, is_copied):
+    x = torch.empty_strided((2, 3, 8), strides, device="meta")
+    assert (_rows(x) is not x) == is_copied
+    assert _rows(x).stride(2) == 1
