@@ -146,7 +146,7 @@ def _gradients(
         do, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         call = _call(q, k, v, g.unflatten(-1, (heads, -1)), initial_state)
         room, grads = GradRoom(*into), (do, dfinal)
-        dg, _, _, dstate = write_gradients(room, call, cu_seqlens, "gla", backend, grads, (o, kept))
+        *_, dg, _, _, dstate = write_gradients(room, call, cu_seqlens, "gla", backend, grads, (o, kept))
         ddecay, dbias = _gate_of(decay).backward(decay, decay_bias, normalizer, dg.flatten(-2))
         torch.mm(ddecay.flatten(0, 1), decay_weight.to(packed.dtype), out=ddown.flatten(0, 1))
         unused.zero_()

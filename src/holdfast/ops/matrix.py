@@ -149,8 +149,10 @@ def _forward(
     with _without_autocast(v):
         o, final, *saved = chosen.forward(plan, call, cu_seqlens)
     if not saved:
-        # 0, where a graph was told of another backend's
-        saved = [_room(shape, v) if shape is None else _room(shape, v).zero_()]
+        saved = [_room(shape, v)]
+        if shape is not None:
+            # where a graph was told of another backend's
+            saved[0].zero_()
     return o.contiguous(), final.contiguous(), *saved
 
 
@@ -250,16 +252,16 @@ def write_gradients(
     grads: tuple[Tensor | None, Tensor | None],
     made: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> list[Tensor | None]:
-    """`matrix_backward` within another op's backward pass: gradients of q, k and v are in room, which has all three.
+    """`matrix_backward` within another op's backward pass: gradients that have room are there, and are that tensor.
 
-    The others are returned: of g, beta, stabilizer and initial_state, None for one that was not given. grads: of the
-    output and the final state. made: what `matrix_forward` returned first and last.
+    Returned are those of the call's seven tensors, None for one that was not given. grads: of the output [B, T, H, V]
+    and the final state [N, H, K, V (+ 1)], or None for 0. made: what `matrix_forward` returned first and last.
     """
     found = _backward_of(call, cu_seqlens, op, backend, grads, made, room)
-    for place, grad in zip(room, found, strict=False):
-        if grad is not place:
-            place.copy_(grad)
-    return [None if x is None else _laid_out(x, of) for x, of in zip(found[3:], call[3:7], strict=True)]
+    for n, place in enumerate(room):
+        if place is not None and found[n] is not place:
+            found[n] = place.copy_(found[n])
+    return [*found[:3], *(None if x is None else _laid_out(x, of) for x, of in zip(found[3:], call[3:7], strict=True))]
 
 
 def _laid_out(grad: Tensor, of: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ def _gradients(
         call = _call(q, k, v, g, beta, stabilizer, state, normalize)
         room, grads = GradRoom(*places), (dh, grad_final)
         found = matrix.write_gradients(room, call, cu_seqlens, "mlstm", backend, grads, (h, kept))
-        dg, dbeta, dstabilizer, dstate = found
+        *_, dg, dbeta, dstabilizer, dstate = found
         if exponential and grad_final is not None:
             change = torch.where(last.isfinite(), -_of_unit(grad_final, final), 0.0)
             grad_last = change if grad_last is None else grad_last + change

@@ -126,10 +126,9 @@ def _gradients(
         dy = torch.zeros_like(o) if grad_y is None else grad_y.unflatten(-1, o.shape[2:])
         do, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         call, _ = map_call(q, k, v, g, initial_state)
-        dturned = torch.empty_like(q), torch.empty_like(k)
-        room, grads = GradRoom(*dturned, dv), (do, grad_final)
-        *_, dstate = matrix.write_gradients(room, call, cu_seqlens, "retnet", backend, grads)
-        turn_back(*dturned, position, base, (dq, dk))
+        room, grads = GradRoom(v=dv), (do, grad_final)
+        dy, dz, *_, dstate = matrix.write_gradients(room, call, cu_seqlens, "retnet", backend, grads)
+        turn_back(dy, dz, position, base, (dq, dk))
     return dpacked, dnorm.contiguous(), packed.new_empty(0) if initial_state is None else dstate
 
 

@@ -18,9 +18,8 @@ class SavedShape(NamedTuple):
 
 
 class GradRoom(NamedTuple):
-    """Where a layer has room for the gradients of q and k [B, T, Hq, K] and of v [B, T, H, V], of any strides.
+    """Where a layer has room for gradients of q and k [B, T, Hq, K] and v [B, T, H, V], any strides; None: nowhere.
 
-    None: memory of their own.
     A backend with takes_room returns the very tensors that it wrote to. It may write elsewhere: callers copy then.
     """
 
