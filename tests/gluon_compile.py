@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.experimental.gluon._runtime import GluonASTSource
 
+import partition_dispatch
 from triton_compile import BOUNDED, bounded
 from uniform_registers import disassembled, misread_stack_in, overwritten_in, spilled_in, unset_in
 
@@ -91,7 +92,8 @@ def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
     options = {"num_warps": launch.warps, "maxnreg": launch.registers}
     made, said = _compiled(source, options)
     sass = disassembled(made.asm["cubin"])
-    for faults in (unset_in(sass), overwritten_in(sass), misread_stack_in(sass)):
+    dispatch = partition_dispatch.faults(made.asm["ptx"])
+    for faults in (unset_in(sass), overwritten_in(sass), misread_stack_in(sass), dispatch):
         assert not (found := list(faults)), found
     spilled = re.search(r"(\d+) bytes spill stores", said)
     assert spilled, said

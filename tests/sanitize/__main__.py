@@ -41,6 +41,8 @@ TOOLS = {
 NEWER = {"memcheck": ["--check-tensor-ops=yes"]}
 # a file with its folders, as several have one name
 WITH_FOLDERS = "--strip-paths=no"
+# racecheck ends its report of a kernel at so many pairs of accesses
+MOST_HAZARDS = {"NV_COMPUTE_SANITIZER_MAX_RACECHECK_HAZARDS": "1000000000"}
 # PyTorch's own allocator would hide where an allocation ends, and what was written to its memory before
 WITHOUT_CACHE = ("memcheck", "initcheck")
 # What of PyTorch's kernels is no fault of ours. memcheck's is: we hand them the tensors.
@@ -101,7 +103,7 @@ class Job:
 
     def start(self, prefix: list[str]) -> None:
         self.log, self.out = self.folder / "log", self.folder / "done.json"
-        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | MOST_HAZARDS | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         if self.tool in WITHOUT_CACHE:
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         command = [*prefix, sys.executable, "-m", "sanitize.worker", str(self.out), *map(str, self.numbers)]

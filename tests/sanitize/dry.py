@@ -23,7 +23,7 @@ from holdfast.planner import Device
 
 from . import sources
 from .calls import Call, planned
-from .launched import name_of
+from .launched import name_of, name_of_cuda
 
 H200 = Device.named("h200")
 
@@ -77,7 +77,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
             return lambda *args: None
 
     def load(source: str, arch: str, name: str, *rest: Any) -> Kernel:
-        found.add(f"dense.{'alternating.cell_step' if name.startswith('dense_cell_step_') else 'cuda'}.{name}")
+        found.add(name_of_cuda(name))
         return Kernel()
 
     def running(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:

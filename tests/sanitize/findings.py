@@ -120,7 +120,7 @@ def _read(record: list[str], call: str) -> Finding:
             kernel = kernel or match["kernel"] or of
             ran = match["kernel"] or kernel
             # accesses are what racecheck names; synccheck's places are barriers, which stand where it says
-            file = located(match["file"] or "", line, _bare(ran), _bare(of), bool(match["access"]))
+            file = located(match["file"] or "", line, _bare(ran), _bare(of), match["access"] or "")
             found.append(Place(match["access"] or "", file, *place(file, line), line))
         count += sum(map(int, _HAZARDS.findall(said)))
     kind = re.sub(r"\s+at .*| between .*", "", record[0])

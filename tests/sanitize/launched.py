@@ -9,10 +9,18 @@ from triton.runtime.jit import JITFunction
 from holdfast.kernels.runtime import descriptor_launch, nvrtc
 from holdfast.kernels.runtime import launch as triton_launch
 
+from .sources import MADE
+
 
 def name_of(kernel: Any) -> str:
     """Of a jit function."""
     return f"{kernel.fn.__module__.removeprefix('holdfast.kernels.')}.{kernel.fn.__name__}"
+
+
+def name_of_cuda(name: str) -> str:
+    """Of a kernel that is compiled from a text: one that is launched a step is made, the others are written."""
+    made = f"dense.alternating.cell_step.{name}"
+    return made if made in MADE else f"dense.cuda.{name}"
 
 
 @contextmanager
@@ -26,7 +34,7 @@ def noted() -> Iterator[set[str]]:
         return launcher(compiled)
 
     def loading(source: str, arch: str, name: str, *rest: Any) -> Any:
-        found.add(f"dense.{'alternating.cell_step' if name.startswith('step_') else 'cuda'}.{name}")
+        found.add(name_of_cuda(name))
         return load(source, arch, name, *rest)
 
     def running(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -10,6 +10,8 @@ from .sources import HOUSE, Definition, Tree
 _OR = " or "
 AMBIGUOUS = "it cannot be told which of the files this is"
 _BELOW = "/holdfast/kernels/"
+# what a line of Gluon says that makes an access to shared memory through registers
+_MAKES = {"Read": re.compile(r"\.load\("), "Write": re.compile(r"\.store\(")}
 
 
 def is_there(file: str, tree: Tree = HOUSE) -> bool:
@@ -18,19 +20,17 @@ def is_there(file: str, tree: Tree = HOUSE) -> bool:
 
 
 @cache
-def located(
-    printed: str, line: int, kernel: str, function: str = "", accesses: bool = False, tree: Tree = HOUSE
-) -> str:
+def located(printed: str, line: int, kernel: str, function: str = "", access: str = "", tree: Tree = HOUSE) -> str:
     """The file of a place, by its path below the kernels' folder; the bare name of a file that is none of them.
 
     printed: the file, with folders or without. kernel: that ran, by its name in machine code; function: that the place
-    is said to be in; "" where that is not said. accesses: whether it is a place of what races, see first_warps. Of
+    is said to be in; "" where that is not said. access: what races there, "Read" say, or "", see first_warps. Of
     several files of the name it is the one that the kernel reaches, at that line if need be; where several are left all
     of them are returned, with "or" between.
     """
     files = _named(printed, tree)
-    if accesses:
-        files = {each for file in files for each in first_warps(file, line, kernel, tree)}
+    if access:
+        files = {each for file in files for each in first_warps(file, line, kernel, access, tree)}
     reached = {name for entry in tree.entries(kernel) for name in tree.reached(entry)}
     definitions = [tree.definitions[name] for name in reached]
     for fitting in (
@@ -54,24 +54,32 @@ def _named(printed: str, tree: Tree) -> set[str]:
     return files
 
 
-def first_warps(file: str, line: int, kernel: str = "", tree: Tree = HOUSE) -> frozenset[str]:
-    """The files that a line of shared memory's accesses may be of, printed as one of the file.
+def first_warps(file: str, line: int, kernel: str = "", access: str = "Read", tree: Tree = HOUSE) -> frozenset[str]:
+    """The files that a line of an access to shared memory may be of, printed as one of the file.
 
     The function of the first warps in gl.warp_specialize is compiled into the kernel itself. Triton then gives its
-    instructions their line, but the kernel's file. What the kernel does before it shares work out is not told apart;
-    of shared memory it only initialises mbarriers, which no race is reported of. The kernel's own first line is what
-    an instruction has to which the compiler gives none.
+    instructions their line, but the kernel's file. Where another function of the kernel's file has that line, it is the
+    first warps' if theirs makes such an access and the other does not. What the kernel does before it shares work out
+    is not told apart; of shared memory it only initialises mbarriers, which no race is reported of. The kernel's own
+    first line is what an instruction has to which the compiler gives none.
     """
     at = tree.at(file, line)
     entries = tree.entries(kernel) or ([at] if at else [])
     own = [entry for entry in entries if entry.file == file]
-    return frozenset(each for entry in own for each in _first_warps(entry, at, line, tree)) or frozenset({file})
+    return frozenset(each for entry in own for each in _first_warps(entry, at, line, access, tree)) or frozenset({file})
 
 
-def _first_warps(entry: Definition, at: Definition | None, line: int, tree: Tree) -> set[str]:
-    is_elsewhere = line != entry.first if at == entry else at is None or at.name not in tree.reached(entry)
+def _first_warps(entry: Definition, at: Definition | None, line: int, access: str, tree: Tree) -> set[str]:
     files = {tree.definitions[name].file for name in entry.first_warps}
-    return files if files and is_elsewhere else {entry.file}
+    if at == entry:
+        is_theirs = line != entry.first
+    elif at is None or at.name not in tree.reached(entry):
+        is_theirs = True
+    else:
+        makes = _MAKES.get(access)
+        told = {file for file in files if makes and makes.search(place(file, line, tree)[1])}
+        files, is_theirs = told, not (makes and makes.search(place(entry.file, line, tree)[1]))
+    return files if files and is_theirs else {entry.file}
 
 
 # a function of CUDA C++ as this project writes it: a line that opens a parameter list and begins at the left margin, or

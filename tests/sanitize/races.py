@@ -9,6 +9,7 @@ from pathlib import Path
 
 from . import places
 from .findings import Finding, pairs
+from .sources import HOUSE, Tree
 
 TABLE = Path(__file__).with_name("races.toml")
 # file by its path below the kernels' folder, function, text of the line
@@ -89,8 +90,25 @@ def pairs_of(finding: Finding) -> list[Pair]:
 def unexplained(found: Iterable[Finding], known: tuple[Lines, ...] | None = None) -> list[Pair]:
     """Pairs that the table does not explain, each once."""
     known = table() if known is None else known
-    reported = {pair for finding in found for pair in pairs_of(finding)}
+    reported = {pair for finding in found for pair in pairs_of(finding) if not is_dispatch(pair)}
     return sorted(pair for pair in reported if not any(lines.explains(pair) for lines in known))
+
+
+def is_dispatch(pair: Pair, tree: Tree = HOUSE) -> bool:
+    """Whether it is Triton's own: the bytes that say which partition each warp of a kernel runs, and its arguments.
+
+    Triton stores them where the first warps share work out and where they end, before a meeting of the whole block at
+    its barrier 1; the other warps read theirs between that one and the next. The reads have the kernel's first line,
+    the stores that or what stands beside them: tests/partition_dispatch.py looks for that in each kernel compiled. An
+    access of ours may have lost its line to the first one as well; then the other one still has its own.
+    """
+    ways = (pair.first, pair.second), (pair.second, pair.first)
+    heads = {
+        ("Read", each.file, pair.kernel, f"def {pair.kernel}(")
+        for each in tree.entries(pair.kernel)
+        if each.first_warps
+    }
+    return any(x in heads and y[0] == "Write" and ".store(" not in y[3] for x, y in ways)
 
 
 def stale(known: tuple[Lines, ...] | None = None) -> list[Line]:

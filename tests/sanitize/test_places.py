@@ -204,23 +204,33 @@ def test_lines_of_the_first_warps_are_found_by_the_kernel(tree):
     one = without(tree, "b")
     mma = "a/hopper/forward_mma.py"
     # the kernel's own lines, but its first one; lines behind it, where its file has none; another function's
-    assert first_warps(A, 12, "fwd", one) == {A}
-    assert first_warps(A, 13, "fwd", one) == first_warps(A, 13, tree=one) == {mma}
-    assert first_warps(A, 16, "fwd", one) == {mma}
+    assert first_warps(A, 12, "fwd", "Read", one) == {A}
+    assert first_warps(A, 13, "fwd", "Read", one) == first_warps(A, 13, tree=one) == {mma}
+    assert first_warps(A, 16, "fwd", "Read", one) == {mma}
     assert first_warps(A, 16, tree=one) == {A}
-    assert first_warps(A, 8, "fwd", one) == {A}
-    assert located("forward.py", 16, "fwd", accesses=True, tree=one) == mma
+    assert first_warps(A, 8, "fwd", "Read", one) == {A}
+    assert located("forward.py", 16, "fwd", access="Read", tree=one) == mma
     assert located("forward.py", 16, "fwd", tree=one) == A
     # with another kernel of the name it is one of two
-    assert located("forward.py", 16, "fwd", accesses=True, tree=tree) == f"{mma} or {B}"
+    assert located("forward.py", 16, "fwd", access="Read", tree=tree) == f"{mma} or {B}"
+
+
+@pytest.mark.parametrize(("own", "expected"), [("weigh(x)", "a/hopper/forward_mma.py"), ("x.load(y)", A)])
+def test_a_line_of_another_partition_is_of_the_first_warps_if_theirs_alone_makes_the_access(tree, own, expected):
+    (tree.root / A).write_text(TREE[A].replace("weigh(x)", own))
+    mma = "a/hopper/forward_mma.py"
+    (tree.root / mma).write_text(TREE[mma].replace("x.three()", "x.load(y)"))
+    one = without(tree, "b")
+    assert first_warps(A, 8, "fwd", "Read", one) == {expected}
+    assert first_warps(A, 8, "fwd", "Write", one) == first_warps(A, 9, "fwd", "Read", one) == {A}
 
 
 def test_first_warps_in_two_files_are_told_apart_or_both_told(tree):
     again = "    gl.warp_specialize([(weigh, (x,)), (gate, (x,))], [1], [24])\n"
     (tree.root / A).write_text(TREE[A] + again)
     one = without(tree, "b")
-    assert first_warps(A, 13, "fwd", one) == {"a/hopper/forward_mma.py", "a/hopper/decay.py"}
-    assert located("forward.py", 13, "fwd", accesses=True, tree=one) == "a/hopper/forward_mma.py"
+    assert first_warps(A, 13, "fwd", "Read", one) == {"a/hopper/forward_mma.py", "a/hopper/decay.py"}
+    assert located("forward.py", 13, "fwd", access="Read", tree=one) == "a/hopper/forward_mma.py"
 
 
 def test_a_place_that_cannot_be_told_is_in_the_finding_and_not_explained():

@@ -24,6 +24,7 @@ from sanitize.barrier_tables import put_right, with_right_tables
 from sanitize.calls import CALLS, planned
 from sanitize.dry import launched, pretending
 from sanitize.findings import findings
+from sanitize.launched import name_of_cuda
 from sanitize.races import Lines, Pair
 
 PRODUCTS, SWEEP, SPREAD = (
@@ -289,6 +290,22 @@ def test_which_pairs_of_lines_a_run_reports_makes_no_difference():
     )
 
 
+def test_which_partition_a_warp_runs_is_the_compilers():
+    head, end = "def scalar_decay_fwd(", ("Write", PRODUCTS, "mma_partition", "phase ^= 1")
+    read = ("Read", SWEEP, "scalar_decay_fwd", head)
+    for write in (("Write", *read[1:]), end):
+        assert races.is_dispatch(Pair("scalar_decay_fwd", read, write))
+        assert races.is_dispatch(Pair("scalar_decay_fwd", write, read))
+        # what is read elsewhere, in another kernel, and by a kernel that shares no work out is ours
+        assert not races.is_dispatch(Pair("scalar_decay_fwd", ("Read", *READ), write))
+        assert not races.is_dispatch(Pair("scalar_decay_bwd", read, write))
+        assert not races.is_dispatch(
+            Pair("conv_bwd", ("Read", "conv/triton/backward.py", "conv_bwd", "def conv_bwd("), write)
+        )
+    assert not races.is_dispatch(Pair("scalar_decay_fwd", read, ("Write", *STORE)))
+    assert not races.is_dispatch(Pair("scalar_decay_fwd", ("Write", *read[1:]), end))
+
+
 def test_a_race_without_places_is_not_explained():
     (found,) = findings(["========= Error: Race reported somewhere"])
     assert races.unexplained([found], KNOWN) != []
@@ -426,6 +443,11 @@ def test_the_list_of_a_packed_sweep_is_put_right(monkeypatch):
     for _, place, right in moved:
         assert any(f"/*{place:04x}*/" in x and " NOP" in x for x in instructions)
         assert any(f"/*{right:04x}*/" in x and "SYNCS.EXCH" in x for x in instructions)
+
+
+def test_kernels_made_for_a_launch_a_step_are_told_from_those_written():
+    assert {name_of_cuda(name.rpartition(".")[2]) for name in sources.MADE} == sources.MADE <= sources.kernels()
+    assert name_of_cuda("dense_many_blocks_forward") in sources.kernels()
 
 
 def test_every_call_has_a_name_of_its_own():
