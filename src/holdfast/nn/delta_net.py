@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.ops import delta_rule
 from holdfast.ops.delta_layer import delta_layer
@@ -11,6 +11,7 @@ from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
+from .projection import Projection
 from .short_convolution import ShortConvolution
 from .step import Mixer
 
@@ -68,7 +69,7 @@ class DeltaNet(Mixer):
         self.in_proj = InProjection(d_model, self.widths)
         self.conv = ShortConvolution(2 * keys + values, check_positive("conv_width", conv_width))
         self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
-        self.out_proj = nn.Linear(values, d_model, bias=False)
+        self.out_proj = Projection(values, d_model)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         join_projections(self, state_dict, prefix, ("qkv_proj", "beta_proj"))

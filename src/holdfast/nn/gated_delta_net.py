@@ -12,6 +12,7 @@ from .check import check_divides, check_input, check_positive, check_state, head
 from .decay_init import initial_A_log, initial_dt_bias
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
+from .projection import Projection
 from .short_convolution import ShortConvolution
 from .step import Mixer
 
@@ -79,7 +80,7 @@ class GatedDeltaNet(Mixer):
         self.A_log = nn.Parameter(initial_A_log(self.num_v_heads))
         self.dt_bias = nn.Parameter(initial_dt_bias(self.num_v_heads))
         self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
-        self.out_proj = nn.Linear(values, d_model, bias=False)
+        self.out_proj = Projection(values, d_model)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         join_projections(self, state_dict, prefix, ("qkv_proj", "gate_proj", "decay_beta_proj"))

@@ -12,6 +12,7 @@ from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
+from .projection import Projection
 from .step import Mixer
 
 State = tuple[Tensor]
@@ -69,7 +70,7 @@ class GLA(Mixer):
         self.in_proj = InProjection(d_model, self.widths)
         self.decay_up = nn.Linear(gate_rank, keys)
         self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
-        self.out_proj = nn.Linear(values, d_model, bias=False)
+        self.out_proj = Projection(values, d_model)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         join_projections(self, state_dict, prefix, ("in_proj", "decay_down"))

@@ -5,11 +5,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from .projection import Projection
+
 # a projected token takes whole pieces of so many numbers: memory is read 16 bytes at a time
 PIECE = 16
 
 
-class InProjection(nn.Linear):
+class InProjection(Projection):
     """x W^T for all that a mixer makes of x, side by side: it reads x once, and its gradient is one product.
 
     widths: of each part in its order. The last rows of the weight, up to the next multiple of 16, start as 0; nothing
@@ -18,7 +20,7 @@ class InProjection(nn.Linear):
 
     def __init__(self, d_model: int, widths: list[int]) -> None:
         self.used = sum(widths)
-        super().__init__(d_model, -(-self.used // PIECE) * PIECE, bias=False)
+        super().__init__(d_model, -(-self.used // PIECE) * PIECE)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

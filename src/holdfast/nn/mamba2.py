@@ -14,6 +14,7 @@ from .check import check_divides, check_input, check_positive, check_state, head
 from .decay_init import initial_A_log, initial_dt_bias
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
+from .projection import Projection
 from .short_convolution import ShortConvolution
 from .step import Mixer
 
@@ -85,7 +86,7 @@ class Mamba2(Mixer):
         self.D = nn.Parameter(torch.ones(num_heads))
         self.dt_bias = nn.Parameter(initial_dt_bias(num_heads))
         self.norm = GatedRMSNorm(n_groups, inner // n_groups, eps=norm_eps)
-        self.out_proj = nn.Linear(inner, d_model, bias=False)
+        self.out_proj = Projection(inner, d_model)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         weight = state_dict.get(f"{prefix}in_proj.weight")

@@ -14,6 +14,7 @@ from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .in_projection import InProjection, join_projections
 from .norm import HeadLayerNorm
+from .projection import Projection
 from .step import Mixer
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -82,7 +83,7 @@ class MLSTM(Mixer):
             torch.cat([torch.full((num_heads,), float(input_gate_bias)), torch.linspace(3, 6, num_heads)])
         )
         self.norm = HeadLayerNorm(num_heads, self.value_dim, norm_eps)
-        self.out_proj = nn.Linear(values, d_model, bias=False)
+        self.out_proj = Projection(values, d_model)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         join_projections(self, state_dict, prefix, ("in_proj", "gate_proj"))

@@ -1,7 +1,7 @@
 """The mixer of RetNet: multi-scale retention."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.ops import retnet
 from holdfast.ops.retention_layer import retention_layer
@@ -11,6 +11,7 @@ from holdfast.recurrences.packing import packed_beside
 from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .norm import GatedRMSNorm
+from .projection import Projection
 from .step import Mixer
 
 State = tuple[Tensor, Tensor]
@@ -85,9 +86,9 @@ class RetNet(Mixer):
         self.backend = backend
         keys, values = num_heads * self.key_dim, num_heads * self.value_dim
         self.widths = [keys, keys, values, values]
-        self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.in_proj = Projection(d_model, sum(self.widths))
         self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
-        self.out_proj = nn.Linear(values, d_model, bias=False)
+        self.out_proj = Projection(values, d_model)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).

@@ -10,6 +10,7 @@ from holdfast.ops.lru_layer import lru_layer
 from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
 from .lru_gates import HeadLinear, initial_rate
+from .projection import Projection
 from .step import Mixer
 
 State = tuple[Tensor]
@@ -57,10 +58,10 @@ class RGLRU(Mixer):
         self.decay_strength = decay_strength
         self.backend = backend
         self.width = num_heads * head
-        self.in_proj = nn.Linear(d_model, 2 * self.width, bias=False)
+        self.in_proj = Projection(d_model, 2 * self.width)
         self.gates = HeadLinear(num_heads, head, 2 * head)
         self.rate = nn.Parameter(initial_rate(self.width, decay_strength))
-        self.out_proj = nn.Linear(self.width, d_model, bias=False)
+        self.out_proj = Projection(self.width, d_model)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).

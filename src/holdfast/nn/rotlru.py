@@ -12,6 +12,7 @@ from holdfast.ops.lru_layer import lru_layer
 
 from .check import check_input, check_positive, check_state, head_width, wide
 from .lru_gates import HeadLinear, initial_rate
+from .projection import Projection
 from .step import Mixer
 
 State = tuple[Tensor]
@@ -65,11 +66,11 @@ class RotLRU(Mixer):
         self.decay_strength = decay_strength
         self.backend = backend
         self.width, pairs = num_heads * head, head // 2
-        self.in_proj = nn.Linear(d_model, 2 * self.width, bias=False)
+        self.in_proj = Projection(d_model, 2 * self.width)
         self.gates = HeadLinear(num_heads, head, head + 2 * pairs)
         self.rate = nn.Parameter(initial_rate(num_heads * pairs, decay_strength))
         self.phase = nn.Parameter(torch.empty(num_heads * pairs).uniform_(0, max_phase))
-        self.out_proj = nn.Linear(self.width, d_model, bias=False)
+        self.out_proj = Projection(self.width, d_model)
         with torch.no_grad():
             self.gates.weight[..., -pairs:] = 0
 

@@ -7,6 +7,7 @@ from holdfast.ops import slstm
 
 from .check import check_divides, check_input, check_positive, check_state, wide
 from .norm import HeadLayerNorm
+from .projection import Projection
 from .step import Mixer
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -38,14 +39,14 @@ class SLSTM(Mixer):
         self.head_dim = check_divides("num_heads", num_heads, "d_model", d_model)
         self.num_heads = num_heads
         self.backend = backend
-        self.in_proj = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.in_proj = Projection(d_model, 4 * d_model)
         bound = self.head_dim**-0.5
         self.R = nn.Parameter(torch.empty(4, num_heads, self.head_dim, self.head_dim).uniform_(-bound, bound))
         self.b = nn.Parameter(torch.zeros(4, num_heads, self.head_dim))
         with torch.no_grad():
             self.b[1] = torch.linspace(3, 6, self.head_dim)
         self.norm = HeadLayerNorm(num_heads, self.head_dim, norm_eps)
-        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+        self.out_proj = Projection(d_model, d_model)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
