@@ -52,10 +52,11 @@ def before_activation(z, dy, is_head, SILU: tl.constexpr, K: tl.constexpr):
     if SILU:
         open_ = times_sigmoid(1.0, z)
         y = z * open_
-    if K > 0:
-        # two sums that do not wait for each other
-        inverse, along = inverse_length(y, is_head), tl.where(is_head, tl.sum(dz * y, 1), 0.0)[:, None]
-        dz = inverse * (dz - inverse * inverse * along * y)
+    if K > 0:  # noqa: SIM102 - known while compiling
+        if is_head:
+            # two sums that do not wait for each other
+            inverse, along = inverse_length(y, is_head), tl.sum(dz * y, 1)[:, None]
+            dz = inverse * (dz - inverse * inverse * along * y)
     if SILU:
         dz *= open_ * (1.0 + z * (1.0 - open_))
     return dz
@@ -160,7 +161,8 @@ def conv_bwd(
     for _ in tl.static_range(SUMS):
         sums += (tl.zeros([SEGMENTS, BLOCK], tl.float32),)
     chunks = tl.maximum(tl.minimum(tl.cdiv(left, STEPS), CHUNKS), 0)
-    for chunk in tl.range(0, chunks):
+    # copies of two chunks are on their way while one is worked on
+    for chunk in tl.range(0, chunks, num_stages=3):
         at = offset + chunk * STEPS
         inputs, grads = (), ()
         for j in tl.static_range(STEPS):

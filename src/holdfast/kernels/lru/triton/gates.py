@@ -17,6 +17,8 @@ from holdfast.kernels.runtime.launch import launch
 
 # channels of a tile, 8 a thread; of a program's row
 TILE, WARPS, WIDEST = 1024, 4, 256
+# forward, where a tile is all that a program takes
+FORWARD_WARPS = 8
 # programs whose sums over tokens are added up after the backward pass: the same tokens each in every run
 PARTS = 1024
 # columns and rows of a tile of what is added up
@@ -135,7 +137,7 @@ def lru_gates_bwd(
     softplus = -log_sigmoid(-rate)
     r_sums, rate_sums = tl.zeros([ROWS, p.shape[0]], tl.float32), tl.zeros([ROWS, p.shape[0]], tl.float32)
     i_sums, angle_sums = tl.zeros([ROWS, c.shape[0]], tl.float32), tl.zeros([ROWS, p.shape[0]], tl.float32)
-    for n in tl.range(part, tiles, stride):
+    for n in tl.range(part, tiles, stride, num_stages=3):
         token = n * ROWS + tl.arange(0, ROWS)
         batch, step, row = (token // T).to(tl.int64), (token % T).to(tl.int64), token.to(tl.int64) * H + head
         numbers, channels = (token < count)[:, None] & (p < P)[None, :], (token < count)[:, None] & (c < C)[None, :]
@@ -224,7 +226,8 @@ def run_forward(given: Gates) -> tuple[Tensor, Tensor, Tensor | None]:
     if a.numel():
         tensors = (run.u, run.gates, run.bias, run.rate, run.phase, a, write, theta)
         grid = (run.tiles * run.heads * run.across,)
-        launch(lru_gates_fwd, grid, tensors, (*run.sizes, given.decay_scale, *run.strides), run.constants, WARPS)
+        numbers = (*run.sizes, given.decay_scale, *run.strides)
+        launch(lru_gates_fwd, grid, tensors, numbers, run.constants, FORWARD_WARPS)
     return a, write, theta
 
 
