@@ -28,19 +28,23 @@ class TritonLogGate:
 
     def backward(self, x: Tensor, bias: Tensor, normalizer: float, dg: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of x and bias, contiguous, in their dtypes."""
+        from holdfast.kernels.lib.triton.column_sums import column_sums, of_parts
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .rows import log_gate_bwd
 
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         count, tiles, constants, warps = _shape(x)
-        # the sum of no parts is 0
+        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=x.device)
         parts = torch.empty(min(PARTS, tiles), x.shape[2], dtype=torch.float32, device=x.device)
-        if x.numel():
-            with on_device_of(x):
+        with on_device_of(x):
+            if x.numel():
                 tensors = (x.contiguous(), bias.contiguous(), dg.contiguous(), dx, parts)
                 launch(log_gate_bwd, (parts.shape[0],), tensors, (count, 1.0 / normalizer), constants, warps)
-        return dx, parts.sum(0).to(bias.dtype)
+                launch(column_sums, *of_parts(parts, dbias))
+            else:
+                dbias.zero_()
+        return dx, dbias
 
 
 def _shape(x: Tensor) -> tuple[int, int, dict[str, int], int]:

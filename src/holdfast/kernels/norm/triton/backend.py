@@ -49,6 +49,7 @@ class TritonGatedNorm:
 
         into: where that of gate goes, part of a wider tensor.
         """
+        from holdfast.kernels.lib.triton.column_sums import column_sums, of_parts
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from . import rows
@@ -56,18 +57,21 @@ class TritonGatedNorm:
         run, dy = _Run(plan, call), _dense(grad_y)
         do = torch.empty(call.o.shape, dtype=call.o.dtype, device=call.o.device)
         dgate = None if call.gate is None else torch.empty_like(do) if into is None else into
-        parts = None
+        parts = dweight = None
         if call.weight is not None:
             parts = torch.empty(plan["parts"], *call.weight.shape, dtype=torch.float32, device=do.device)
-        if do.numel():
-            tensors = (run.o, run.gate, run.weight, dy, do, dgate, parts)
-            strides = (stride for x in (run.o, run.gate, dy, dgate) for stride in run.strides(x))
-            numbers = (run.count, run.tiles, *call.o.shape[1:3], call.eps, *strides)
-            with on_device_of(do):
+            dweight = torch.empty(call.weight.shape, dtype=call.weight.dtype, device=do.device)
+        with on_device_of(do):
+            if do.numel():
+                tensors = (run.o, run.gate, run.weight, dy, do, dgate, parts)
+                strides = (stride for x in (run.o, run.gate, dy, dgate) for stride in run.strides(x))
+                numbers = (run.count, run.tiles, *call.o.shape[1:3], call.eps, *strides)
                 launch(rows.norm_bwd, (plan["parts"] * run.heads,), tensors, numbers, run.constants(), plan["warps"])
-        elif parts is not None:
-            parts.zero_()
-        return [do, dgate, None if parts is None else parts.sum(0).to(call.weight.dtype)]
+                if parts is not None and dweight is not None:
+                    launch(column_sums, *of_parts(parts, dweight))
+            elif dweight is not None:
+                dweight.zero_()
+        return [do, dgate, dweight]
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -17,13 +17,15 @@ MOST_TAPS = 16
 # backward, and an SM 8 warps, whose latencies nothing hides.
 STEPS = 4
 BYTES = 8
-LENGTHS = {"forward": (64, 32, 128, 16, 8), "backward": (64, 48, 32, 128, 16, 8)}
-SHORTEST = 8
-# Warps for each SM, at least, before threads walk further: two waves, that an SM is full and all end at about one time.
-PER_SM = 32
-# Seconds that a wave takes for STEPS tokens: forward until what it reads is there, an estimate; backward, where copies
-# of the next ones are on their way meanwhile, for its instructions, as measured on an H100 with normalised heads.
-TURN = {"forward": 0.8e-6, "backward": 2.4e-6}
+LENGTHS = (64, 32, 128, 16, 8)
+# Backward with heads, whose time is that of instructions, whole waves count more than bytes read twice.
+OF_HEADS = (48, *LENGTHS)
+# Warps for each SM, at least, before threads walk further: more than a wave and a half, so that SMs end at about one
+# time.
+PER_SM = 24
+# Seconds until what was read is there; an estimate. Backward with heads, what a wave takes for STEPS tokens while the
+# next ones are copied, on an H100.
+LATENCY, TURN = 0.8e-6, 2.4e-6
 # Tiles of x, of y's gradient and of the last state's that are on their way, backward.
 AHEAD = 2
 # Channels of a program that adds up what tiles have summed.
@@ -40,6 +42,7 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
     """All that fit, in no order."""
     B, T, W = (problem[name] for name in "BTW")
     size = ELEMENT[problem.dtype]
+    is_heads = direction == "backward" and "heads" in problem.traits
     for block in _blocks(problem):
         # fewer where the taps of so many channels do not fit registers
         channels = max(1, BYTES // size // (1 if W <= 4 else 2 if W <= 8 else 4))
@@ -49,13 +52,13 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
         steps = STEPS if channels <= 4 or direction == "forward" else STEPS // 2
         for warps in (4, 2, 1):
             segments = 32 * warps * channels // block
-            for length in LENGTHS[direction]:
+            for length in OF_HEADS if is_heads else LENGTHS:
                 rows = segments * length
                 if not segments or rows > LONGEST:
                     continue
                 tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
                 blocks = tiles * _across(problem, block)
-                if length > SHORTEST and blocks * warps < PER_SM * (device.sms or 0):
+                if length > LENGTHS[-1] and blocks * warps < PER_SM * (device.sms or 0):
                     continue
                 shared = 1024 + (AHEAD * (2 * size + 4) * steps * segments * block if direction == "backward" else 0)
                 grid = Grid(blocks, 32 * warps, _registers(direction, channels, steps, W, size), shared)
@@ -70,9 +73,12 @@ def _blocks(problem: Problem) -> tuple[int, ...]:
     """Channels of a block, the best first."""
     if "heads" in problem.traits:
         return (max(16, covering(problem["K"])),)
-    # of fewer than 64, a token's bytes in memory are too few for its rate
+    # of fewer than 64, a token's bytes in memory are too few for its rate; 64 where 128 would be partly empty
     D = problem["D"]
-    return tuple(sorted((256, 128, 64), key=lambda block: -(-D // block) * block)) if D > 32 else (32,)
+    if D <= 32:
+        return (32,)
+    widths = {block: -(-D // block) * block for block in (128, 256, 64)}
+    return tuple(sorted((b for b in widths if b != 64 or widths[64] < widths[128]), key=widths.__getitem__))
 
 
 def _across(problem: Problem, block: int) -> int:
@@ -84,7 +90,8 @@ def _across(problem: Problem, block: int) -> int:
 def _candidate(plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int) -> Candidate:
     B, T, D, W = (problem[name] for name in "BTDW")
     size, length = ELEMENT[problem.dtype], plan["steps"] * plan["chunks"]
-    serial = TURN[direction] * (1 + plan["chunks"])
+    turn = TURN if direction == "backward" and "heads" in problem.traits else LATENCY
+    serial = turn * (1 + plan["chunks"])
     # what is read twice comes from a cache, at some four times the rate
     again = (W - 1) / (4 * length)
     if direction == "forward":
