@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast import ops
 from holdfast.cli.bench.case import Case
 from holdfast.cli.bench.measure import measure
-from holdfast.cli.bench.peers import PEERS
+from holdfast.cli.bench.peers import PEERS, Peer
 
 CPU = torch.device("cpu")
 # no two alike, so that an axis in another's place has the wrong size
@@ -89,6 +89,12 @@ LIBRARIES: dict[str, dict[str, Any]] = {
 }
 
 
+def peer_by_stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> Peer:
+    for module, names in LIBRARIES.items():
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
+    return replace(next(peer for peer in PEERS if peer.name == name), needs_gpu=False)
+
+
 @pytest.mark.parametrize(
     ("name", "case"),
     [
@@ -109,9 +115,15 @@ LIBRARIES: dict[str, dict[str, Any]] = {
     ids=str,
 )
 def test_a_gpu_peer_is_called_in_its_own_layout(name, case, roof, monkeypatch):
-    for module, names in LIBRARIES.items():
-        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
-    peer = next(peer for peer in PEERS if peer.name == name)
     # in float64 nothing of Triton's is set, and a stand-in is right to the last digits
-    row = measure(replace(case, dtype="float64"), replace(peer, needs_gpu=False), CPU, roof)
+    row = measure(replace(case, dtype="float64"), peer_by_stand_in(name, monkeypatch), CPU, roof)
     assert (row.status, row.detail) == ("ok", "")
+
+
+@pytest.mark.parametrize("op", ["rglru", "hgrn"])
+def test_a_scan_of_decays_gets_no_logarithms(op, monkeypatch):
+    """Its own exact result is of what it is given, and would not show them."""
+    case = Case(op, (("B", 2), ("T", 24), ("D", 6)), "float64")
+    subject = peer_by_stand_in("accelerated-scan scalar", monkeypatch).prepare(case, CPU)
+    exact = case.work.exact(case.arguments(CPU), {})
+    torch.testing.assert_close(subject.call(subject.inputs).mT, exact, atol=1e-12, rtol=1e-12)
