@@ -117,7 +117,7 @@ def nearest_tests(path: str) -> list[str]:
     folder = Path("tests", *Path(path).parts[2:-1])
     own = folder / f"test_{Path(path).stem}.py"
     named = {str(own)} if (ROOT / own).exists() else set()
-    named |= {test for place, tests in ALSO.items() if path.startswith(place) for test in tests}
+    also = {test for place, tests in ALSO.items() if path.startswith(place) for test in tests}
     seen, level = {ROOT / path}, {ROOT / path}
     while level:
         names = {".".join(file.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__") for file in level}
@@ -126,8 +126,8 @@ def nearest_tests(path: str) -> list[str]:
         tests = {file.relative_to(ROOT) for file in level if file.name.startswith("test_")}
         near = {str(file) for file in tests if file.parent == folder} or {str(file) for file in tests}
         if near or named:
-            return sorted(near | named)
-    return []
+            return sorted(near | named | also)
+    return sorted(also)
 
 
 class Copy:
