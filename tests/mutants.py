@@ -26,8 +26,12 @@ SWAPS = {
     "BinaryOperator": ["Add_Sub", "Sub_Add", "Mul_Add", "FloorDiv_Mul", "Mod_FloorDiv", "Div_Mul", "BitAnd_BitOr"],
     "ComparisonOperator": ["Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is"],
 }
-# What holds more than imports say: of a folder's files, tests to run beside the nearest.
-ALSO = {"src/holdfast/planner/models": "tests/planner/test_recorded_plans.py"}
+# What holds more than imports say: of a folder's files, tests to run beside the nearest. Peers are imported by name.
+ALSO = {
+    "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
+    "src/holdfast/ops": ["tests/test_strides.py"],
+    "src/holdfast/cli/bench/peers": ["tests/cli/bench/test_measure.py", "tests/cli/bench/test_peers.py"],
+}
 OPERATORS = [f"core/Replace{kind}_{swap}" for kind, swaps in SWAPS.items() for swap in swaps]
 OPERATORS += [f"core/Replace{swap}" for swap in ("TrueWithFalse", "FalseWithTrue", "AndWithOr", "OrWithAnd")]
 OPERATORS += ["core/ReplaceUnaryOperator_Delete_USub", "core/ReplaceUnaryOperator_Delete_Not", "core/NumberReplacer"]
@@ -113,7 +117,7 @@ def nearest_tests(path: str) -> list[str]:
     folder = Path("tests", *Path(path).parts[2:-1])
     own = folder / f"test_{Path(path).stem}.py"
     named = {str(own)} if (ROOT / own).exists() else set()
-    named |= {test for place, test in ALSO.items() if path.startswith(place)}
+    also = {test for place, tests in ALSO.items() if path.startswith(place) for test in tests}
     seen, level = {ROOT / path}, {ROOT / path}
     while level:
         names = {".".join(file.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__") for file in level}
@@ -122,8 +126,8 @@ def nearest_tests(path: str) -> list[str]:
         tests = {file.relative_to(ROOT) for file in level if file.name.startswith("test_")}
         near = {str(file) for file in tests if file.parent == folder} or {str(file) for file in tests}
         if near or named:
-            return sorted(near | named)
-    return []
+            return sorted(near | named | also)
+    return sorted(also)
 
 
 class Copy:
@@ -139,7 +143,8 @@ class Copy:
     def passes(self, tests: list[str], options: list[str], seconds: float | None = None) -> bool:
         """Whether the tests pass, in time."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu"]
-        environment = {"PYTHONPATH": "src", "PYTHONDONTWRITEBYTECODE": "1"}
+        # whole: a test that works in another folder starts processes that would import the installed package
+        environment = {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             given = ["env", *(f"{name}={value}" for name, value in environment.items()), *command, *options, *tests]
             done = subprocess.run(given, cwd=self.folder, capture_output=True, text=True, timeout=seconds)

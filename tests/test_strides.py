@@ -4,6 +4,7 @@ Compiled graphs read a result with the strides that its op's fake gave, from an 
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,16 +64,21 @@ def described(x: Tensor) -> tuple:
     return tuple(x.shape), tuple(strides), x.dtype, x.device.type
 
 
-def both_passes(call, layout, sizes, dtype, device="cpu") -> Compared:
-    """layout: of arguments and of the results' gradients, of all results and of the first alone."""
+def both_passes(call, layout, sizes, dtype, device="cpu", offsets=None) -> Compared:
+    """layout: of arguments and of the results' gradients, of all results and of the first alone. offsets: of packed
+    sequences."""
     source, drawn = Source(0), call.arguments(dtype, 0, sizes, device)
+    if offsets is not None:
+        sequences = call.arguments(dtype, 0, replace(sizes, B=len(offsets) - 1), device)
+        drawn["initial_state"] = sequences["initial_state"]
+    packed = {} if offsets is None else {"cu_seqlens": torch.tensor(offsets, device=device)}
 
     def laid(x):
         return lay_out(x.detach(), layout, source).requires_grad_(x.is_floating_point())
 
     given = {n: tuple(map(laid, x)) if isinstance(x, tuple) else laid(x) for n, x in drawn.items()}
     with Compared() as compared:
-        made = [x for x in leaves(call(given)) if x.requires_grad]
+        made = [x for x in leaves(call(given, **packed)) if x.requires_grad]
         used = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.requires_grad]
         for results in (made, made[:1]):
             grads = [lay_out(torch.randn_like(x), layout, source) for x in results]
@@ -98,6 +104,14 @@ def test_fakes_say_what_comes(layout, sizes, dtype):
             wrong += [f"{name}: {each}" for each in found.wrong]
     assert wrong == []
     assert seen >= OPS
+
+
+@pytest.mark.parametrize("name", ["gla", "ssd", "hgrn", "lstm", "inter_chunk_scan", "causal_conv1d"])
+def test_fakes_say_what_comes_of_packed_sequences(name):
+    """As many states as sequences; one call of each op that has any."""
+    found = both_passes(CALLS[name], "plain", replace(SIZES["some"], B=1), torch.bfloat16, offsets=(0, 2, 2, 5))
+    assert found.wrong == []
+    assert len(found.seen) == 2
 
 
 @pytest.mark.gpu

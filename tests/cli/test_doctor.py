@@ -33,7 +33,7 @@ class Wrong(Chunked):
 
 
 def fail(_):
-    raise RuntimeError("compiler crashed")
+    raise RuntimeError("compiler crashed\nin its last stage")
 
 
 def test_every_backend_is_right_here():

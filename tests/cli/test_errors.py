@@ -41,6 +41,19 @@ def test_the_device_is_the_first_gpu_or_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("error", "said"),
+    [(RuntimeError("no driver\nCompile with DSA"), "no driver"), (AssertionError(), "AssertionError")],
+)
+def test_of_a_devices_error_the_first_line_is_told(monkeypatch, error, said):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "empty", fail)
+    with pytest.raises(UserError, match=f"^--device cpu: not usable here: {said}$"):
+        choose_device("cpu")
+
+
+@pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("[enforce] can't allocate memory: 8 bytes")]
 )
 def test_memory_that_runs_out_is_explained(error):

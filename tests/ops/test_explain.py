@@ -12,7 +12,7 @@ from holdfast.ops import matrix
 from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES
 from holdfast.planner import Candidate, Device, Grid, Plan, tables
-from holdfast.recurrences import RECURRENCES
+from holdfast.recurrences import RECURRENCES, Sizes
 
 pytestmark = pytest.mark.usefixtures("no_table")
 
@@ -52,6 +52,14 @@ def test_traits_are_those_of_the_call():
     assert told.problem.traits == {"decay=scalar", "beta", "normalizer", "varlen"}
     assert told.problem["Hq"] == 2
     assert [each.direction for each in told.passes] == ["forward"]
+
+
+@pytest.mark.parametrize("op", CHUNK_PRIMITIVES)
+def test_chunk_primitives_have_the_sizes_of_other_examples(op):
+    """Where none are given."""
+    sizes, told = Sizes(), holdfast.explain(op)
+    shared = [axis for axis in "BTHKV" if axis in CHUNK_PRIMITIVES[op].sizes]
+    assert [told.problem[axis] for axis in shared] == [getattr(sizes, axis) for axis in shared]
 
 
 def test_traits_of_the_chunk_primitives():

@@ -93,6 +93,12 @@ def test_some_of_those_that_it_beat_are_shown():
     assert _beaten(a_pass(Choice(candidate(1)), *beaten[: SHOWN + 1]))[-1] == " " * 13 + "and 1 more"
     assert len(_beaten(a_pass(Choice(candidate(1)), *beaten[:SHOWN]))) == 1 + SHOWN
     assert _beaten(a_pass(Choice(candidate(1)), Choice(candidate(99, None)))) == []
+    shown = Choice(candidate(2, 12e-3, moved=2**21, blocks=2, shared=2**10, registers=32))
+    assert _beaten(a_pass(Choice(candidate(1)), shown, Choice(candidate(30, 0.5)))) == [
+        "    beat       time moves blocks shared registers plan",
+        "              12 ms 2 MiB      2  1 KiB        32 kernel n=2",
+        "             500 ms                               kernel n=30",
+    ]
     (_, measured) = _beaten(a_pass(Choice(candidate(1)), Choice(candidate(2, None), 3e-3)))
     assert "3 ms measured" in measured
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from fused_on_cpu import fused_on_cpu
 from holdfast.kernels.norm.torch.backend import PyTorchGatedNorm
 from holdfast.ops import gated_rms_norm
 from holdfast.recurrences.delta_rule import prepared
+from test_strides import Compared
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
@@ -188,6 +190,17 @@ def test_mlstms_gates_are_those_of_pytorch(gate_kernels, exponential, skip, offs
     ((_, dlast),) = gate_kernels
     # what is not asked for comes as None, for the kernel to leave out
     assert (dlast is None) == (3 in skip)
+
+
+def test_fakes_say_what_comes_of_packed_gates():
+    """As many last and first stabilisers as sequences."""
+    i, f = (torch.randn(1, 5, 4, requires_grad=True) for _ in range(2))
+    m = torch.randn(3, 4, requires_grad=True)
+    with fused_on_cpu(), Compared() as compared:
+        made = fused_gates(i, f, m, torch.tensor([0, 2, 2, 5]), True)
+        torch.autograd.grad(sum(x.sum() for x in made if x.requires_grad), [i, f, m])
+    assert compared.wrong == []
+    assert compared.seen == {"mlstm_gates", "mlstm_gates_backward"}
 
 
 def test_offsets_of_packed_gates_are_checked(gate_kernels):

@@ -11,6 +11,7 @@ from holdfast.nn import MLSTM, RGLRU, RetNet, RotLRU
 from holdfast.ops.lru_layer import lru_layer
 from holdfast.ops.retention_layer import retention_layer
 from parity import relative_error
+from test_strides import Compared
 
 MIXERS = {
     "RetNet": partial(RetNet, 24, 3, expand_k=0.5, expand_v=1.0),
@@ -127,6 +128,17 @@ def test_compiles_as_one_graph(name):
     given = inputs(mixer, False, True)
     torch._dynamo.reset()
     compare(results(torch.compile(mixer, fullgraph=True, backend="aot_eager"), *given), results(mixer, *given), 1e-12)
+
+
+@mixers
+@pytest.mark.parametrize("packed", [False, True])
+def test_fakes_say_what_comes(name, packed):
+    """Of both passes."""
+    mixer = made(name, torch.float32)
+    with Compared() as compared:
+        results(mixer, *inputs(mixer, packed, True))
+    assert compared.wrong == []
+    assert len(compared.seen) == 2
 
 
 def test_opcheck():

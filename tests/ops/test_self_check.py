@@ -76,7 +76,7 @@ def test_all_is_as_before(chunked_alone, stopped):
 
 def test_a_check_that_fails_without_a_fault_is_told(monkeypatch, chunked_alone):
     def fail(*_: object) -> None:
-        raise RuntimeError("compiler crashed")
+        raise RuntimeError("compiler crashed\nin its last stage")
 
     monkeypatch.setattr(Chunked, "forward", fail)
     (found,) = self_check.self_check(CPU)

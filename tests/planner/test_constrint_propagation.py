@@ -53,6 +53,18 @@ def test_divisibility_keeps_ranges_as_progressions() -> None:
     assert (reduced["b"][0], stride(reduced["b"])) == (49, 48)
 
 
+def test_a_term_that_its_remainder_narrows_leaves_the_others_theirs() -> None:
+    """Its least value is another one then, which the remainders of the others are counted from."""
+    model = Model()
+    a = model.variable("a", range(1, 3 * 2**20, 3))
+    b = model.variable("b", range(2**40))
+    model.add(a + 6 * b == 6 * 2**20 + 4)
+    reduced = model.reduced()
+    assert reduced is not None
+    assert (reduced["a"][0], stride(reduced["a"])) == (4, 6)
+    assert (reduced["b"][-1], stride(reduced["b"])) == (2**20, 1)
+
+
 def test_remainders_alone_show_that_nothing_fits() -> None:
     model = Model()
     a, b = variables(model, 2)

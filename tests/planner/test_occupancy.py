@@ -1,5 +1,7 @@
 """Blocks of an SM, waves, and what they do to predicted times."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.planner import Candidate, Device, Grid, Plan
@@ -57,6 +59,23 @@ def test_waves_fill_the_device() -> None:
 def test_a_device_of_unknown_limits_cannot_be_filled() -> None:
     with pytest.raises(ValueError, match="limits are known; got 'cpu'"):
         Grid(1, 32).per_sm(Device.named("cpu"))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "threads_per_sm",
+        "threads_per_block",
+        "shared_per_sm",
+        "shared_per_block",
+        "registers_per_sm",
+        "registers_per_thread",
+    ],
+)
+def test_one_unknown_limit_is_told_too(limit: str) -> None:
+    """Taken for 0, it would say in silence that nothing fits."""
+    with pytest.raises(ValueError, match="limits are known; got 'h200'"):
+        Grid(1, 32).per_sm(replace(H200, **{limit: None}))
 
 
 def test_a_full_device_is_bound_as_a_whole_and_few_blocks_by_their_sms() -> None:

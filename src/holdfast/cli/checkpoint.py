@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .errors import UserError, reason
+from .errors import UserError, first_line, reason
 
 NAME = "checkpoint.pt"
 FORMAT = "holdfast train lm"
@@ -73,7 +73,7 @@ def load(folder: Path) -> dict[str, Any]:
     except zipfile.BadZipFile as error:
         raise UserError(f"{path} is damaged or no checkpoint: {len(content):,} bytes, not a whole archive") from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, NotImplementedError) as error:
-        raise UserError(f"{path} is damaged or no checkpoint: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} is damaged or no checkpoint: {first_line(error)}") from error
     if not isinstance(loaded, dict) or loaded.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of {FORMAT}")
     if loaded.get("version") != VERSION:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .errors import UserError
+from .errors import UserError, first_line
 
 
 def choose_device(name: str) -> torch.device:
@@ -16,7 +16,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"--device {name}: not usable here: {str(error).splitlines()[0]}") from error
+        raise UserError(f"--device {name}: not usable here: {first_line(error)}") from error
     if device.type == "meta":
         raise UserError("--device meta: holds no data to work on")
     return device

@@ -17,6 +17,11 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the error's text, its type where it has none: the rest is PyTorch's advice to programmers."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def one_line(error: BaseException) -> str:
     """The error's text on one line."""
     if isinstance(error, OSError) and error.errno is not None:

@@ -250,7 +250,6 @@ def _beaten(each: Pass) -> list[str]:
         rows.append(("", time, _bytes(cost.moved) if cost.moved else "", *sizes, str(other.plan)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     # the first column is as wide as the words of the lines above
-    widths[0] = 8
     lines = ["    " + " ".join([row[0].ljust(8), *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]]) for row in rows]
     more = len(known) - SHOWN
     return [*lines, f"{'':13}and {more} more"] if more > 0 else lines

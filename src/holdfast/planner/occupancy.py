@@ -35,11 +35,18 @@ class Grid:
 
     def per_sm(self, device: Device) -> int:
         """Blocks that an SM holds at once; 0 where not even one fits. Raises ValueError where limits are not known."""
-        if device.threads_per_sm is None or device.shared_per_sm is None or device.registers_per_sm is None:
+        if (
+            device.threads_per_sm is None
+            or device.threads_per_block is None
+            or device.shared_per_sm is None
+            or device.shared_per_block is None
+            or device.registers_per_sm is None
+            or device.registers_per_thread is None
+        ):
             raise ValueError(f"device: expected one whose limits are known; got {device.name!r}")
-        if self.threads > (device.threads_per_block or 0) or self.shared > (device.shared_per_block or 0):
+        if self.threads > device.threads_per_block or self.shared > device.shared_per_block:
             return 0
-        if self.registers > (device.registers_per_thread or 0):
+        if self.registers > device.registers_per_thread:
             return 0
         warps = -(-self.threads // 32)
         held = [device.threads_per_sm // (32 * warps), device.blocks_per_sm or 32]

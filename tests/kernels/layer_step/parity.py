@@ -43,7 +43,8 @@ def checked(kind, dtype=torch.float32, device="cpu", columns=16, limit=1e-6, siz
 def every(device="cpu", **more):
     for kind in DRAWN:
         checked(kind, device=device, **more)
-        checked(kind, torch.float16, device, sizes=replace(SIZES, B=1), **more)
+        # whole blocks of columns, as of a model's widths
+        checked(kind, torch.float16, device, sizes=replace(SIZES, B=1, V=32), **more)
         checked(kind, device=device, sizes=Sizes(B=5, H=3, Hq=1, K=34, V=33), **more)
         checked(kind, device=device, sizes=replace(SIZES, B=0), **more)
         # fewer cells than threads
