@@ -74,6 +74,29 @@ def publish_decays(gates, decays, gated, stage, g, beta, scale, REVERSE: gl.cons
 
 
 @gluon.jit
+def publish_decays_in_parts(gates, factors, decays, gated, stage, g, beta, scale):
+    """Do what publish_decays does forward in time, of sums exact to 1e-8, and fill factors' stage.
+
+    A token's factor is for all that it reads of the chunk and of the state, after the sum. In one part the sums err by
+    1e-5 where one of the log decays is -100; multiples of 2^-9 are summed exactly. The rest of a source's is in BETA.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    high = gl.floor(g * 512) * (1.0 / 512)
+    low = g - high
+    total = gl.associative_scan(high, 0, add)
+    fine = gl.associative_scan(low, 0, add)
+    whole, fine_whole = gl.sum(high, 0), gl.sum(low, 0)
+    gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).store(total)
+    gates.index(stage * VECTORS + READ_DECAY).store(gl.exp2(total) * scale)
+    gates.index(stage * VECTORS + WRITE_DECAY).store(gl.exp2(whole - total + (fine_whole - fine)) * beta)
+    gates.index(stage * VECTORS + BETA).store(beta * scale * gl.exp2(-fine))
+    factors.index(stage).store(gl.exp2(fine))
+    decays.index(stage).store(gl.full([1], 1.0, gl.float32, layout) * gl.exp2(whole + fine_whole))
+    barrier()
+    mbarrier.arrive(gated.index(stage), count=1)
+
+
+@gluon.jit
 def causal_decay(gates, stage, layout: gl.constexpr, REVERSE: gl.constexpr):
     """Return the decay between two tokens of a chunk, [earlier, later], or [later, earlier] if REVERSE; 0 elsewhere."""
     columns = gates.index(stage * VECTORS + LOG_DECAY_CUMSUM).load(gl.SliceLayout(0, layout))

@@ -9,7 +9,7 @@ from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.planner.models.matrix.delta_rule import hopper as model
 from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
 from kernels.matrix.delta_rule.hopper.test_forward import H200, example, launched, over, plans_of, problem
-from kernels.matrix.delta_rule.triton.parity import correlated, errors
+from kernels.matrix.delta_rule.triton.parity import correlated, error_of_dg_through_states, errors
 from kernels.matrix.delta_rule.triton.parity import example as gated
 from kernels.matrix.scalar_decay.hopper.test_backend import resets
 from kernels.matrix.scalar_decay.triton.parity import LIMITS, moved, run
@@ -112,7 +112,7 @@ class InPlace:
 
     def run_backward(self, q, k, v, do, saved, gates, dstates, grads, *rest):
         states = self.saved(self.copy(saved.states.low), self.copy(saved.states.high))
-        saved = self.residuals(saved.a, saved.u.clone(), states)
+        saved = self.residuals(saved.a, saved.u.clone(), states, saved.initial)
         for x in grads[:3]:
             x.fill_(torch.nan)
         self.backward(q, k, v, do, saved, gates, dstates, grads, *rest)
@@ -151,6 +151,11 @@ def on_cpu(monkeypatch):
     sums_by_torch(monkeypatch)
     for name in ("run_states", "run_backward"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
+
+
+def test_dg_of_a_sequence_of_one_chunk_is_of_unrounded_states_on_a_cpu(on_cpu):
+    call = example(T=20, H=2, K=64, V=64)
+    assert error_of_dg_through_states(call, plans(call)[1], HopperDelta()) <= 1e-5
 
 
 def passes(call):

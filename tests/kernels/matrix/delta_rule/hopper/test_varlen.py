@@ -182,8 +182,8 @@ def test_segments_compile_and_fit(columns, monkeypatch):
     names = [launch.kernel.fn.__name__ for launch in launches]
     sweeps = ["delta_rule_chunk_inverse", "delta_rule_fwd", "delta_rule_fwd"]
     assert names == [*sweeps, *sweeps, "delta_rule_bwd_states", "delta_rule_bwd"]
-    # the state before each segment takes the last a dozen bytes more than none does
-    limits = {"delta_rule_fwd": 64, "delta_rule_bwd_states": 8, "delta_rule_bwd": 704}
+    # the state after each segment takes the last a dozen bytes more than none does, <S, dS'> in float32 44 more
+    limits = {"delta_rule_fwd": 64, "delta_rule_bwd_states": 8, "delta_rule_bwd": 748}
     assert_fit([launch for launch in launches if launch.kernel.fn.__name__ in limits], limits)
 
 

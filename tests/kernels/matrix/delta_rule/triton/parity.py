@@ -1,6 +1,7 @@
 """The delta rule in Triton, called as its backend is, against the step loop in float64: interpreted and on a GPU."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -126,6 +127,37 @@ def small_heads():
     assert found["dstate"][0] <= 2e-5, found["dstate"]
     # rounded once, at the end
     assert max(found[name][0] for name in ("dq", "dk", "dv")) <= 2.0**-11, found
+
+
+def error_of_dg_through_states(call, which, backend, packed=None) -> float:
+    """The largest relative error of dg where nothing is read or written: a sequence's decay times <S, dS'>."""
+    call = call._replace(beta=torch.zeros_like(call.beta))
+    cu_seqlens = torch.tensor(packed) if packed else None
+    grad_state = torch.randn(call.initial_state.shape, generator=torch.Generator().manual_seed(7))
+    dg = backend.backward(which, call, cu_seqlens, None, grad_state)[0][3].double()
+    products = (call.initial_state.double() * grad_state).sum((-2, -1))
+    right = []
+    for n, (begin, end) in enumerate(pairwise(packed) if packed else [(0, call.v.shape[1])] * call.v.shape[0]):
+        row = slice(begin, end)
+        decays = call.g[0 if packed else n, row].double()
+        right.append((decays.sum(0).exp() * products[n]).expand(decays.shape))
+    right = torch.cat(right)[None] if packed else torch.stack(right)
+    return ((dg - right) / right).abs().max().item()
+
+
+def sequences_of_one_chunk():
+    """Rounded states leave 1e-3 of <S, dS'>, which may be all of dg."""
+    packed = (0, 2, 2, 18)
+    short = example(T=2, B=2, K=32, dtype=torch.float16)
+    for call, which, offsets in (
+        (short, plan(columns=32), None),
+        # dq and dk in two programs, the second of which has 16 columns
+        (example(T=16, K=144, V=24, dtype=torch.float16), plan(columns=32), None),
+        (example(T=18, K=32, packed=packed, dtype=torch.float16), plan(columns=32), packed),
+    ):
+        error = error_of_dg_through_states(call, which, TritonDelta(), offsets)
+        assert error <= 1e-5, (offsets, error)
+        print(f"dg {error:.0e}")
 
 
 def interpreted():

@@ -5,7 +5,7 @@ import torch
 
 from holdfast.kernels.matrix.delta_rule.triton.backend import TritonDelta
 from holdfast.planner import Device, Problem
-from holdfast.planner.models.matrix.delta_rule.triton import candidates, gradient_parts, states_fit_gradients
+from holdfast.planner.models.matrix.delta_rule.triton import candidates, states_fit_gradients
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.delta_rule.triton.chunk_grads import delta_rule_triton_chunk_grads
@@ -14,7 +14,7 @@ from holdfast.kernels.matrix.delta_rule.triton.states import delta_rule_triton_d
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
 
-FLOATS = ("g_ptr", "beta_ptr", "first_ptr", "last_ptr", "dg_ptr", "dbeta_ptr")
+FLOATS = ("g_ptr", "beta_ptr", "first_ptr", "last_ptr", "initial_ptr", "dfinal_ptr", "dg_ptr", "dbeta_ptr")
 KERNELS = {
     "prepare": delta_rule_triton_chunk_inverse,
     "forward": delta_rule_triton_fwd,
@@ -22,8 +22,12 @@ KERNELS = {
     "reverse": delta_rule_triton_dstates,
     "gradients": delta_rule_triton_chunk_grads,
 }
-# the forward pass keeps no states, the walk for them writes no output
-ABSENT = {"forward": ("low_ptr", "high_ptr"), "states": ("o_ptr", "last_ptr")}
+# the forward pass keeps no states, the walk for them writes no output, and no sequence has one chunk alone
+ABSENT = {
+    "forward": ("low_ptr", "high_ptr"),
+    "states": ("o_ptr", "last_ptr"),
+    "gradients": ("initial_ptr", "dfinal_ptr"),
+}
 
 
 def test_interpreted():
@@ -32,6 +36,10 @@ def test_interpreted():
 
 def test_gradients_of_small_heads_are_rounded_once():
     assert "dstate" in interpret("kernels.matrix.delta_rule.triton.parity", "small_heads")
+
+
+def test_dg_of_a_sequence_of_one_chunk_is_of_unrounded_states():
+    assert "dg" in interpret("kernels.matrix.delta_rule.triton.parity", "sequences_of_one_chunk")
 
 
 def arguments(name, dtype, width, columns, block, **given):
@@ -44,7 +52,6 @@ def arguments(name, dtype, width, columns, block, **given):
     constants |= {
         "CHUNK": 32 if is_float32 else 64,
         "WIDE": dtype != torch.bfloat16,
-        "PARTS": gradient_parts(width),
         "IN_GRADS": columns <= 128,
         "cu_seqlens": None,
         "scale": 0.5,
@@ -82,6 +89,15 @@ def test_gradients_of_wide_keys_compile_on_hopper():
         delta_rule_triton_chunk_grads, 90, arguments("gradients", torch.bfloat16, 256, 512, 32), num_warps=8
     )
     assert made.stack <= 500
+
+
+@pytest.mark.slow
+def test_gradients_of_packed_sequences_with_states_at_both_ends_compile_on_hopper():
+    """As many registers as without these states; 40 bytes more of stack."""
+    plan = candidates(problem(), Device.named("h200"), "backward")[0].plan
+    pointers = {"states_ptr": torch.bfloat16, "initial_ptr": torch.float32, "dfinal_ptr": torch.float32}
+    given = arguments("gradients", torch.bfloat16, 128, 128, plan["grad_columns"], cu_seqlens=torch.int64, **pointers)
+    assert compile_for(delta_rule_triton_chunk_grads, 90, given, num_warps=plan["grad_warps"]).stack <= 352
 
 
 @pytest.mark.slow

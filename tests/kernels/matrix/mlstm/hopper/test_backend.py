@@ -11,6 +11,7 @@ from holdfast.planner.models.matrix.mlstm import hopper as model
 from holdfast.recurrences.definition import MatrixCall
 from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
 from kernels.matrix.in_room import assert_written_in_room
+from kernels.matrix.scalar_decay.triton.parity import normaliser_that_cancels
 from layouts import assert_views_are_alike
 from parity import relative_error
 
@@ -194,6 +195,11 @@ def test_gradients_in_their_room_on_the_emulator(on_cpu, of, in_place):
     assert_written_in_room(
         lambda **room: HopperMLSTM().backward(backward, call, None, do, None, **room), call, in_place
     )
+
+
+def test_a_normaliser_that_cancels_on_the_emulator(on_cpu):
+    plan = plans_of(example(T=65, H=1))[0].plan
+    normaliser_that_cancels(HopperMLSTM(), plan, K=64, V=64)
 
 
 def assert_last_chunk(device):

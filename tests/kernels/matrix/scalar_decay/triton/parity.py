@@ -190,6 +190,28 @@ def what_passes_the_last_chunk(device="cpu", dtype=torch.float16, width=16):
         assert found <= 3e-3, (T, found)
 
 
+def normaliser_that_cancels(backend=None, which=None, K=16, V=32):
+    """n . q of 1e-3 of its terms, at the last token of a chunk that begins with six decays of e^-100, and behind it."""
+    draw = torch.Generator().manual_seed(3)
+    call = example(T=65, H=1, Hq=1, K=K, V=V, dtype=torch.float16, norm=True, state=False, g="moderate")
+    call.g[:, 2:8] = -100.0
+    stabilizer = torch.full_like(call.stabilizer, 20.0)
+    for token in (63, 64):
+        decays = call.g[0, : token + 1, 0].double()
+        weights = (decays.sum() - decays.cumsum(0)).exp() * call.beta[0, : token + 1, 0]
+        n = weights @ call.k[0, : token + 1, 0].double()
+        queries = torch.randn(1000, call.q.shape[3], generator=draw).half()
+        call.q[0, token, 0] = queries[(queries.double() @ n).abs().argmin()]
+    call = call._replace(stabilizer=stabilizer)
+    segments = Plan("chunked", (("chunk", 64), ("segment", 1024)))
+    right, _ = Chunked().forward(segments, moved(call, "cpu", torch.float64), None)
+    o = (backend or TritonSinglePass()).forward(which or plan(chunk=64, columns=32), call, None)[0]
+    for token in (63, 64):
+        found = relative_error(o[:, token].double(), right[:, token])
+        print("cancels", token, f"{found:.1e}")
+        assert found <= 1e-3, (token, found)
+
+
 def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True

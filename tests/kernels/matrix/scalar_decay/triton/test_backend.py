@@ -37,6 +37,10 @@ def test_what_passes_the_last_chunk():
     assert "passes 66" in interpret("kernels.matrix.scalar_decay.triton.parity", "what_passes_the_last_chunk")
 
 
+def test_a_normaliser_that_cancels():
+    assert "cancels 64" in interpret("kernels.matrix.scalar_decay.triton.parity", "normaliser_that_cancels")
+
+
 def arguments(passed, dtype, width, columns, block, **given):
     """Of one pass: "o", "dq", "dk" or "dv", with a decay, a strength and, for o, a final state."""
     reverse, wide = passed in ("dk", "dv"), dtype == torch.float32

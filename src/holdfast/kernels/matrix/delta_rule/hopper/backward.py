@@ -49,6 +49,7 @@ from .backward_decay import (
     DecayPointers,
     decay_partition,
     matrix_dot,
+    unrounded_dot,
 )
 from .backward_grads import Values, grad_partition
 from .backward_loads import (
@@ -74,12 +75,13 @@ _MATRIX = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitw
 class DStateIO(NamedTuple):
     """Pointers to gradients of states in memory, or None.
 
-    start: dS after each segment. end: dS before the sequence. first: of segments of packed sequences, whose first one
-    this is, or -1; else None.
+    start: dS after each segment. end: dS before the sequence. initial: S before each segment, if it may have one chunk.
+    first: of segments of packed sequences, whose first one this is, or -1; else None.
     """
 
     start: Any
     end: Any
+    initial: Any
     first: Any
 
 
@@ -100,7 +102,16 @@ class DStateIO(NamedTuple):
         "v_h",
         "segment_chunks",
     ],
-    do_not_specialize_on_alignment=["g_ptr", "beta_ptr", "start_ptr", "end_ptr", "dg_ptr", "dbeta_ptr", "cu_ptr"],
+    do_not_specialize_on_alignment=[
+        "g_ptr",
+        "beta_ptr",
+        "start_ptr",
+        "end_ptr",
+        "initial_ptr",
+        "dg_ptr",
+        "dbeta_ptr",
+        "cu_ptr",
+    ],
 )
 def delta_rule_bwd(
     q_desc,
@@ -118,6 +129,7 @@ def delta_rule_bwd(
     v_ptr,
     start_ptr,
     end_ptr,
+    initial_ptr,
     dq_ptr,
     dk_ptr,
     dv_ptr,
@@ -157,13 +169,16 @@ def delta_rule_bwd(
     | v | [B, T, H, VALUES] | pointer, strides in units of 8 |
     | start | [B, segments, H, KEYS, VALUES], or None for 0 | pointer, float32 |
     | end | [B, H, KEYS, VALUES], or None | pointer, float32 |
+    | initial | as start, or None | pointer, float32 |
     | dg, dbeta | [B, T, H], or None | pointer, float32 |
     | cu | [N + 1], or None | pointer |
 
-    start: dS after each segment. end: dS before the sequence. A chunk's rows of dv may be where its U is, and those of
-    dq and dk where S is; but not those of packed sequences, which begin and end where cu says, and whose start and end
-    are [N, H, KEYS, VALUES]. sequences: N if they are cut into segments, else None; the grid is then (places * H, 1),
-    and start has places, as lib/gluon/sequence.py counts them.
+    start: dS after each segment. end: dS before the sequence. initial: S before each segment, where start is given too
+    and segments may have one chunk, for <S, dS'> of these: it may be all of their dg, and cancel. A chunk's rows of dv
+    may be where its U is, and those of dq and dk where S is; but not those of packed sequences, which begin and end
+    where cu says, and whose start, end and initial are [N, H, KEYS, VALUES]. sequences: N if they are cut into
+    segments, else None; the grid is then (places * H, 1), and start and initial have places, as lib/gluon/sequence.py
+    counts them.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = do_desc.block_type.shape[3]
@@ -235,7 +250,7 @@ def delta_rule_bwd(
     )
     chunks = Chunks(T=T, H=H, first=first, count=count, scale=scale, packed=packed, origin=origin)
     values = Values(ptr=v_ptr, b=v_b, t=v_t, h=v_h)
-    dstates = DStateIO(start=start_ptr, end=end_ptr, first=first_of)
+    dstates = DStateIO(start=start_ptr, end=end_ptr, initial=initial_ptr, first=first_of)
     pointers = DecayPointers(g=g_ptr, beta=beta_ptr, g_t=g_t, beta_t=beta_t, dg=dg_ptr)
     gl.warp_specialize(
         [
@@ -274,6 +289,7 @@ def dstate_partition(
 
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
     one: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
+    flat: gl.constexpr = gl.BlockedLayout([4], [32], [warps], [0])
     rows = gl.arange(0, V, gl.SliceLayout(1, s_layout))
     keys = gl.arange(0, K, gl.SliceLayout(0, s_layout))
     if dstates.start is None:
@@ -351,6 +367,10 @@ def dstate_partition(
         mbarrier.wait(ready.index(S_TILE), parity)
         if needs_dg:
             dot = matrix_dot(tiles.s.index(zero), ds, wide)
+            if dstates.initial is not None:  # noqa: SIM102 - known while compiling
+                if chunks.count == 1:
+                    own = segment_index(H, 1) * (KEYS * VALUES)
+                    dot = unrounded_dot(dstates.initial + own, dstates.start + own, KEYS * VALUES, flat)
             chunk_decay = gl.exp2(cumsum.slice(CHUNK - 1, 1).load(one))
             stages.state_grad_dot.index(stage).store(chunk_decay * dot)
         fence_async_shared()

@@ -48,6 +48,18 @@ def matrix_dot(x, y, layout: gl.constexpr):
 
 
 @gluon.jit
+def unrounded_dot(x_ptr, y_ptr, SIZE: gl.constexpr, layout: gl.constexpr):
+    """Return <x, y> of two float32 matrices of SIZE numbers in memory."""
+    BLOCK: gl.constexpr = 1024
+    total = gl.zeros([BLOCK], gl.float32, layout)
+    for first in range(0, SIZE, BLOCK):
+        at = first + gl.arange(0, BLOCK, layout)
+        x = gl.load(x_ptr + at, mask=at < SIZE, other=0.0)
+        total += x * gl.load(y_ptr + at, mask=at < SIZE, other=0.0)
+    return gl.sum(total, 0)
+
+
+@gluon.jit
 def decay_partition(stages, pointers, chunks):
     """Publish a chunk's cumulative log decay and beta when its stage is empty, and store dg when it comes back."""
     T, H, count = chunks.T, chunks.H, chunks.count

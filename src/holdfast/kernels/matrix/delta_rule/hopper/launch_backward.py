@@ -67,11 +67,15 @@ class SavedStates:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What the launches before leave to the gradients: the inverses, U and the states of all chunks."""
+    """What the launches before leave to the gradients: the inverses, U and the states of all chunks.
+
+    initial: the states before the segments, float32 [B, segments, H, K, V], or None.
+    """
 
     a: Tensor
     u: Tensor
     states: SavedStates
+    initial: Tensor | None
 
 
 def _narrow(x: Tensor) -> object:
@@ -89,15 +93,14 @@ def _inverse(a: Tensor) -> object:
 
 
 def run_states(
-    k: Tensor, v: Tensor, saved: Residuals, gates: DecayAndBeta, start: Tensor | None, plan: Plan,
-    cu_seqlens: Tensor | None = None,
+    k: Tensor, v: Tensor, saved: Residuals, gates: DecayAndBeta, plan: Plan, cu_seqlens: Tensor | None = None
 ) -> None:  # fmt: skip
     """Launch `delta_rule_bwd_states`: U [B, T, H, V] and the states of every chunk, to saved.
 
-    start: the states before the segments, of plan["segment_chunks"] each, float32 [B, segments, H, K, V], or None.
-    cu_seqlens [N + 1]: where packed sequences begin and end; U is then [1, chunks * 64, H, V], and start
-    [1, places, H, K, V].
+    Segments are of plan["segment_chunks"] each. cu_seqlens [N + 1]: where packed sequences begin and end; U is then
+    [1, chunks * 64, H, V], and the initial states are [1, places, H, K, V].
     """
+    start = saved.initial
     batch, length, heads, values = v.shape
     keys, segment_chunks = k.shape[3], plan["segment_chunks"]
     wide = round_up_columns(keys)
@@ -164,17 +167,28 @@ def run_backward(
     keys, sequences = k.shape[3], sequences_in_segments(length, segment_chunks, cu_seqlens)
     dq, dk, dv, dg, dbeta = grads
     parts = dq.dtype == torch.float32
+    chunks = -(-length // TOKENS)
+    # packed sequences are as short as cu_seqlens says
+    may_be_one_chunk = cu_seqlens is not None or chunks % segment_chunks == 1 % segment_chunks
+    initial = saved.initial if may_be_one_chunk and dg is not None and dstates.start is not None else None
     outputs = (None, None) if parts else (_wide(dq), _wide(dk))
     low, high = saved.states.tiles(HALF)
     arguments = (
         _wide(q), _wide(k), _wide(do), _inverse(saved.a), _wide(saved.u), low, high, *outputs, _wide(dv),
-        gates.g, gates.beta, v, dstates.start, dstates.end, dq, dk, dv, dg, dbeta, cu_seqlens,
+        gates.g, gates.beta, v, dstates.start, dstates.end, initial, dq, dk, dv, dg, dbeta, cu_seqlens,
         sequences, length, heads, heads // k.shape[2], *gates.strides(), *(x // 8 for x in v.stride()[:3]),
         segment_chunks, gates.scale,
     )  # fmt: skip
     constants = {"KEYS": keys, "VALUES": values}
     wide = tuple(stride < 2**31 for stride in v.stride()[:3])
-    optional = (dstates.start is None, dstates.end is None, dg is None, dbeta is None, sequences is None)
+    optional = (
+        dstates.start is None,
+        dstates.end is None,
+        initial is None,
+        dg is None,
+        dbeta is None,
+        sequences is None,
+    )
     types = (
         *gates.types(),
         k.dtype,
@@ -230,14 +244,14 @@ def backward(
     is_whole = cu_seqlens is None and length % TOKENS == 0
     states = SavedStates.within(dq, dk, k.dtype) if is_whole else SavedStates.of(k, chunks, heads, values)
     u = grads["v"] if cu_seqlens is None else v.new_empty(1, chunks * TOKENS, heads, values)
-    saved = Residuals(a, u, states)
     segment_chunks, after = plan["segment_chunks"], aligned(grad_final)
     if segment_chunks * TOKENS < length:
         # where dq will be, unless that is in another dtype
         w = dq if dq.dtype == k.dtype else k.new_empty(per_head)
         boundary_states = StateIO(start, after)
         start, after = segment_boundary_states(q, k, v, do, a, w, gates, boundary_states, plan, cu_seqlens)
-    run_states(k, v, saved, gates, start, plan, cu_seqlens)
+    saved = Residuals(a, u, states, start)
+    run_states(k, v, saved, gates, plan, cu_seqlens)
     found = (dq, dk, grads["v"], dg, dbeta)
     run_backward(q, k, v, do, saved, gates, StateIO(after, grad_state), found, segment_chunks, cu_seqlens)
     for name, found in (("g", dg), ("beta", dbeta)):

@@ -194,26 +194,42 @@ def _pair_grads(q, chunk, sums, causal_decay, is_self, scale):
     return e.to(k.dtype), f, dg, dbeta
 
 
+@triton.jit
+def _unrounded_dot(initial_ptr, dfinal_ptr, begin, end):
+    """Return <S, dS'> of numbers begin to end of two float32 states in memory."""
+    BLOCK: tl.constexpr = 1024
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(begin, end, BLOCK, num_stages=1):
+        at = start + tl.arange(0, BLOCK)
+        initial = tl.load(initial_ptr + at, mask=at < end, other=0.0)
+        total += initial * tl.load(dfinal_ptr + at, mask=at < end, other=0.0)
+    return tl.sum(total, 0)
+
+
 # windows differ in length and place: one compilation for all
-@triton.jit(do_not_specialize=["first_chunk", "window", "sequences"])
+@triton.jit(do_not_specialize=["first_chunk", "sequences"])
 def delta_rule_triton_chunk_grads(
-    q_ptr, k_ptr, v_ptr, do_ptr, a_ptr, g_ptr, beta_ptr, states_ptr, dstates_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, a_ptr, g_ptr, beta_ptr, states_ptr, dstates_ptr, initial_ptr, dfinal_ptr,
     dq_ptr, dk_ptr, dv_ptr, dg_ptr, dbeta_ptr, cu_seqlens,
-    T, H, sequences, scale, first_chunk, window, q_batch, q_step, q_head, k_batch, k_step, k_head,
+    T, H, sequences, scale, first_chunk, q_batch, q_step, q_head, k_batch, k_step, k_head,
     v_batch, v_step, v_head, do_batch, do_step, do_head,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
-    PARTS: tl.constexpr, IN_GRADS: tl.constexpr,
+    IN_GRADS: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk, head and part of K's columns in dq and dk, of PARTS.
+    """One program a chunk from first_chunk on, head and part of K's columns in dq and dk, of 2 with more than 128.
 
     q, k: [B, T, H / GROUP, WIDTH], v, do: [B, T, H, COLUMNS], their last axes dense. a: [B, T, H, CHUNK], of
     chunk_inverse.py. g, beta: [B, T, H], float32, contiguous, or None for 0 and 1. states: S, and dstates: dS', as
-    states.py saves them, both [chunks, H, COLUMNS, WIDTH]; with IN_GRADS S is in the memory of dq and dk. dq, dk:
-    [B, T, H, WIDTH], dv: [B, T, H, COLUMNS], contiguous. dg: [PARTS, B, T, H], each part's share, and dbeta: [B, T, H],
-    float32, contiguous, or None. cu_seqlens: [N + 1], where packed sequences begin and end, or None.
+    states.py saves them, both [chunks, H, COLUMNS, WIDTH]; with IN_GRADS S is in the memory of dq and dk. initial,
+    dfinal: [N, H, WIDTH, COLUMNS], S before and dS' after a sequence, float32, contiguous, for <S, dS'> of sequences of
+    one chunk: it may be all of their dg, and cancel. Or both None. dq, dk: [B, T, H, WIDTH], dv: [B, T, H, COLUMNS],
+    contiguous. dg: [parts, B, T, H], each part's share, and dbeta: [B, T, H], float32, contiguous, or None. cu_seqlens:
+    [N + 1], where packed sequences begin and end, or None.
     """
     BLOCK_K: tl.constexpr = triton.next_power_of_2(WIDTH) if WIDTH > 16 else 16
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
+    # as the planner has it
+    PARTS: tl.constexpr = 1 if WIDTH <= 128 else 2
     OWN: tl.constexpr = BLOCK_K // PARTS
     # float32 sums of log decays beside bfloat16 inputs, else float64
     WIDE: tl.constexpr = k_ptr.dtype.element_ty != tl.bfloat16
@@ -221,6 +237,8 @@ def delta_rule_triton_chunk_grads(
     part = tl.program_id(0) % PARTS
     head = (tl.program_id(0) // PARTS % H).to(tl.int64)
     program = tl.program_id(0) // (PARTS * H)
+    # chunks of each sequence, unless packed
+    window = tl.num_programs(0) // (PARTS * H * sequences)
     n, batch, first, end, chunk = chunk_coords(program, cu_seqlens, T, sequences, first_chunk, window, CHUNK)
     steps, rows = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
     start = first + chunk * CHUNK
@@ -328,7 +346,13 @@ def delta_rule_triton_chunk_grads(
         # of each token's decay: what reads past it, and what is written before it and reaches the end
         dg = tl.cumsum(dg + tl.sum(reading + key * dk_read, 0), 0, reverse=True)
         dg += tl.cumsum(written, 0) - written
-        dg += tl.sum(sums.state_grad_dot, 0) * tl.exp2(total.to(tl.float32))
+        state_grad_dot = tl.sum(sums.state_grad_dot, 0)
+        if initial_ptr is not None:  # noqa: SIM102 - known while compiling
+            if end - first <= CHUNK:
+                own = (n * H + head) * (WIDTH * COLUMNS)
+                begin, stop = part * (OWN * COLUMNS), tl.minimum((part + 1) * OWN, WIDTH) * COLUMNS
+                state_grad_dot = _unrounded_dot(initial_ptr + own, dfinal_ptr + own, begin, stop)
+        dg += state_grad_dot * tl.exp2(total.to(tl.float32))
         batches = sequences if cu_seqlens is None else 1
         dg_ptr += part.to(tl.int64) * batches * T * H
         tl.store(dg_ptr + token + at, tl.where(log <= LOG_DECAY_FLOOR, 0.0, dg), mask=live)

@@ -194,23 +194,29 @@ class DeltaPasses:
         a: Tensor,
         states: Slots,
         after: Slots,
+        dfinal: Tensor | None,
         grads: tuple[Tensor | None, ...],
         window: tuple[int, int],
     ) -> None:
         """Launch `delta_rule_triton_chunk_grads`. grads: dq, dk, dv, dg of each part of K's columns, dbeta.
 
-        after: slots of memory of their own, of the gradients of the states that leave the window's chunks.
+        after: slots of memory of their own, of the gradients of the states that leave the window's chunks. dfinal:
+        those of the final states, contiguous, or None.
         """
+        is_short = self.cu_seqlens is not None or self.v.shape[1] <= self.plan["chunk"]
+        is_exact = is_short and self.state is not None and dfinal is not None
+        boundary_states = (self.state, dfinal) if is_exact else (None, None)
         tensors = (
-            self.q, self.k, self.v, do, a, self.g, self.beta, states.low, after.low, *grads, self.cu_seqlens,
+            self.q, self.k, self.v, do, a, self.g, self.beta, states.low, after.low, *boundary_states, *grads,
+            self.cu_seqlens,
         )  # fmt: skip
         numbers = (
-            self.v.shape[1], self.heads, self.sequences, self.scale, *window,
+            self.v.shape[1], self.heads, self.sequences, self.scale, window[0],
             *(number for x in (self.q, self.k, self.v, do) for number in x.stride()[:3]),
         )  # fmt: skip
         parts = gradient_parts(self.k.shape[3])
         places = self.places if self.cu_seqlens is not None else self.sequences * window[1]
-        constants = self.constants(self.plan["grad_columns"]) | {"PARTS": parts, "IN_GRADS": states.in_grads}
+        constants = self.constants(self.plan["grad_columns"]) | {"IN_GRADS": states.in_grads}
         del constants["BLOCK_K"]
         blocks = (places * self.heads * parts,)
         launch(delta_rule_triton_chunk_grads, blocks, tensors, numbers, constants, self.plan["grad_warps"])
@@ -278,12 +284,12 @@ def backward(
     carry = grad_state
     if carry is None and chunks > window:
         carry = call.v.new_empty(run.sequences, heads, width, columns, dtype=torch.float32)
-    first = None if grad_final is None else grad_final.contiguous()
+    first = dfinal = None if grad_final is None else grad_final.contiguous()
     # the last window first; the one at the sequence's end may be shorter
     for lowest in reversed(range(0, max(chunks, 1), window)):
         part = (lowest, min(window, max(chunks, 1) - lowest))
         run.reverse(do, a, first, carry, after, part)
-        run.gradients(do, a, states, after, (dq, dk, grads["v"], dg, dbeta), part)
+        run.gradients(do, a, states, after, dfinal, (dq, dk, grads["v"], dg, dbeta), part)
         first = carry
     if dg is not None and parts > 1:
         dg = dg.sum(0)

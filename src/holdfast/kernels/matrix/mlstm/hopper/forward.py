@@ -11,7 +11,7 @@ has the quotient ready when the chunk's output is.
 from typing import NamedTuple
 
 from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
-from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS, load_decay_beta, publish_decays
+from holdfast.kernels.lib.gluon.decay import CHUNK, VECTORS, load_decay_beta, publish_decays, publish_decays_in_parts
 from holdfast.kernels.lib.gluon.sequence import head_offset
 
 from .buffers import Heads
@@ -23,6 +23,7 @@ class DecayStages(NamedTuple):
     """What of Stages the decay partition fills and waits for."""
 
     decay_vectors: gl.shared_memory_descriptor
+    factors: gl.shared_memory_descriptor
     chunk_decays: gl.shared_memory_descriptor
     decay_ready: gl.shared_memory_descriptor
     stage_empty: gl.shared_memory_descriptor
@@ -124,6 +125,7 @@ def mlstm_fwd(
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, CHUNK, 1, V], v_desc.layout)
     o_tile = gl.allocate_shared_memory(dtype, [1, CHUNK, 1, V], o_desc.layout)
     decay_vectors = gl.allocate_shared_memory(gl.float32, [STAGES * VECTORS, CHUNK], plain)
+    factors = gl.allocate_shared_memory(gl.float32, [STAGES, CHUNK], plain)
     chunk_decays = gl.allocate_shared_memory(gl.float32, [STAGES, 1], plain)
     score_sums = gl.allocate_shared_memory(gl.float32, [4, CHUNK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     n_tile = gl.allocate_shared_memory(dtype, [8, K], gl.NVMMASharedLayout(128, 16, 2))
@@ -152,6 +154,9 @@ def mlstm_fwd(
     if ADDS:
         slices_norm_ptr += token_offset
     count = gl.cdiv(T, CHUNK)
+    # norm may cancel to 1e-5 of its terms, which log decays summed in one part leave; with slices of K, sums of other
+    # launches have no factor
+    IN_PARTS: gl.constexpr = not (ADDS or LEAVES)
     tiles = Tiles(q=q_tiles, k=k_tiles, v=v_tiles)
     descs = Tiles(q=q_desc, k=k_desc, v=v_desc)
     gl.warp_specialize(
@@ -187,6 +192,7 @@ def mlstm_fwd(
                         q=q_tiles,
                         k=k_tiles,
                         decay_vectors=decay_vectors,
+                        factors=factors,
                         chunk_decays=chunk_decays,
                         tiles_ready=tiles_ready,
                         decay_ready=decay_ready,
@@ -209,7 +215,7 @@ def mlstm_fwd(
                         slices_norm=slices_norm_ptr,
                     ),
                     m_t,
-                    NormSizes(H=H, T=T, count=count, eps=eps, KEYS=KEYS, VALUES=VALUES, ADDS=ADDS),
+                    NormSizes(H=H, T=T, count=count, eps=eps, KEYS=KEYS, VALUES=VALUES, ADDS=ADDS, IN_PARTS=IN_PARTS),
                 ),
             ),
             (
@@ -221,6 +227,7 @@ def mlstm_fwd(
                 (
                     DecayStages(
                         decay_vectors=decay_vectors,
+                        factors=factors,
                         chunk_decays=chunk_decays,
                         decay_ready=decay_ready,
                         stage_empty=stage_empty,
@@ -229,6 +236,7 @@ def mlstm_fwd(
                     T,
                     count,
                     scale,
+                    IN_PARTS,
                 ),
             ),
         ],
@@ -262,9 +270,9 @@ def load_partition(tiles, descs, tiles_ready, stage_empty, heads, count):
 
 
 @gluon.jit
-def decay_partition(stages, source, T, count, scale):
+def decay_partition(stages, source, T, count, scale, IN_PARTS: gl.constexpr):
     """Publish each chunk's decays when its stage is empty."""
-    decay_vectors, chunk_decays, decay_ready, stage_empty = stages
+    decay_vectors, factors, chunk_decays, decay_ready, stage_empty = stages
     g_ptr, beta_ptr, g_t, beta_t = source
     STAGES: gl.constexpr = chunk_decays.shape[0]
     stage = 0
@@ -275,7 +283,10 @@ def decay_partition(stages, source, T, count, scale):
     for i in range(count):
         g_later, beta_later = load_decay_beta(g_ptr, beta_ptr, g_t, beta_t, i + 2, i + 2 < count, T)
         mbarrier.wait(stage_empty.index(stage), phase)
-        publish_decays(decay_vectors, chunk_decays, decay_ready, stage, g, beta, scale, False)
+        if IN_PARTS:
+            publish_decays_in_parts(decay_vectors, factors, chunk_decays, decay_ready, stage, g, beta, scale)
+        else:
+            publish_decays(decay_vectors, chunk_decays, decay_ready, stage, g, beta, scale, False)
         g, beta = g_next, beta_next
         g_next, beta_next = g_later, beta_later
         stage += 1

@@ -62,6 +62,7 @@ class NormChunks(NamedTuple):
     q: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
     decay_vectors: gl.shared_memory_descriptor
+    factors: gl.shared_memory_descriptor
     chunk_decays: gl.shared_memory_descriptor
     tiles_ready: gl.shared_memory_descriptor
     decay_ready: gl.shared_memory_descriptor
@@ -92,7 +93,7 @@ class NormPointers(NamedTuple):
 
 @aggregate
 class NormSizes:
-    """Heads, tokens and chunks; columns of k and v; whether slices_norm is added to norm."""
+    """Heads, tokens, chunks; columns of k and v; whether slices_norm is added to norm; whether tokens have factors."""
 
     H: gl.tensor
     T: gl.tensor
@@ -101,9 +102,10 @@ class NormSizes:
     KEYS: gl.constexpr
     VALUES: gl.constexpr
     ADDS: gl.constexpr
+    IN_PARTS: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, H, T, count, eps, KEYS, VALUES, ADDS):
+    def __init__(self, H, T, count, eps, KEYS, VALUES, ADDS, IN_PARTS):
         self.H = H
         self.T = T
         self.count = count
@@ -111,12 +113,13 @@ class NormSizes:
         self.KEYS = gl.constexpr(KEYS)
         self.VALUES = gl.constexpr(VALUES)
         self.ADDS = gl.constexpr(ADDS)
+        self.IN_PARTS = gl.constexpr(IN_PARTS)
 
 
 @gluon.jit
 def normalizer_partition(chunks, buffers, pointers, m_t, sizes):
     """Find each chunk's 1 / (max(|norm|, exp(-m)) + eps) for the mma partition; store norm and its inter-chunk part."""
-    q_tiles, k_tiles, decay_vectors, chunk_decays, tiles_ready, decay_ready = chunks
+    q_tiles, k_tiles, decay_vectors, factors, chunk_decays, tiles_ready, decay_ready = chunks
     score_sums, n_tile, w_tile, inter, inv_norms, score_sums_ready, inv_norms_ready = buffers
     initial_ptr, final_ptr, m_ptr, norm_ptr, inter_norm_ptr, slices_norm_ptr = pointers
     H, T, count, eps = sizes.H, sizes.T, sizes.count, sizes.eps
@@ -166,9 +169,16 @@ def normalizer_partition(chunks, buffers, pointers, m_t, sizes):
         inter_norm = inter.load(each) * decay_vectors.index(stage * VECTORS + READ_DECAY).load(each)
         mbarrier.wait(score_sums_ready, i & 1)
         total = gl.sum(score_sums.load(sums), 0) + inter_norm
+        if sizes.IN_PARTS:
+            factor = factors.index(stage).load(each)
+            inter_norm *= factor
+            total *= factor
         if ADDS:
             total += slices_norm
-        inv_norms.store(1.0 / (gl.maximum(gl.abs(total), floor) + eps))
+        inv_norm = 1.0 / (gl.maximum(gl.abs(total), floor) + eps)
+        if sizes.IN_PARTS:
+            inv_norm *= factor
+        inv_norms.store(inv_norm)
         barrier()
         mbarrier.arrive(inv_norms_ready, count=1)
         gl.store(norm_ptr + token, total, mask=token < T)

@@ -238,7 +238,8 @@ class Passes:
             "STAGES": self.plan["stages"],
             "REVERSE": reverse,
             "ADD": self.m is not None,
-            "WIDE": self.v.dtype == torch.float32,
+            # a normaliser may cancel to 1e-5 of its terms, which float32 sums of log decays leave
+            "WIDE": self.v.dtype == torch.float32 or self.m is not None,
             "PRECISION": "tf32x3",
         }
         blocks = (_ceil(columns, block) * self.heads * shape[0],)

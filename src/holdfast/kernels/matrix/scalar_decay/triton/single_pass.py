@@ -21,7 +21,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from holdfast.kernels.lib.triton.decay import log_decay_cumsum
+from holdfast.kernels.lib.triton.decay import log_decay_cumsum, log_decay_cumsum_in_parts
 from holdfast.kernels.lib.triton.normalizer import denominator_floor
 from holdfast.kernels.lib.triton.sequence import sequence_bounds
 from holdfast.kernels.lib.triton.tiles import NARROW, as_first_row, load_tile, split_hi_lo_rows
@@ -121,6 +121,8 @@ def scalar_decay_single_pass(
     # float32 inputs, whose log decays are summed in float64
     WIDE: tl.constexpr = v_ptr.dtype.element_ty == tl.float32
     NORMALIZE: tl.constexpr = m_ptr is not None
+    # n . q may cancel to 1e-5 of its terms, which float32 sums of log decays in one part leave
+    IN_PARTS: tl.constexpr = NORMALIZE and not WIDE and g_ptr is not None
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
     EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
@@ -212,7 +214,8 @@ def scalar_decay_single_pass(
         p = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
         if source_ptr is not None:
             source = tl.load(source_ptr + token + at, mask=live, other=0.0)
-            p *= source[:, None]
+            if not IN_PARTS:
+                p *= source[:, None]
         if output_ptr is not None:
             output = tl.load(output_ptr + token + at, mask=live, other=0.0)
             p *= output[None, :]
@@ -225,10 +228,17 @@ def scalar_decay_single_pass(
                 output_add = tl.load(output_add_ptr + token + at, mask=live, other=0.0)
             p += (scale * source_add)[:, None] * output_add[None, :]
         if g_ptr is not None:
-            here, total, _ = log_decay_cumsum(g_ptr + token, at, live, REVERSE, WIDE)
+            if IN_PARTS:
+                here, fine, total, fine_total = log_decay_cumsum_in_parts(g_ptr + token, at, live)
+                to_end = tl.exp2(total - here + (fine_total - fine))
+                whole = tl.exp2(total + fine_total)
+                # the fine parts of the decays from a source are in its weight, those to a token come last
+                p *= (source * tl.exp2(-fine) if source_ptr is not None else tl.exp2(-fine))[:, None]
+            else:
+                here, total, _ = log_decay_cumsum(g_ptr + token, at, live, REVERSE, WIDE)
+                to_end = tl.exp2((total - here).to(tl.float32))
+                whole = tl.exp2(total.to(tl.float32))
             to_here = tl.exp2(here.to(tl.float32))
-            to_end = tl.exp2((total - here).to(tl.float32))
-            whole = tl.exp2(total.to(tl.float32))
             # masked before the exponential, whose argument is positive on the other side
             p *= tl.exp2(tl.where(reads, (here[None, :] - here[:, None]).to(tl.float32), float("-inf")))
         else:
@@ -276,8 +286,13 @@ def scalar_decay_single_pass(
             if g_ptr is not None:
                 inner *= to_here
             inner += within
+            if IN_PARTS:
+                to_token = tl.exp2(fine)
+                inner *= to_token
             floor = denominator_floor(tl.load(m_ptr + token + at, mask=live, other=0.0))
             share = 1.0 / (tl.maximum(tl.abs(inner), floor) + eps)
+            if IN_PARTS:
+                share *= to_token
             o *= share[None, :]
             tl.store(norm_ptr + token + at, inner, mask=live & (split == 0))
             if rows_ptr is not None:

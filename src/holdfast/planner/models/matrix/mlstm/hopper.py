@@ -62,7 +62,7 @@ def _forward(problem: Problem, device: Device) -> Iterator[Candidate]:
     for stages in (3, 2):
         plan = Plan("hopper", (("stages", stages),))
         elements = CHUNK * (stages * (2 * key + value) + value + CHUNK) + 8 * (key + CHUNK)
-        floats = CHUNK * (4 * stages + 6)
+        floats = CHUNK * (5 * stages + 6)
         products = CHUNK * (key + value) + 2 * key * value
         seconds = FORWARD_SECONDS[max(key, value)]
         others = OTHER_WARPS + NORMALIZER_WARPS
