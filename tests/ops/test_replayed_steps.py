@@ -72,7 +72,7 @@ def recorded():
 # launches and operations of forward and of backward; and of backward with gradients of the states, which compiled
 # blocks always hand over
 CASES = [
-    (gla, [(3, 2), (4, 7)], [(3, 2), (4, 7)]),
+    (gla, [(3, 2), (4, 6)], [(3, 2), (4, 6)]),
     (retention, [(3, 5), (4, 1)], [(3, 5), (4, 1)]),
     (mlstm, [(5, 1), (7, 5)], [(5, 1), (7, 13)]),
     (rglru, [(3, 2), (4, 4)], [(3, 2), (4, 4)]),

@@ -111,8 +111,11 @@ class Operation:
             for n, slot in self.places:
                 arguments[n] = slots[slot]
             out = self.op(*arguments, **self.keywords)
-        for slot, x in zip(self.outputs, out if self.many else (out,), strict=True):
-            slots[slot] = x
+        if self.many:
+            for slot, x in zip(self.outputs, out, strict=True):
+                slots[slot] = x
+        else:
+            slots[self.outputs[0]] = out
 
 
 class View:
