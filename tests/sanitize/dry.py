@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.kernels.dense.cuda import launch
 from holdfast.kernels.dense.torch import pointwise
 from holdfast.kernels.runtime import descriptor_launch, nvrtc
 from holdfast.kernels.runtime import launch as triton_launch
+from holdfast.kernels.runtime.replay.recording import RECORDING, note_launch
 from holdfast.planner import Device
 
 from . import sources
@@ -59,6 +60,21 @@ def pretending() -> Iterator[set[str]]:
         _forget()
 
 
+class _NoKernel:
+    """In place of a compiled kernel, for a recording of its launch: nothing is launched."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.places = [(n, self if hasattr(x, "base") else None) for n, x in enumerate(arguments)]
+
+    def encoder(self, _: Any) -> Any:
+        return lambda address: b""
+
+    def start(self, *_: Any) -> None: ...
+
+    def bound(self, *_: Any) -> Any:
+        return lambda: None
+
+
 def _forget() -> None:
     """Plans, and kernels that are launched a step."""
     planning.forget()
@@ -67,8 +83,13 @@ def _forget() -> None:
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
-    def noting(kernel: Any, *args: Any, **kwargs: Any) -> None:
+    def noting(kernel: Any, grid: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
         found.add(name_of(kernel))
+        if RECORDING:
+            note_launch(_NoKernel(arguments), grid, arguments)
+
+    def noting_numbers(kernel: Any, blocks: Any, tensors: Any, numbers: Any, *args: Any, **kwargs: Any) -> None:
+        noting(kernel, blocks, (*tensors, *numbers))
 
     class Kernel:
         def launch(self, *args: Any, **kwargs: Any) -> None: ...
@@ -86,7 +107,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
     monkeypatch.setattr(JITFunction, "run", running)
     for name, value in {"load": load, "missing": lambda *_: None, "is_made": lambda *_: True}.items():
         monkeypatch.setattr(nvrtc, name, value)
-    instead = {descriptor_launch.launch: noting, triton_launch.launch: noting, backend.describe: lambda _: H200}
+    instead = {descriptor_launch.launch: noting, triton_launch.launch: noting_numbers, backend.describe: lambda _: H200}
     for module in [m for name, m in sys.modules.items() if name.startswith("holdfast.")]:
         for name, value in [*vars(module).items()]:
             if callable(value) and type(value).__hash__ is not None and value in instead:

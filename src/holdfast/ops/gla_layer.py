@@ -149,7 +149,8 @@ def _gradients(
         *_, dg, _, _, dstate = write_gradients(room, call, cu_seqlens, "gla", backend, grads, (o, kept))
         ddecay, dbias = _gate_of(decay).backward(decay, decay_bias, normalizer, dg.flatten(-2))
         torch.mm(ddecay.flatten(0, 1), decay_weight.to(packed.dtype), out=ddown.flatten(0, 1))
-        unused.zero_()
+        if unused.shape[-1]:
+            unused.zero_()
         dweight = torch.matmul(ddecay.flatten(0, 1).mT, down.flatten(0, 1)).to(decay_weight.dtype)
     return dpacked, dweight, dbias, dnorm, packed.new_empty(0) if initial_state is None else dstate
 

@@ -136,6 +136,15 @@ def test_the_model_has_the_size_that_it_says():
     assert blocks == FULL.blocks * 12 * FULL.width**2
 
 
+@pytest.mark.parametrize("mixer", HERE, ids=[mixer.name for mixer in HERE])
+def test_a_trained_block_hands_out_no_state(mixer):
+    """Each would be a gradient of zeros that a compiled block's backward pass computes with."""
+    model = Model(mixer, SMALL)
+    y = model.blocks[0](torch.randn(1, 4, SMALL.width))
+    assert isinstance(y, torch.Tensor)
+    assert y.shape == (1, 4, SMALL.width)
+
+
 def test_rows_to_come():
     cuda = torch.device("cuda")
     sizes = [(row.mode, row.sizes["B"], row.sizes["T"]) for row in training_rows(ATTENTION, FULL, "training")]

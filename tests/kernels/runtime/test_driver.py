@@ -245,3 +245,48 @@ def test_what_triton_3_6_compiles_has_known_parameters():
 def test_a_kernel_with_more_shared_memory_than_there_is_says_so(driver):
     with pytest.raises(RuntimeError, match="copy: a block takes 2001 bytes of shared memory; this GPU has 2000"):
         direct_launch.DriverLauncher(compiled(shared=2001))
+
+
+class Addressed(Driver):
+    """A driver whose maps begin with their address. flag: what else tells maps apart, by their address."""
+
+    def __init__(self, flag=lambda address: 0):
+        super().__init__()
+        self.flag = flag
+
+    def cuTensorMapEncodeTiled(self, place, dtype, rank, address, *rest):
+        if address % 16:
+            return 1
+        self.maps.append(address)
+        found = address.to_bytes(8, "little") + bytes([self.flag(address)] * 120)
+        ctypes.memmove(place, found, 128)
+        return 0
+
+    def cuGetErrorString(self, status, text):
+        return 0
+
+
+def encoder_by(driver, monkeypatch):
+    monkeypatch.setattr(direct_launch, "_cuda", lambda: driver)
+    x = SimpleNamespace(base=torch.empty(4, 8, dtype=torch.bfloat16), shape=[4, 8], strides=[8, 1])
+    return direct_launch.TmaDescriptorCache(DESCRIPTOR).encoder(x)
+
+
+def test_a_map_at_another_address_is_not_asked_of_the_driver(monkeypatch):
+    driver = Addressed()
+    encode = encoder_by(driver, monkeypatch)
+    addresses = [4096, 4096, 2**40 + 512, 4096, 64, 2**47]
+    assert [encode(address) for address in addresses] == [x.to_bytes(8, "little") + bytes(120) for x in addresses]
+    # the first is told to differ from a second in its address alone
+    assert driver.maps == [4096, 4096, 2**40 + 512]
+    # which the driver takes none of
+    with pytest.raises(RuntimeError, match="a descriptor of tiles"):
+        encode(4096 + 8)
+
+
+def test_maps_that_differ_in_more_than_their_address_are_the_drivers(monkeypatch):
+    driver = Addressed(lambda address: address // 4096 % 2)
+    encode = encoder_by(driver, monkeypatch)
+    for address in (4096, 8192, 12288, 16384):
+        assert encode(address)[8:] == bytes([address // 4096 % 2] * 120)
+    assert len(driver.maps) == 4

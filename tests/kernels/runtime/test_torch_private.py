@@ -24,6 +24,7 @@ SUBSTITUTES = {
     (torch._C, "_dispatch_keys"): lambda copy: not copy.CAN_REPLAY,
     (torch._C._dynamo.guards, "TensorGuards"): lambda copy: copy.tensor_check is None and copy.CAN_REPLAY,
     (torch._C._functorch, "get_unwrapped"): lambda copy: copy.is_wrapped(torch.ones(1)) and copy.CAN_REPLAY,
+    (torch._C._dynamo.guards, "_reinterpret_tensor"): lambda copy: copy.part_of is copy._as_strided and copy.CAN_REPLAY,
     (torch._C, "_AutoDispatchBelowAutograd"): lambda copy: copy.below_autograd is None and copy.CAN_REPLAY,
 }
 
@@ -155,6 +156,7 @@ from torch.autograd import forward_ad
 places = [(torch._C, "_len_torch_dispatch_stack"), (torch._C, "_are_functorch_transforms_active"),
           (torch.autograd, "_profiler_enabled"), (torch._C, "_DisableAutocast"), (torch._C, "_dispatch_keys"),
           (torch._C._dynamo.guards, "TensorGuards"), (torch._C._functorch, "get_unwrapped"),
+          (torch._C._dynamo.guards, "_reinterpret_tensor"),
           (torch._C, "_AutoDispatchBelowAutograd"), (torch._C, "_AutoDispatchBelowADInplaceOrView")]
 held = [getattr(*each) for each in places]
 for each in places:
@@ -168,7 +170,7 @@ for each, value in zip(places, held):
 import holdfast
 
 (warning,) = [each for each in said if "private names" in str(each.message)]
-assert len(torch_private.MISSING) == 8 and not torch_private.CAN_REPLAY, torch_private.MISSING
+assert len(torch_private.MISSING) == 9 and not torch_private.CAN_REPLAY, torch_private.MISSING
 assert torch_private.below_autograd is None
 
 def results(backend):

@@ -225,6 +225,22 @@ def _raw_stream(device: int) -> int:
 
 # (shape, strides, dtype) -> memory on the current device, in a fraction of new_empty's time, as compiled graphs take it
 empty_on_gpu = _gpu_name("_empty_strided_cuda", lambda: torch._C._dynamo.guards._empty_strided_cuda, None)
+
+
+def _parts() -> Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor]:
+    take, x = torch._C._dynamo.guards._reinterpret_tensor, _examples()[0]
+    y = take(x[:, 1:], (2,), (3,), 1)
+    expect(y.shape == (2,) and y.stride() == (3,) and y.storage_offset() == 2 and shares_storage(x, y))
+    return take
+
+
+def _as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+    return x.as_strided(shape, strides, x.storage_offset() + offset)
+
+
+# (x, shape, strides, offset) -> the numbers from offset after x's first, as compiled graphs take views: no gradient
+# goes through it, and writes to one are not counted for the other
+part_of = find("torch._C._dynamo.guards._reinterpret_tensor", "replayed calls take longer", _parts, _as_strided)
 current_device: Callable[[], int] = _gpu_name(
     "torch._C._cuda_getDevice", lambda: torch._C._cuda_getDevice, torch.cuda.current_device
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.runtime.torch_private import empty_on_gpu, shares_storage
+from holdfast.kernels.runtime.torch_private import empty_on_gpu, part_of, shares_storage
 from holdfast.recurrences.torch_private import DispatchMode, is_mutable, schema_of, tree_leaves
 
 aten = torch.ops.aten
@@ -111,8 +111,26 @@ class Operation:
             for n, slot in self.places:
                 arguments[n] = slots[slot]
             out = self.op(*arguments, **self.keywords)
-        for slot, x in zip(self.outputs, out if self.many else (out,), strict=True):
-            slots[slot] = x
+        if self.many:
+            for slot, x in zip(self.outputs, out, strict=True):
+                slots[slot] = x
+        else:
+            slots[self.outputs[0]] = out
+
+
+class View:
+    """A part of the memory that a slot owns, at once, however many operations led to it."""
+
+    def __init__(self, slot: int, x: Tensor, owner: int, offset: int) -> None:
+        """x: the view of the recording. offset: in bytes from the owner's first number."""
+        self.slot, self.owner = slot, owner
+        self.shape, self.strides = tuple(x.shape), x.stride()
+        # an empty one has no address
+        self.offset = offset // x.element_size() if x.numel() else 0
+        self.outputs, self.reads, self.changes = [slot], [owner], False
+
+    def __call__(self, slots: list[Any]) -> None:
+        slots[self.slot] = part_of(slots[self.owner], self.shape, self.strides, self.offset)
 
 
 class Launch:
@@ -346,9 +364,28 @@ class Recorder(DispatchMode):
         needed = output_slots | self._owners(output_slots)
         for step in reversed(self.steps):
             if self._is_needed(step, needed):
-                steps.append(step)
-                needed.update(step.reads, self._owners(step.reads))
+                views = [self._view(slot, output_slots) for slot in step.outputs if slot in needed]
+                for done in [step] if step.changes or None in views else views:
+                    steps.append(done)
+                    needed.update(done.reads, self._owners(done.reads))
         return steps[::-1], slotted, output_slots
+
+    def _view(self, slot: int, output_slots: set[int]) -> View | None:
+        """The slot as a part of what owns its memory; None where it owns that itself, or is told from it by more."""
+        if slot not in self.places:
+            return None
+        (owner, offset), x = self.places[slot], self.tensors[slot]
+        base = self.tensors[owner]
+        if x.dtype != base.dtype or x.is_conj() or base.is_conj() or x.is_neg() or base.is_neg():
+            return None
+        if slot in output_slots and (owner < self.count or len(output_slots & self._shared(owner)) > 1):
+            # writes to one are counted for the others by PyTorch's own views alone
+            return None
+        return View(slot, x, owner, offset)
+
+    def _shared(self, owner: int) -> set[int]:
+        """The slots in one's memory, its own among them."""
+        return {owner, *(slot for slot, (of, _) in self.places.items() if of == owner)}
 
     def _owners(self, slots: Iterable[int]) -> set[int]:
         return {self.places.get(slot, (slot, 0))[0] for slot in slots}
