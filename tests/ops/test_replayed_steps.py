@@ -72,11 +72,11 @@ def recorded():
 # launches and operations of forward and of backward; and of backward with gradients of the states, which compiled
 # blocks always hand over
 CASES = [
-    (gla, [(3, 2), (4, 6)], [(3, 2), (4, 6)]),
-    (retention, [(3, 5), (4, 1)], [(3, 5), (4, 1)]),
-    (mlstm, [(5, 1), (7, 5)], [(5, 1), (7, 13)]),
+    (gla, [(3, 2), (6, 4)], [(3, 2), (6, 4)]),
+    (retention, [(3, 5), (5, 0)], [(3, 5), (5, 0)]),
+    (mlstm, [(5, 1), (8, 4)], [(5, 1), (8, 12)]),
     (rglru, [(3, 2), (4, 4)], [(3, 2), (4, 4)]),
-    (gated_delta_net, [(5, 0), (8, 3)], [(5, 0), (8, 3)]),
+    (gated_delta_net, [(5, 0), (9, 2)], [(5, 0), (9, 2)]),
 ]
 
 
