@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import nn, ops
+    from . import mlx, nn, ops, parallel, planner, recurrences  # noqa: F401 - names of the package
     from .ops import *  # noqa: F403
     from .ops import explain, step
     from .recurrences import RECURRENCES, Cell, cell
@@ -42,14 +42,16 @@ _HOME = dict.fromkeys((*_OPS, "explain", "step"), "ops") | dict.fromkeys(("RECUR
 __all__ = ["RECURRENCES", "Cell", "__version__", "cell", "explain", "nn", "ops", "step", *_OPS]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("mlx", "nn", "ops", "parallel", "planner", "recurrences"):
-        return import_module(f"{__name__}.{name}")
-    if name in _HOME:
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    # a checker would take any name for one that there is
+    def __getattr__(name: str) -> Any:
+        if name in ("mlx", "nn", "ops", "parallel", "planner", "recurrences"):
+            return import_module(f"{__name__}.{name}")
+        if name in _HOME:
+            value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from .autograd_path import find_fast_path
 from .guard import CONSTANT, CallGuard, autocast_dtype
 from .recording import RECORDING, Recorder, filled
 from .refusals import count_refusal
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Replay:
@@ -142,7 +145,7 @@ _SEEN_ONCE = object()
 _LAST_HIT = object()
 
 
-def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool = False) -> Callable[..., Any]:
+def replayed(run: Callable[P, R], above_autograd: bool = True, changes: bool = False) -> Callable[P, R]:
     """run, which launches by launch.py and descriptor_launch.py alone; calls on a GPU are recorded, then replayed.
 
     above_autograd: run is what users call, under autograd, and is run itself where a gradient is recorded.
@@ -152,7 +155,7 @@ def replayed(run: Callable[..., Any], above_autograd: bool = True, changes: bool
     name = _name_of(run)
 
     @wraps(run, updated=())
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
         if torch.compiler.is_compiling() or _DISABLED or WATCHERS or is_observed():
             return run(*arguments, **named)
         last = cache.get(_LAST_HIT)
