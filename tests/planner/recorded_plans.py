@@ -19,6 +19,7 @@ from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES, named_problem
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
+from holdfast.ops.layer_step import BACKENDS as STEP_BACKENDS
 from holdfast.planner import Device, Direction, Problem, floor, tables
 from holdfast.recurrences import RECURRENCES
 
@@ -64,6 +65,25 @@ CONVS = (
     {"B": 1, "T": 32768, "D": 100, "W": 3},
     {"B": 2, "T": 5, "D": 64, "W": 7},
 )
+# and with a bias, packed, of heads that are normalised, with many taps, of few channels
+CONVS_WITH = (
+    ({"B": 8, "T": 2048, "D": 2304, "W": 4}, "bias"),
+    ({"B": 1, "T": 16384, "D": 1024, "W": 4, "N": 9}, "varlen"),
+    ({"B": 4, "T": 4096, "D": 3072, "W": 4, "H": 16, "K": 128}, "heads"),
+    ({"B": 1, "T": 700, "D": 144, "W": 3, "H": 2, "K": 40}, "heads"),
+    ({"B": 2, "T": 600, "D": 192, "W": 8, "H": 4, "K": 24}, "heads"),
+    ({"B": 3, "T": 1000, "D": 24, "W": 16}, "bias"),
+)
+# of a layer's step: a matrix for a state, with what lies around it, one too wide, and a vector
+STEPS = (
+    {"B": 8, "H": 16, "K": 64, "V": 128, "W": 4, "N": 2048},
+    {"B": 1, "H": 4, "K": 200, "V": 24, "W": 0, "N": 24},
+    {"B": 2, "H": 4, "K": 512, "V": 64, "W": 16, "N": 16384},
+    {"B": 2, "H": 4, "K": 513, "V": 64, "W": 0, "N": 0},
+    {"B": 2, "H": 4, "K": 64, "V": 64, "W": 17, "N": 0},
+    {"B": 2, "H": 4, "K": 64, "V": 64, "W": 0, "N": 16385},
+    {"B": 4, "H": 1, "K": 0, "V": 4096, "W": 4, "N": 0},
+)
 
 
 @dataclass(frozen=True)
@@ -91,15 +111,25 @@ def calls() -> Iterable[Call]:
             yield _call(op, sizes, "float32", False, False)
     for sizes in NORMS:
         for dtype, grad in (("bfloat16", True), ("float32", False)):
-            traits = {"gate": grad, "weight": True, "needs_grad": grad}
-            problem = Problem.of("gated_rms_norm", "matrix", getattr(torch, dtype), sizes, traits)
-            axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
-            yield Call(f"gated_rms_norm {axes} {dtype}{'' if grad else ' no gradient'}", NORM_BACKENDS, problem)
+            yield _of("gated_rms_norm", "matrix", NORM_BACKENDS, sizes, dtype, grad, gate=grad, weight=True)
     for sizes in CONVS:
         for dtype, grad in (("bfloat16", True), ("float32", False)):
-            problem = Problem.of("causal_conv1d", "conv", getattr(torch, dtype), sizes, {"needs_grad": grad})
-            axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
-            yield Call(f"causal_conv1d {axes} {dtype}{'' if grad else ' no gradient'}", CONV_BACKENDS, problem)
+            yield _of("causal_conv1d", "conv", CONV_BACKENDS, sizes, dtype, grad)
+    for sizes, trait in CONVS_WITH:
+        for dtype in ("bfloat16", "float32"):
+            yield _of("causal_conv1d", "conv", CONV_BACKENDS, sizes, dtype, True, **{trait: True})
+    for sizes in STEPS:
+        yield _of("layer_step", "matrix", STEP_BACKENDS, sizes, "bfloat16", False)
+
+
+def _of(
+    op: str, family: str, backends: tuple[Backend, ...], sizes: dict[str, int], dtype: str, grad: bool, **traits: bool
+) -> Call:
+    """Of an op that explain does not know."""
+    problem = Problem.of(op, family, getattr(torch, dtype), sizes, traits | {"needs_grad": grad})
+    axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
+    named = [trait for trait in ("bias", "heads", "varlen") if traits.get(trait)]
+    return Call(" ".join([op, axes, dtype, *named, *([] if grad else ["no gradient"])]), backends, problem)
 
 
 def _cost(scored: ScoredCandidate) -> str:
@@ -111,7 +141,7 @@ def _cost(scored: ScoredCandidate) -> str:
 
 
 def _floor(problem: Problem, direction: Direction) -> str:
-    if problem.op in ("gated_rms_norm", "causal_conv1d"):
+    if problem.op in ("gated_rms_norm", "causal_conv1d", "layer_step"):
         return ""
     least = floor(problem, direction)
     return f", floor {least.moved} B {least.operations} op"
