@@ -3,8 +3,9 @@
     git archive BEFORE src | tar -x -C /tmp/before
     python benchmarks/two_trees.py --before /tmp/before/src --after src --out times.json
 
-Each turn is a process of its own. On a CPU sizes are small, and the times say nothing. Times are medians in milliseconds, of CUDA-graph replays with the L2 cache
-overwritten; "host" is what both passes at B2 T512 cost the host, beside PyTorch's scaled_dot_product_attention.
+Each turn is a process of its own. Times are medians in milliseconds, of CUDA-graph replays with the L2 cache
+overwritten; "host" is what both passes at B2 T512 cost the host, beside PyTorch's scaled_dot_product_attention. On a CPU
+sizes are small, and the times say nothing.
 """
 
 import argparse

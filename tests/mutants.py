@@ -29,7 +29,7 @@ SWAPS = {
 # What holds more than imports say: of a folder's files, tests to run beside the nearest. Peers are imported by name.
 ALSO = {
     "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
-    "src/holdfast/ops": ["tests/test_strides.py"],
+    "src/holdfast/ops": ["tests/ops/test_signatures.py", "tests/test_strides.py"],
     "src/holdfast/cli/bench/peers": ["tests/cli/bench/test_measure.py", "tests/cli/bench/test_peers.py"],
 }
 OPERATORS = [f"core/Replace{kind}_{swap}" for kind, swaps in SWAPS.items() for swap in swaps]

@@ -1,13 +1,18 @@
 """holdfast doctor --fuzz, --scenarios and --replay."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
 from holdfast.cli.errors import UserError
+from holdfast.cli.fuzz import fuzz, replay
 from holdfast.fuzz.draw import draw
+from holdfast.fuzz.row import Row
 
 RIGHT = "op=gla device=cpu seed=3 B=1 T=5 H=1 Hq=1 K=4 V=4"
 
@@ -48,3 +53,56 @@ def test_wrong_options_are_the_users_error(options, said):
     done = doctor(*options)
     assert isinstance(done.exception, UserError)
     assert said in str(done.exception)
+
+
+class Told:
+    """Stands for the pool of workers: rows that are given, of each status that there is."""
+
+    limit = 60.0
+
+    def __init__(self, workers, begin, check):
+        assert workers == 3
+        self.environment = {"torch": "2"}
+
+    def rows(self, lines, until=None):
+        statuses = ["right", "refused", "refused", "wrong", "raised", "crashed", "hung"]
+        for n, line in zip(range(200), lines, strict=False):
+            status = statuses[n] if n < len(statuses) else "right"
+            yield Row(line, status, f"T is {n}" if status != "right" else "", calls=2, tensors=5)
+
+
+def test_what_came_is_counted_and_failures_can_be_run_again(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("holdfast.fuzz.workers.Pool", Told)
+    with pytest.raises(typer.Exit) as end:
+        fuzz(None, None, 7, "cpu", 3, tmp_path / "rows.jsonl")
+    assert end.value.exit_code == 1
+    lines = capsys.readouterr().out.splitlines()
+    failed = [draw(7, index, "cpu").line() for index in range(3, 7)]
+    assert lines[1:8:2] == [f'  holdfast doctor --replay "{line}"' for line in failed]
+    assert lines[:8:2] == ["wrong: T is 3", "raised: T is 4", "crashed: T is 5", "hung: T is 6"]
+    counted = "2 refused, 1 wrong, 1 raised, 1 crashed, 1 hung, in 0 s"
+    assert lines[8:] == [
+        f"100 scenarios, 200 calls, 500 tensors compared: {counted}",
+        f"200 scenarios, 400 calls, 1000 tensors compared: {counted}",
+        "refused 2 times: T is N",
+        f"200 scenarios, 400 calls, 1000 tensors compared: {counted}",
+    ]
+    kept = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(kept) == 202
+    assert {name: kept[0][name] for name in ("seed", "device", "workers", "limit_s")} == {
+        "seed": 7, "device": "cpu", "workers": 3, "limit_s": 60.0,
+    }  # fmt: skip
+    assert kept[-1]["totals"]["right"] == 194
+
+
+def test_a_replayed_line_says_what_came_nearest_to_its_limit(monkeypatch, capsys):
+    def rows(pool, lines):
+        return [Row(lines[0], "right", calls=2, tensors=5, name="o", error=1.25e-3, limit=0.0125, seconds=1.26)]
+
+    monkeypatch.setattr("holdfast.fuzz.workers.Pool", lambda workers, *rest: SimpleNamespace(rows=partial(rows, None)))
+    replay(RIGHT)
+    assert capsys.readouterr().out.splitlines() == [
+        "right",
+        "nearest to its limit: o, off by 0.0013, limit 0.013",
+        "2 calls, 5 tensors compared, in 1.3 s",
+    ]

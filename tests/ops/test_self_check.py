@@ -1,19 +1,23 @@
 """Planted faults: doctor's checks notice each, in whatever a kernel or a pass writes, and nothing is left behind."""
 
+import io
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
+from holdfast.cli.planted import show
 from holdfast.kernels.backend import Rejected
 from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.kernels.runtime.watching import WATCHERS, watched
 from holdfast.ops import checks, self_check
 from holdfast.ops.checks import Check
 from holdfast.ops.parity import largest_error, relative_error
+from holdfast.ops.self_check import Fault
 from sanitize import sources
 from sanitize.dry import pretending
 
@@ -268,3 +272,45 @@ def test_a_fault_in_whatever_a_kernel_writes_is_caught():
         for name in sources.kernels()
     }
     assert names - caught == set()
+
+
+def test_what_is_said_of_planted_faults(monkeypatch):
+    """A line a kernel, and below what no check reads or notices; those of a pass are told by its backend."""
+    faults = [
+        Fault("gla", "triton", "fwd", "o", True, "caught", 4),
+        Fault("ssd", "triton", "fwd", "o", True, "missed", 16),
+        Fault("gla", "triton", "fwd", "s", True, "unread", 2, "the backward pass takes it"),
+        Fault("ssd", "triton", "fwd", "s", True, "unread", 2, "the backward pass takes it"),
+        Fault("gla", "chunked", "forward", "1", False, "caught", 8),
+        Fault("gla", "triton", "bwd", "dq", True, "missed"),
+    ]
+
+    def said(*found):
+        monkeypatch.setattr("holdfast.ops.self_check.self_check", lambda device: iter(found))
+        text = io.StringIO()
+        right = show(torch.device("cpu"), Console(file=text, width=160))
+        return right, text.getvalue().splitlines()
+
+    right, lines = said(*faults)
+    assert not right
+    rows = [[cell.strip() for cell in line.strip("│┃").split(line[0])] for line in lines if line[:1] in ("│", "┃")]
+    assert rows == [
+        ["written by", "caught", "times", "missed", "unread"],
+        ["bwd", "0", "1", "1", "0"],
+        ["fwd", "1", "16", "1", "2"],
+        ["gla, backend chunked, forward", "1", "8", "0", "0"],
+    ]
+    assert lines[-3:] == [
+        "unread in gla, ssd: s of fwd: the backward pass takes it",
+        "missed: gla, backend triton: tensor dq of bwd",
+        "2 of 4 planted faults would have been caught; 2 more are in what nothing reads.",
+    ]
+    right, lines = said(faults[0])
+    assert right
+    assert lines[-1] == "1 of 1 planted faults would have been caught."
+    right, lines = said(faults[0], Fault("gla", "triton", "off by 1", "", False, "wrong"))
+    assert not right
+    assert lines[-2:] == [
+        "wrong without a fault: gla, backend triton: off by 1",
+        "1 of 1 planted faults would have been caught.",
+    ]

@@ -39,6 +39,8 @@ def test_sizes_without_a_kernel_are_said(asked):
     (text,) = said(asked, K=320)
     assert "gated_delta_rule: no kernel serves K = 320 and V = 64 in bfloat16 on h200" in text
     assert "a K of 256 has one" in text
+    (text,) = said(asked, K=321)
+    assert "a K of 256 has one" in text
     (text,) = said(asked, op="ssd", dtype=torch.float32, device="a100", K=512)
     assert "K = 512 and V = 64 in float32 on a100" in text
     assert "a K of 256 has one" in text

@@ -19,6 +19,7 @@ from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES, named_problem
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
+from holdfast.ops.layer_step import BACKENDS as STEP_BACKENDS
 from holdfast.planner import Device, Direction, Problem, floor, tables
 from holdfast.recurrences import RECURRENCES
 
@@ -27,42 +28,68 @@ DEVICES = ("h200", "a100", "rtx3090")
 PARTS = ("memory", "arithmetic", "serial", "launch", "exchange", "apart")
 
 # each with dtype, whether a gradient is wanted and whether sequences are packed: sizes of a large model, few heads,
-# heads of odd width in float32, wide ones without a gradient, packed ones, one long sequence, one token, wide states
+# heads of odd width in float32, wide ones without a gradient, packed ones, one long sequence, one token, wide states,
+# and no more than one block has to do
 LARGE = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128, "D": 128}
 FEW = {"B": 1, "T": 8200, "H": 4, "Hq": 2, "K": 64, "V": 64, "D": 768}
 ODD = {"B": 3, "T": 77, "H": 6, "Hq": 2, "K": 33, "V": 17, "D": 34}
 WIDE = {"B": 2, "T": 2000, "H": 8, "Hq": 8, "K": 256, "V": 200, "D": 2048}
 LONG = {"B": 1, "T": 32768, "H": 2, "Hq": 1, "K": 64, "V": 128, "D": 256}
 ONE = {"B": 64, "T": 1, "H": 16, "Hq": 16, "K": 128, "V": 64, "D": 512}
+TINY = {"B": 1, "T": 40, "H": 1, "Hq": 1, "K": 16, "V": 16, "D": 16}
 WIDER = {"B": 4, "T": 4096, "H": 8, "Hq": 8, "K": 256, "V": 512, "D": 1024}
 CALLS = (
     (LARGE, "bfloat16", True, False), (FEW, "bfloat16", True, False), (ODD, "float32", True, False),
     (WIDE, "float16", False, False), (LARGE, "bfloat16", True, True), (LONG, "float16", True, False),
     (ONE, "bfloat16", False, False), (WIDER, "bfloat16", True, False),
+    (TINY, "bfloat16", True, False),
 )  # fmt: skip
 HALF_CALLS = {
     "inter_chunk_scan": (
         {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64}, {"B": 8, "G": 64, "H": 16, "K": 128, "V": 128, "Kg": 128},
         {"B": 1, "G": 33, "H": 3, "K": 40, "V": 24, "r": 16}, {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64, "r": 4},
-        {"B": 1, "G": 512, "H": 1, "K": 128, "V": 128, "Kg": 128, "r": 16},
+        {"B": 1, "G": 512, "H": 1, "K": 128, "V": 128, "Kg": 128, "r": 16}, {"B": 1, "G": 3, "H": 1, "K": 16, "V": 16},
     ),
     "intra_chunk": (
         {"B": 16, "T": 1024, "H": 12, "K": 64, "V": 64, "C": 64},
         {"B": 4, "T": 4096, "H": 8, "K": 128, "V": 128, "C": 256},
         {"B": 1, "T": 333, "H": 4, "Hq": 2, "K": 40, "V": 24, "C": 128},
         {"B": 2, "T": 1000, "H": 2, "K": 64, "V": 256, "C": 256},
-        {"B": 1, "T": 4096, "H": 4, "K": 256, "V": 256, "C": 64},
+        {"B": 1, "T": 4096, "H": 4, "K": 256, "V": 256, "C": 64}, {"B": 1, "T": 40, "H": 1, "K": 16, "V": 16, "C": 64},
     ),
 }  # fmt: skip
 
 
 # of gated_rms_norm, with a weight that heads share or one for each
-NORMS = ({"B": 4, "T": 4096, "H": 32, "D": 128, "G": 32}, {"B": 1, "T": 100, "H": 3, "D": 1500, "G": 1})
+NORMS = (
+    {"B": 4, "T": 4096, "H": 32, "D": 128, "G": 32},
+    {"B": 1, "T": 100, "H": 3, "D": 1500, "G": 1},
+    {"B": 1, "T": 5, "H": 1, "D": 129, "G": 1},
+)
 # of causal_conv1d: a layer's, one long sequence, and a few tokens
 CONVS = (
     {"B": 8, "T": 2048, "D": 2304, "W": 4},
     {"B": 1, "T": 32768, "D": 100, "W": 3},
     {"B": 2, "T": 5, "D": 64, "W": 7},
+)
+# and with a bias, packed, of heads that are normalised, with many taps, of few channels
+CONVS_WITH = (
+    ({"B": 8, "T": 2048, "D": 2304, "W": 4}, "bias"),
+    ({"B": 1, "T": 16384, "D": 1024, "W": 4, "N": 9}, "varlen"),
+    ({"B": 4, "T": 4096, "D": 3072, "W": 4, "H": 16, "K": 128}, "heads"),
+    ({"B": 1, "T": 700, "D": 144, "W": 3, "H": 2, "K": 40}, "heads"),
+    ({"B": 2, "T": 600, "D": 192, "W": 8, "H": 4, "K": 24}, "heads"),
+    ({"B": 3, "T": 1000, "D": 24, "W": 16}, "bias"),
+)
+# of a layer's step: a matrix for a state, with what lies around it, one too wide, and a vector
+STEPS = (
+    {"B": 8, "H": 16, "K": 64, "V": 128, "W": 4, "N": 2048},
+    {"B": 1, "H": 4, "K": 200, "V": 24, "W": 0, "N": 24},
+    {"B": 2, "H": 4, "K": 512, "V": 64, "W": 16, "N": 16384},
+    {"B": 2, "H": 4, "K": 513, "V": 64, "W": 0, "N": 0},
+    {"B": 2, "H": 4, "K": 64, "V": 64, "W": 17, "N": 0},
+    {"B": 2, "H": 4, "K": 64, "V": 64, "W": 0, "N": 16385},
+    {"B": 4, "H": 1, "K": 0, "V": 4096, "W": 4, "N": 0},
 )
 
 
@@ -91,15 +118,25 @@ def calls() -> Iterable[Call]:
             yield _call(op, sizes, "float32", False, False)
     for sizes in NORMS:
         for dtype, grad in (("bfloat16", True), ("float32", False)):
-            traits = {"gate": grad, "weight": True, "needs_grad": grad}
-            problem = Problem.of("gated_rms_norm", "matrix", getattr(torch, dtype), sizes, traits)
-            axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
-            yield Call(f"gated_rms_norm {axes} {dtype}{'' if grad else ' no gradient'}", NORM_BACKENDS, problem)
+            yield _of("gated_rms_norm", "matrix", NORM_BACKENDS, sizes, dtype, grad, gate=grad, weight=True)
     for sizes in CONVS:
         for dtype, grad in (("bfloat16", True), ("float32", False)):
-            problem = Problem.of("causal_conv1d", "conv", getattr(torch, dtype), sizes, {"needs_grad": grad})
-            axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
-            yield Call(f"causal_conv1d {axes} {dtype}{'' if grad else ' no gradient'}", CONV_BACKENDS, problem)
+            yield _of("causal_conv1d", "conv", CONV_BACKENDS, sizes, dtype, grad)
+    for sizes, trait in CONVS_WITH:
+        for dtype in ("bfloat16", "float32"):
+            yield _of("causal_conv1d", "conv", CONV_BACKENDS, sizes, dtype, True, **{trait: True})
+    for sizes in STEPS:
+        yield _of("layer_step", "matrix", STEP_BACKENDS, sizes, "bfloat16", False)
+
+
+def _of(
+    op: str, family: str, backends: tuple[Backend, ...], sizes: dict[str, int], dtype: str, grad: bool, **traits: bool
+) -> Call:
+    """Of an op that explain does not know."""
+    problem = Problem.of(op, family, getattr(torch, dtype), sizes, traits | {"needs_grad": grad})
+    axes = " ".join(f"{axis}{size}" for axis, size in sizes.items())
+    named = [trait for trait in ("bias", "heads", "varlen") if traits.get(trait)]
+    return Call(" ".join([op, axes, dtype, *named, *([] if grad else ["no gradient"])]), backends, problem)
 
 
 def _cost(scored: ScoredCandidate) -> str:
@@ -111,7 +148,7 @@ def _cost(scored: ScoredCandidate) -> str:
 
 
 def _floor(problem: Problem, direction: Direction) -> str:
-    if problem.op in ("gated_rms_norm", "causal_conv1d"):
+    if problem.op in ("gated_rms_norm", "causal_conv1d", "layer_step"):
         return ""
     least = floor(problem, direction)
     return f", floor {least.moved} B {least.operations} op"

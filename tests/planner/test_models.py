@@ -6,8 +6,12 @@ from functools import cache
 import pytest
 import torch
 
+from holdfast.kernels.chunk.intra.triton.backend import _covering
 from holdfast.ops.explain import AXES, explain, named_problem
 from holdfast.planner import Device, Grid, floor
+from holdfast.planner.models.chunk.inter import triton as inter
+from holdfast.planner.models.chunk.intra import triton as intra
+from holdfast.planner.models.norm import triton as norm
 from holdfast.recurrences import RECURRENCES
 
 DEVICES = ("h200", "h100", "a100", "a40", "rtx4090", "rtx3090")
@@ -33,6 +37,19 @@ CASES = [
     *(("inter_chunk_scan", shape) for shape in SCAN),
     *(("intra_chunk", shape) for shape in INTRA),
 ]
+
+
+@pytest.mark.parametrize(
+    ("covering", "least"), [(norm.covering, 1), (inter.covering, 1), (intra.covering, 16), (_covering, 16)]
+)
+def test_the_power_of_two_that_covers_a_size(covering, least):
+    found = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 32, 1024: 1024, 1025: 2048}
+    assert {size: covering(size) for size in found} == {size: max(power, least) for size, power in found.items()}
+
+
+def test_what_covers_nothing_and_a_least_of_its_own():
+    assert norm.covering(0) == 1
+    assert [inter.covering(size, 4) for size in (1, 4, 5)] == [4, 4, 8]
 
 
 @cache

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from holdfast import nn as hnn
 from holdfast.cli.app import app
 from holdfast.cli.bench import session
-from holdfast.cli.bench.models import live, suite, training, warm
+from holdfast.cli.bench.models import device_time, live, mixers, suite, training, warm
 from holdfast.cli.bench.models.attention import Attention, with_room
 from holdfast.cli.bench.models.check import check
 from holdfast.cli.bench.models.decoding import decode_step
@@ -128,6 +128,48 @@ def test_kinds_of_kernels_by_name(kernel, kind):
     assert kind_of(kernel) == kind
 
 
+@pytest.mark.parametrize("runs", [1, 4])
+def test_device_time_is_of_one_run_and_of_kernels_alone(monkeypatch, runs):
+    """In milliseconds, the longest first; the profiler tells microseconds."""
+    made = []
+
+    class Profile:
+        def __init__(self, activities):
+            assert activities == [torch.profiler.ProfilerActivity.CUDA]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *rest):
+            pass
+
+        def events(self):
+            taken = [("copy", "CUDA", 500.0), ("gla_fwd", "CUDA", 1500.0), ("aten::mm", "CPU", 9e6)] * len(made)
+            return [
+                SimpleNamespace(name=name, device_type=getattr(torch.autograd.DeviceType, kind), device_time=us)
+                for name, kind, us in taken
+            ]
+
+    monkeypatch.setattr(device_time, "profile", Profile)
+    monkeypatch.setattr(device_time, "synchronize", lambda device: None)
+    given = () if runs == 1 else (runs,)
+    found = device_time.by_kernel(lambda: made.append(1), torch.device("cuda"), *given)
+    assert list(found.items()) == [("gla_fwd", 1.5), ("copy", 0.5)]
+    assert len(made) == runs
+    assert device_time.by_kernel(lambda: made.append(1), CPU) == {}
+
+
+def test_kinds_add_up_and_the_longest_are_named():
+    kernels = {f"elementwise_{n}": 2.0 for n in range(20)} | {"x" * 200: 1.0}
+    found = device_time.by_kind(kernels)
+    assert sum(found.values()) == 41.0
+    named_ = device_time.longest(dict(reversed(kernels.items())))
+    assert len(named_) == device_time.NAMED == 15
+    first, *rest = named_
+    assert len(first) == 120
+    assert rest[0].endswith(": elementwise_19")
+
+
 def test_the_model_has_the_size_that_it_says():
     with torch.device("meta"):
         model = Model(ATTENTION, FULL)
@@ -166,6 +208,28 @@ def test_attention_is_always_among_the_chosen():
         "fla gated_delta_net",
     ]
     assert chosen([""]) == list(MIXERS)
+
+
+def test_heads_and_widths_of_each_mixer(monkeypatch):
+    """At width 512, heads of 32 and narrow ones of 16: runs of another day are held against those of today."""
+    monkeypatch.setattr(mixers, "_fla", lambda layer, **sizes: {"layer": layer, **sizes})
+    with torch.device("meta"):
+        found = {mixer.name: mixer.make(512, 32, 16) for mixer in MIXERS}
+    assert found["attention"].heads == 32
+    assert {mixer.name: op_sizes(found[mixer.name]) for mixer in MIXERS if mixer.op} == {
+        "gated_delta_net": {"H": 16, "K": 32, "V": 32}, "delta_net": {"H": 16, "K": 32, "V": 32},
+        "mamba2": {"H": 64, "Hq": 1, "K": 32, "V": 16}, "gla": {"H": 16, "K": 16, "V": 32},
+        "mlstm": {"H": 16, "K": 32, "V": 32}, "retnet": {"H": 16, "K": 32, "V": 32}, "rglru": {"D": 512},
+        "rotlru": {"D": 512}, "slstm": {"H": 32, "D": 16}, "lstm": {"H": 32, "D": 16},
+    }  # fmt: skip
+    assert [found[mixer.name] for mixer in MIXERS if mixer.name.startswith("fla ")] == [
+        {"layer": "GatedDeltaNet", "hidden_size": 512, "num_heads": 16, "head_dim": 32, "expand_v": 1},
+        {"layer": "GatedLinearAttention", "hidden_size": 512, "num_heads": 16, "expand_k": 0.5},
+        {
+            "layer": "Mamba2", "hidden_size": 512, "num_heads": 64, "head_dim": 16, "state_size": 32,
+            "use_bias": False,
+        },
+    ]  # fmt: skip
 
 
 def test_projections_and_op_of_a_layer():

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.cli.bench import page, plot, sections
 from holdfast.cli.bench.case import Case
-from holdfast.cli.bench.figure import look
+from holdfast.cli.bench.figure import look, svg
 from holdfast.cli.bench.groups import groups
 from holdfast.cli.bench.record import Record, is_record, read
 from holdfast.cli.bench.result import of_case
@@ -180,6 +180,15 @@ def test_errors_are_drawn_from_the_first_step(drawn):
     assert [line[:3] for line in drawn.lines] == [
         ("holdfast triton, 50%", [1, 2], [0.1, 0.2]), ("holdfast triton, largest", [1, 2], [0.3, 0.4]),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "height"), [({}, 259.2), ({"height": 4.2}, 302.4)])
+def test_a_figure_has_the_size_that_it_is_given(options, height):
+    """8.2 inches wide, 3.6 high unless told; 72 points are an inch."""
+    pytest.importorskip("matplotlib")
+    found = svg(lambda figure, axes: axes.plot([1, 2], [3, 4]), "s", **options)
+    assert re.search(r'<svg [^>]*viewBox="([^"]*)"', found)[1] == f"0 0 590.4 {height}"
+    assert "currentColor" in found
 
 
 def test_looks_differ_for_twenty_runners():
