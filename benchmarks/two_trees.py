@@ -4,8 +4,8 @@
     python benchmarks/two_trees.py --before /tmp/before/src --after src --out times.json
 
 Each turn is a process of its own. Times are medians in milliseconds, of CUDA-graph replays with the L2 cache
-overwritten; "host" is what both passes at B2 T512 cost the host, beside PyTorch's scaled_dot_product_attention. On a CPU
-sizes are small, and the times say nothing.
+overwritten; "host" is what both passes at B2 T512 cost the host, beside PyTorch's scaled_dot_product_attention. On a
+CPU sizes are small, and the times say nothing.
 """
 
 import argparse
