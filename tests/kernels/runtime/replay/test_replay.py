@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.kernels import select as planning
 from holdfast.kernels import varlen
 from holdfast.kernels.runtime.replay import guard, recording, replay
 from holdfast.kernels.runtime.replay.refusals import refusals
 
+pytestmark = pytest.mark.usefixtures("on_this_machine")
 CPU = torch.device("cpu")
 
 
@@ -43,14 +43,6 @@ def add_by_kernel(x, out, number):
     arguments = (x, out, x.numel(), number)
     recording.note_launch(COPIES, (1, 1, 1), arguments)
     COPIES((1, 1, 1), arguments)
-
-
-@pytest.fixture(autouse=True)
-def on_this_machine(monkeypatch):
-    monkeypatch.setattr(replay, "_PLAIN", set())
-    replay.allow(CPU)
-    yield
-    planning.forget()
 
 
 class Counted:

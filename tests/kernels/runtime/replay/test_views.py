@@ -3,19 +3,11 @@
 import pytest
 import torch
 
-from holdfast.kernels import select as planning
 from holdfast.kernels.runtime import torch_private
 from holdfast.kernels.runtime.replay import recording, replay
 
+pytestmark = pytest.mark.usefixtures("on_this_machine")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def on_this_machine(monkeypatch):
-    monkeypatch.setattr(replay, "_PLAIN", set())
-    replay.allow(CPU)
-    yield
-    planning.forget()
 
 
 def steps_of(call):
