@@ -14,6 +14,7 @@ from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.lru.call import Gates
 from holdfast.kernels.lru.torch.backend import lru_gates
 from holdfast.kernels.rotary.torch.backend import rotate
+from holdfast.kernels.select import forget
 from holdfast.recurrences.delta_rule import prepared
 from holdfast.recurrences.mlstm import gates
 
@@ -132,4 +133,9 @@ def fused_on_cpu() -> Iterator[None]:
         patch.setattr(triton_delta_inputs, "run_backward", _delta_gradients)
         patch.setattr(triton_mlstm_gates, "forward", _gates)
         patch.setattr(triton_mlstm_gates, "backward", _gates_gradients)
-        yield
+        # what calls before and within go through is remembered, and is another in each
+        forget()
+        try:
+            yield
+        finally:
+            forget()

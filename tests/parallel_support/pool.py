@@ -26,14 +26,15 @@ CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch._inductor.confi
 class Pool:
     """size processes, one rank each of a gloo group."""
 
-    def __init__(self, size: int, patience: float = PATIENCE) -> None:
+    def __init__(self, size: int, patience: float = PATIENCE, ends: bool = False) -> None:
+        """patience: seconds that a rank waits for another. ends: a process ends with the first case that it fails."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         pipes = [CONTEXT.Pipe() for _ in range(size)]
         self._pipes = [ours for ours, _ in pipes]
         self.processes = [
-            CONTEXT.Process(target=_serve, args=(theirs, rank, size, store, patience), daemon=True)
+            CONTEXT.Process(target=_serve, args=(theirs, rank, size, store, patience, ends), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self.processes:
@@ -104,7 +105,7 @@ def _run_script(script: Path, said: Path, rank: int, size: int, port: int) -> No
             raise
 
 
-def _serve(pipe: Any, rank: int, size: int, store: str, patience: float) -> None:
+def _serve(pipe: Any, rank: int, size: int, store: str, patience: float, ends: bool) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -119,3 +120,5 @@ def _serve(pipe: Any, rank: int, size: int, store: str, patience: float) -> None
             pipe.send((True, case(rank, size, *arguments)))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+            if ends:
+                return
