@@ -229,8 +229,9 @@ def forward(
     run = passes.of(plan, call, cu_seqlens)
     out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(run.sequences, run.heads, call.k.shape[3], call.v.shape[3], dtype=torch.float32)
-    if final.numel():
-        run.forward(run.prepare(), out, final, None)
+    if out.numel() == 0:
+        return out, _handed_on(call.initial_state, final)
+    run.forward(run.prepare(), out, final, None)
     return out, final
 
 
@@ -255,7 +256,9 @@ def backward(
         for name in ("q", "k", "v", "g", "beta")
         if (x := getattr(call, name)) is not None
     }
-    if run.sequences == 0:
+    if call.v.numel() == 0:
+        if grad_state is not None:
+            _handed_on(grad_final, grad_state)
         return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
     do = run.read(torch.zeros_like(call.v) if grad_o is None else grad_o)
     grouped = heads != call.q.shape[2]
@@ -299,3 +302,8 @@ def backward(
     if grouped:
         sum_over_groups(dq, dk, grads["q"], grads["k"])
     return [grads.get(name) for name in MatrixCall._fields[:6]], grad_state
+
+
+def _handed_on(state: Tensor | None, out: Tensor) -> Tensor:
+    """What no token changes, written to out; zeros for None."""
+    return out.zero_() if state is None else out.copy_(state)

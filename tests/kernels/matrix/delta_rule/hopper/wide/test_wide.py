@@ -71,6 +71,23 @@ def inverses(call, packed=None):
     return found
 
 
+@pytest.mark.parametrize("state", [True, False])
+def test_no_token_hands_states_on(state):
+    """TMA has no descriptor of no token."""
+    call, backend = example(T=0, K=192, V=256, state=state), HopperDelta()
+    forward, backward = plans()
+    o, final = backend.forward(forward, call, None)
+    assert o.shape == call.v.shape
+    grads, grad_state = backend.backward(backward, call, None, torch.ones_like(call.v), torch.ones_like(final))
+    assert [x.shape for x in grads[:3]] == [call.q.shape, call.k.shape, call.v.shape]
+    if state:
+        assert torch.equal(final, call.initial_state)
+        assert torch.equal(grad_state, torch.ones_like(final))
+    else:
+        assert not final.any()
+        assert grad_state is None
+
+
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Runs the walks on this machine: what they compute, in which order, and whom they wait for."""
