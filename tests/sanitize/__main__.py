@@ -1,9 +1,10 @@
 """All GPU kernels under the tools of compute-sanitizer: `PYTHONPATH=src:tests python -m sanitize --out FOLDER`.
 
 First every call runs without a sanitizer, so that nothing is compiled under one; then each tool's processes share the
-calls. The folder gets each tool's output, compressed, and summary.json: what was found, which calls failed and which
-kernels were never launched. Exits with 1 if there is any of these, but for races that races.toml explains and for what
-is listed as "in kernels of PyTorch", which CONTRIBUTING.md says more of.
+calls. A call that failed beside the others, or of which a record has no place, runs again alone. The folder gets each
+tool's output, compressed, and summary.json: what was found, which calls failed and which kernels were never launched.
+Exits with 1 if there is any of these, but for races that races.toml explains and for what is listed as "in kernels of
+PyTorch", which CONTRIBUTING.md says more of.
 """
 
 import argparse
@@ -100,13 +101,15 @@ class Job:
     cut: int | None = None
     # by us, as time was up
     ended: bool = False
+    # calls that another job has run again since, by name
+    again: set[str] = field(default_factory=set)
 
     def start(self, prefix: list[str]) -> None:
         self.log, self.out = self.folder / "log", self.folder / "done.json"
         environment = os.environ | MOST_HAZARDS | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         if self.tool in WITHOUT_CACHE:
             environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-        command = [*prefix, sys.executable, "-m", "sanitize.worker", str(self.out), *map(str, self.numbers)]
+        command = [*prefix, sys.executable, "-m", "sanitize.worker", str(self.out), self.tool, *map(str, self.numbers)]
         self.started = time.monotonic()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -144,6 +147,16 @@ class Job:
         done = len(self.said.get("done", []))
         return self.numbers[max(done, 1, 0 if self.cut is None else self.numbers.index(self.cut) + 1) :]
 
+    def findings(self) -> list[Finding]:
+        """Of the calls that no other job has run again."""
+        with self.log.open(errors="replace") as log:
+            return [each for each in findings(log.read().splitlines()) if each.call not in self.again]
+
+    def unsettled(self) -> list[int]:
+        """Calls that failed, and those of which a record has no place."""
+        unplaced = {each.call for each in self.findings() if not each.places}
+        return [n for n in self.numbers if str(n) in self.said.get("failed", {}) or CALLS[n].name in unplaced]
+
     def lost(self) -> list[int]:
         """The call during which the process ended of itself, if it did."""
         done = self.said.get("done", [])
@@ -174,6 +187,19 @@ def run(jobs: list[Job], sanitizer: Sanitizer, at_once: int, until: float) -> li
         if time.monotonic() >= until and not running:
             break
         time.sleep(0.2)
+    return ended
+
+
+def run_again(jobs: list[Job], sanitizer: Sanitizer, scratch: Path, until: float) -> list[Job]:
+    """Each unsettled call in a process of its own, one at a time: kernels whose blocks wait for one another give up
+    beside too many others, and racecheck at times leaves out where accesses are."""
+    ended = []
+    for job in jobs:
+        for number in job.unsettled():
+            found = run([Job(job.tool, [number], Path(tempfile.mkdtemp(dir=scratch)))], sanitizer, 1, until)
+            if any(number in each.said.get("done", []) for each in found):
+                job.again.add(CALLS[number].name)
+                ended += found
     return ended
 
 
@@ -225,6 +251,7 @@ def main() -> None:
             job for batch in zip(*(jobs(tool, numbers, Path(scratch)) for tool in tools), strict=True) for job in batch
         ]
         ended = run(queue, program, given.jobs, start + given.limit)
+        ended += run_again(ended, program, Path(scratch), start + given.limit)
         summary = report(given.out, numbers, first, ended, tools)
     summary["version"] = program.version
     summary["seconds"] = {"without a tool": round(warmed), "all": round(time.monotonic() - start)}
@@ -262,17 +289,19 @@ def _of_tool(tool: str, numbers: list[int], jobs: list[Job]) -> dict[str, Any]:
     """Findings, of ours and of PyTorch's apart, and the calls that failed, were not run, and were not seen whole."""
     ours, others, failed, done, warned = [], [], {}, set(), set()
     for job in jobs:
-        text = job.log.read_text(errors="replace").splitlines()
-        for each in findings(text):
+        for each in job.findings():
             (others if tool in NOT_OURS and each.in_pytorch() else ours).append(each)
+        text = job.log.read_text(errors="replace").splitlines()
         warned |= {line for line in text if line.startswith("========= Warning: Detected")}
         done |= set(job.said.get("done", []))
-        failed |= {CALLS[int(n)].name: why for n, why in job.said.get("failed", {}).items()}
-        failed |= {CALLS[n].name: "the process ended" for n in job.lost()}
+        stopped = {CALLS[int(n)].name: why for n, why in job.said.get("failed", {}).items()}
+        stopped |= {CALLS[n].name: "the process ended" for n in job.lost()}
+        failed |= {name: why for name, why in stopped.items() if name not in job.again}
     said: dict[str, Any] = {"findings": _tidy(ours), "in kernels of PyTorch": _tidy(others), "failed": failed}
     said["not run"] = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
     said["not seen whole"] = [CALLS[job.cut].name for job in jobs if job.cut is not None]
     said["warned"] = sorted(warned)
+    said["run again"] = sorted(set().union(*(job.again for job in jobs)))
     said["tables put right"] = {kernel: n for job in jobs for kernel, n in job.said.get("put right", {}).items()}
     if tool == "racecheck":
         said["unexplained"] = [[p.kernel, p.first, p.second] for p in races.unexplained(ours)]

@@ -18,14 +18,17 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.kernels.runtime import descriptor_launch
+from holdfast.kernels.runtime.watching import WATCHERS, watched
 from sanitize import places, races, sources
-from sanitize.__main__ import PRINTED, Job, report, run
+from sanitize.__main__ import PRINTED, Job, report, run, run_again
 from sanitize.barrier_tables import put_right, with_right_tables
 from sanitize.calls import CALLS, planned
 from sanitize.dry import launched, pretending
 from sanitize.findings import findings
 from sanitize.launched import name_of_cuda
 from sanitize.races import Lines, Pair
+from sanitize.tma_writes import counted_as_written
 
 PRODUCTS, SWEEP, SPREAD = (
     "matrix/scalar_decay/hopper/forward_mma.py",
@@ -227,7 +230,7 @@ def test_a_process_that_stopped_lost_no_call(job):
 def test_a_limit_ends_what_runs_and_keeps_what_it_said(tmp_path, monkeypatch):
     text = (
         "import sys, time\n"
-        "out, *numbers = sys.argv[4:]\n"
+        "out, tool, *numbers = sys.argv[4:]\n"
         "print('@@ first', flush=True)\n"
         "open(out, 'w').write('{\"done\": [' + numbers[0] + ']}')\n"
         "print('@@ second', flush=True)\n"
@@ -244,6 +247,48 @@ def test_a_limit_ends_what_runs_and_keeps_what_it_said(tmp_path, monkeypatch):
     assert [job.log.read_text().split() for job in ended] == [["@@", "first", "@@", "second"]] * 2
     assert [job.process.returncode for job in ended] == [-signal.SIGKILL] * 2
     assert [job.lost() for job in ended] == [[], []]
+
+
+def test_what_failed_or_has_no_place_runs_again_alone(tmp_path, monkeypatch):
+    """The first three calls together: one failed, and of one a record has no place."""
+    race = "========= Error: Race reported between Write access at\n=========     and Read access at  [4 hazards]"
+    text = (
+        "import json, sys\n"
+        f"sys.path[:0] = {sys.path!r}\n"
+        "from sanitize.calls import CALLS\n"
+        "out, tool, *numbers = sys.argv[4:]\n"
+        "together = len(numbers) > 1\n"
+        f"for n in numbers: print('@@', CALLS[int(n)].name); together and n == '1' and print({race!r})\n"
+        "failed = {2: 'gave up'} if together else {}\n"
+        "open(out, 'w').write(json.dumps({'done': [*map(int, numbers)], 'failed': failed}))\n"
+    )
+    start = Job.start
+    monkeypatch.setattr(Job, "start", lambda self, prefix: start(self, [sys.executable, "-c", text]))
+    program, until = SimpleNamespace(command=lambda tool: []), time.monotonic() + 60
+    first = run([Job("racecheck", [0, 1, 2], Path(tempfile.mkdtemp(dir=tmp_path)))], program, 1, until)
+    assert [job.unsettled() for job in first] == [[1, 2]]
+    before = report(tmp_path, [0, 1, 2], [], first, ["racecheck"])["tools"]["racecheck"]
+    assert (len(before["findings"]), before["failed"]) == (1, {CALLS[2].name: "gave up"})
+    again = run_again(first, program, tmp_path, until)
+    assert [job.numbers for job in again] == [[1], [2]]
+    after = report(tmp_path, [0, 1, 2], [], first + again, ["racecheck"])["tools"]["racecheck"]
+    assert (after["findings"], after["failed"], after["not run"], after["unexplained"]) == ([], {}, [], [])
+    assert after["run again"] == sorted(CALLS[n].name for n in (1, 2))
+
+
+def test_memory_behind_descriptors_counts_as_written(monkeypatch):
+    """Copied onto itself, all that the descriptor's tensor is a view of, once the launch has run."""
+    x, copied = torch.arange(6.0), []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *rest: copied.append(len(self)) or copy(self, *rest))
+    descriptor = SimpleNamespace(base=x[1:].view(1, 5))
+    with counted_as_written():
+        assert WATCHERS
+        descriptor_launch.watched(None, (descriptor, x, 3), lambda: copied.append("launched"))
+    assert copied == ["launched", 24]
+    assert torch.equal(x, torch.arange(6.0))
+    assert not WATCHERS
+    assert descriptor_launch.watched is watched
 
 
 def test_pairs_of_the_table_are_explained():

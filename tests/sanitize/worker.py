@@ -1,12 +1,13 @@
 """Runs some of the calls in one process, on the GPU that is there: what a sanitizer watches.
 
-`python -m sanitize.worker OUT N...`: calls by number. OUT, a JSON file, says after each call which ones ran, which
-failed and how, which kernels were launched, and of which of them the assembler's list of mbarriers was put right. It
-stops at a call after which CUDA works no more, and says so.
+`python -m sanitize.worker OUT TOOL N...`: calls by number, under a tool or, with TOOL "", alone. OUT, a JSON file, says
+after each call which ones ran, which failed and how, which kernels were launched, and of which of them the assembler's
+list of mbarriers was put right. It stops at a call after which CUDA works no more, and says so.
 """
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .barrier_tables import with_right_tables
 from .calls import CALLS, planned
 from .launched import noted
 from .sources import HOUSE, KERNELS
+from .tma_writes import counted_as_written
 
 # begins a line that says which call the lines after it are of
 MARK = "@@ "
@@ -36,13 +38,14 @@ def with_lines() -> None:
     nvrtc.compile_source = compile_with_lines
 
 
-def main(out: Path, numbers: list[int]) -> None:
+def main(out: Path, tool: str, numbers: list[int]) -> None:
     with_lines()
     device = torch.device("cuda", 0)
     done: list[int] = []
     failed: dict[int, str] = {}
     torch.zeros(1, device=device)
-    with noted() as kernels, with_right_tables() as put_right:
+    seen = counted_as_written() if tool == "initcheck" else nullcontext()
+    with noted() as kernels, with_right_tables() as put_right, seen:
         for number in numbers:
             call = CALLS[number]
             print(f"{MARK}{call.name}", flush=True)
@@ -75,4 +78,4 @@ def _works() -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(number) for number in sys.argv[2:]])
+    main(Path(sys.argv[1]), sys.argv[2], [int(number) for number in sys.argv[3:]])
