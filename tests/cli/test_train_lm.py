@@ -15,9 +15,10 @@ from holdfast.cli.config import DEMO, LanguageModelConfig
 from holdfast.cli.errors import UserError
 from holdfast.cli.interrupt import Interrupt
 from holdfast.cli.language_model import LanguageModel, SwiGLU, autocast, count_parameters, next_byte_loss
+from holdfast.cli.ranks import ALONE
 from holdfast.cli.report import Report
 from holdfast.cli.text import Text
-from holdfast.cli.train_lm import Training, resumed_config, run_training, start, summarise
+from holdfast.cli.train_lm import Training, resumed_config, run_training, settings, start, summarise
 
 SETTINGS = {"mixer": "gla", "layers": 1, "width": 16, "heads": 2, "length": 8, "batch": 3, "steps": 7, "threads": 1}
 CPU = torch.device("cpu")
@@ -134,8 +135,8 @@ def test_validation_is_the_mean_over_all_windows(monkeypatch):
     windows = one._windows
     assert windows.shape == (37, 9)
     with torch.no_grad():
-        mean = next_byte_loss(one.model, windows.long()).item() / math.log(2)
-    assert one.validate() == pytest.approx(mean, rel=1e-5)
+        total = next_byte_loss(one.model, windows[:, :-1].long(), windows[:, 1:].long()).item()
+    assert one.validate() == pytest.approx(total / (37 * 8) / math.log(2), rel=1e-5)
 
 
 def test_the_rate_follows_the_schedule_after_a_tenth_of_warm_up(monkeypatch):
@@ -171,10 +172,10 @@ def test_what_may_change_on_resume_changes_and_the_rest_may_be_repeated(tmp_path
 
 def test_options_win_over_the_demo_and_the_threads_are_kept(text_file):
     given = {"text": str(text_file), "width": 16, "layers": 1, "threads": None}
-    one = start(given, DEMO, CPU, None, None)
+    one = start(*settings(given, DEMO, None, None), CPU, ALONE, None)
     assert (one.config.width, one.config.layers, one.config.heads, one.config.steps) == (16, 1, 2, 400)
     assert one.config.threads == 1
-    unset = start(given, {}, CPU, None, None)
+    unset = start(*settings(given, {}, None, None), CPU, ALONE, None)
     assert unset.config.threads == torch.get_num_threads()
 
 
@@ -190,8 +191,8 @@ def test_a_fresh_training_depends_on_its_seed_alone():
 def test_the_loss_is_of_the_byte_that_follows():
     model, windows = LanguageModel("gla", 1, 16, 2), torch.randint(256, (2, 6))
     logits, _ = model(windows[:, :-1])
-    right = logits.log_softmax(-1).gather(-1, windows[:, 1:, None]).mean()
-    assert next_byte_loss(model, windows).item() == pytest.approx(-right.item(), rel=1e-5)
+    right = logits.log_softmax(-1).gather(-1, windows[:, 1:, None]).sum()
+    assert next_byte_loss(model, windows[:, :-1], windows[:, 1:]).item() == pytest.approx(-right.item(), rel=1e-5)
 
 
 def test_the_model_by_hand():

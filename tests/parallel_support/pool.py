@@ -76,7 +76,14 @@ class Pool:
 
 
 def run_script(size: int, script: Path) -> str:
-    """What a script prints, run by size processes that find one another as torchrun lets them."""
+    """What a script prints, run by size processes that find one another as torchrun lets them, all to a good end."""
+    printed, statuses = end_of_script(size, script)
+    assert statuses == [0] * size, printed
+    return printed
+
+
+def end_of_script(size: int, script: Path) -> tuple[str, list[int | None]]:
+    """As `run_script`, whatever the end: what was printed, and each process's exit status."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -88,18 +95,19 @@ def run_script(size: int, script: Path) -> str:
         process.start()
     for process in processes:
         process.join(2 * PATIENCE)
-    printed = "\n".join(path.read_text() for path in said)
-    assert all(process.exitcode == 0 for process in processes), printed
-    return printed
+    return "\n".join(path.read_text() for path in said), [process.exitcode for process in processes]
 
 
 def _run_script(script: Path, said: Path, rank: int, size: int, port: int) -> None:
     torch.set_num_threads(1)
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in ranks.items()})
+    os.environ["TORCHELASTIC_RUN_ID"] = "none"
     with said.open("w") as file, redirect_stdout(file), redirect_stderr(file):
         try:
             runpy.run_path(str(script), run_name="__main__")
+        except SystemExit:
+            raise
         except BaseException:
             traceback.print_exc()
             raise

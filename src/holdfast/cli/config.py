@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from .errors import UserError
 
+# How ranks that share a batch hold the model: each all of it, or each a part.
+SHARDINGS = ("ddp", "fsdp")
 # Name on the command line -> class in holdfast.nn.
 MIXERS = {
     "gla": "GLA",
@@ -49,6 +51,7 @@ class LanguageModelConfig:
     heads: int = 4
     length: int = 256
     batch: int = 16
+    accumulate: int = 1
     steps: int = 2000
     lr: float = 2e-3
     seed: int = 0
@@ -57,13 +60,18 @@ class LanguageModelConfig:
     save_every: int = 200
     # 0 leaves it to torch. Kept because sums, and so the last bits, may depend on it.
     threads: int = 0
+    sharding: str = "ddp"
+    cp: int = 1
     text: str | None = None
     glob: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("mixer", self.mixer, MIXERS)
         check_choice("dtype", self.dtype, DTYPES)
-        for option in ("layers", "width", "heads", "length", "batch", "steps", "validate_every", "save_every"):
+        check_choice("sharding", self.sharding, SHARDINGS)
+        for option in (
+            "layers", "width", "heads", "length", "batch", "accumulate", "steps", "validate_every", "save_every", "cp",
+        ):  # fmt: skip
             check_at_least(option.replace("_", "-"), getattr(self, option), 1)
         check_at_least("seed", self.seed, 0)
         check_at_least("threads", self.threads, 0)
@@ -88,8 +96,8 @@ class LanguageModelConfig:
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
-# What a resumed run may change: where the text is (its content is checked) and how often to save.
-FREE_ON_RESUME = {"text", "glob", "save_every"}
+# What a resumed run may change: where the text is (its content is checked), when to save, how processes share work.
+FREE_ON_RESUME = {"text", "glob", "save_every", "accumulate", "sharding", "cp"}
 
 DEMO = {
     "mixer": "gla",

@@ -100,10 +100,10 @@ class LanguageModel(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight)
 
 
-def next_byte_loss(model: LanguageModel, windows: Tensor) -> Tensor:
-    """Mean loss in nats a byte over windows [B, T + 1]."""
-    logits, _ = model(windows[:, :-1])
-    return F.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
+def next_byte_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss in nats, summed over targets [B, T], each the byte after that of inputs."""
+    logits, _ = model(inputs)
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -32,7 +32,10 @@ def lm(
     width: Annotated[int | None, _option("Channels of the model.", "width", "Model")] = None,
     heads: Annotated[int | None, _option("Heads (rglru and rotlru have none).", "heads", "Model")] = None,
     length: Annotated[int | None, _option("Bytes a sequence.", "length")] = None,
-    batch: Annotated[int | None, _option("Sequences a step.", "batch")] = None,
+    batch: Annotated[int | None, _option("Sequences a step, of all processes together.", "batch")] = None,
+    accumulate: Annotated[
+        int | None, _option("Parts that a process takes its sequences in, one after another.", "accumulate")
+    ] = None,
     steps: Annotated[int | None, _option("Steps in all.", "steps")] = None,
     lr: Annotated[float | None, _option("Peak learning rate.", "lr")] = None,
     seed: Annotated[int | None, _option("Decides weights, data order and sample.", "seed")] = None,
@@ -42,6 +45,17 @@ def lm(
     device: Annotated[
         str, typer.Option(help="A torch device; auto takes CUDA if there is one.", rich_help_panel="Training")
     ] = "auto",
+    sharding: Annotated[
+        str | None,
+        _option(
+            "Of processes that torchrun starts: ddp, each holds the model; fsdp, each a part of it.",
+            "sharding",
+            "Several processes",
+        ),
+    ] = None,
+    cp: Annotated[
+        int | None, _option("Processes that share a sequence, each some of its tokens.", "cp", "Several processes")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to keep the checkpoint.", rich_help_panel="Checkpoints")
     ] = None,
@@ -59,7 +73,8 @@ def lm(
 ) -> None:
     """Train a byte-level language model on text.
 
-    Prints validation in bits a byte on the way and a sample at the end.
+    Prints validation in bits a byte on the way and a sample at the end. On several GPUs:
+    torchrun --nproc-per-node 4 -m holdfast.cli train lm ...
     """
     from .train_lm import train_language_model
 
@@ -72,6 +87,7 @@ def lm(
         "heads": heads,
         "length": length,
         "batch": batch,
+        "accumulate": accumulate,
         "steps": steps,
         "lr": lr,
         "seed": seed,
@@ -79,6 +95,8 @@ def lm(
         "validate_every": validate_every,
         "save_every": save_every,
         "threads": threads,
+        "sharding": sharding,
+        "cp": cp,
     }
     raise typer.Exit(train_language_model(given, DEMO if demo else {}, device, out, resume, prompt))
 

@@ -16,6 +16,7 @@ from .errors import UserError
 from .generate import generate, printable
 from .interrupt import Interrupt
 from .language_model import LanguageModel, autocast, count_parameters, next_byte_loss
+from .ranks import ALONE, Ranks, joined, load_whole_state, local_device, whole_state
 from .report import Report, sparkline
 from .schedule import learning_rate, make_optimizer, update
 from .text import Text, check_long_enough, read_text, training_batch, validation_windows
@@ -28,51 +29,79 @@ LONGEST_WARMUP = 200
 class Training:
     """A model under training: everything that a checkpoint has to hold."""
 
-    def __init__(self, config: LanguageModelConfig, text: Text, device: torch.device) -> None:
+    def __init__(self, config: LanguageModelConfig, text: Text, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.config = config
         self.text = text
         self.device = device
+        self.ranks = ranks
         torch.manual_seed(config.seed)
-        self.model = LanguageModel(config.mixer, config.layers, config.width, config.heads).to(device)
+        # under the names that a checkpoint has
+        self._bare = self._fresh_model()
+        self.parameters = count_parameters(self._bare)
+        self.model = ranks.wrapped(self._bare, config.sharding)
         self.optimizer = make_optimizer(self.model, config.lr)
         self.step = 0
         self.losses: list[float] = []
         self.validations: list[tuple[int, float]] = []
         self._windows = torch.from_numpy(validation_windows(text, config.length))
 
-    def _on_device(self, windows: torch.Tensor) -> torch.Tensor:
-        return windows.to(self.device, torch.long)
+    def _fresh_model(self) -> LanguageModel:
+        config = self.config
+        return LanguageModel(config.mixer, config.layers, config.width, config.heads).to(self.device)
+
+    def _loss(self, windows: torch.Tensor) -> torch.Tensor:
+        """In nats, summed over this rank's tokens of windows [B, length + 1]."""
+        inputs, targets = (self.ranks.tokens(x).to(self.device, torch.long) for x in (windows[:, :-1], windows[:, 1:]))
+        with autocast(self.device, self.config.dtype):
+            return next_byte_loss(self.model, inputs, targets)
 
     def train_step(self) -> float:
         """Takes one step; returns its loss in bits a byte."""
         config = self.config
         windows = training_batch(self.text, config.seed, self.step, config.batch, config.length)
-        with autocast(self.device, config.dtype):
-            loss = next_byte_loss(self.model, self._on_device(torch.from_numpy(windows)))
-        loss.backward()
+        parts = self.ranks.rows(torch.from_numpy(windows)).chunk(config.accumulate)
+        nats = 0.0
+        for n, part in enumerate(parts):
+            with self.ranks.gradients_stay(self.model, n + 1 < len(parts)):
+                # ranks average their gradients
+                loss = self._loss(part) * (self.ranks.count / (config.batch * config.length))
+                loss.backward()
+            nats += loss.detach()
         warmup = min(LONGEST_WARMUP, max(1, config.steps // 10))
         update(self.model, self.optimizer, learning_rate(self.step, config.steps, config.lr, warmup))
         self.step += 1
-        self.losses.append(loss.item() / math.log(2))
+        self.losses.append(self.ranks.sum(nats) / self.ranks.count / math.log(2))
         return self.losses[-1]
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Bits a byte over the fixed validation windows."""
-        nats = 0.0
-        for windows in self._windows.split(self.config.batch):
-            with autocast(self.device, self.config.dtype):
-                nats += next_byte_loss(self.model, self._on_device(windows)).item() * len(windows)
-        self.validations.append((self.step, nats / len(self._windows) / math.log(2)))
+        """Bits a byte over the fixed validation windows, which all ranks take that share a batch."""
+        rows = max(1, self.config.batch // (self.ranks.dp * self.config.accumulate))
+        nats = sum(self._loss(windows).item() for windows in self._windows.split(rows))
+        count = len(self._windows) * self.config.length * self.ranks.dp
+        self.validations.append((self.step, self.ranks.sum(nats) / count / math.log(2)))
         return self.validations[-1][1]
 
+    def whole_model(self) -> LanguageModel | None:
+        """The model in one piece, on the first rank; every rank calls."""
+        if self.ranks.mesh is None:
+            return self.model
+        weights, _ = whole_state(self.model, self.optimizer)
+        if not self.ranks.is_first:
+            return None
+        model = self._fresh_model()
+        model.load_state_dict(weights)
+        return model
+
     def state(self) -> dict[str, Any]:
+        """For a checkpoint; every rank calls, and the first one has all of it."""
+        weights, kept = whole_state(self.model, self.optimizer)
         return {
             "config": self.config.to_dict(),
             "text": self.text.fingerprint,
             "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": weights,
+            "optimizer": kept,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
@@ -81,9 +110,11 @@ class Training:
 
     def restore(self, saved: Mapping[str, Any], path: Path) -> None:
         try:
-            checkpoint.check_fits(path, saved["model"], self.model)
-            self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
+            checkpoint.check_fits(path, saved["model"], self._bare)
+            # an optimizer keeps nothing before its first step
+            if bool(saved["optimizer"]) != bool(saved["step"]):
+                raise KeyError("optimizer")
+            load_whole_state(self.model, self.optimizer, saved["model"], saved["optimizer"])
             torch.set_rng_state(saved["rng"])
             if self.device.type == "cuda" and saved["cuda_rng"] is not None:
                 torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
@@ -108,43 +139,53 @@ def resumed_config(saved: Mapping[str, Any], path: Path, given: Mapping[str, Any
     return config.changed({name: given.get(name) for name in FREE_ON_RESUME})
 
 
-def start(
-    given: Mapping[str, Any], preset: Mapping[str, Any], device: torch.device, out: Path | None, resume: Path | None
-) -> Training:
-    """A fresh training, or the one that a checkpoint holds."""
+def settings(
+    given: Mapping[str, Any], preset: Mapping[str, Any], out: Path | None, resume: Path | None
+) -> tuple[LanguageModelConfig, dict[str, Any] | None]:
+    """Of a fresh training, or of the one that a checkpoint holds, and the checkpoint."""
     if out is not None and out != resume and (out / checkpoint.NAME).exists():
         raise UserError(f"{out} already holds a checkpoint: go on with --resume {out}, or choose another --out")
     if resume is None:
         config = LanguageModelConfig().changed(preset).changed(given)
-        config = config.changed({"threads": config.threads or torch.get_num_threads()})
-    else:
-        path = resume / checkpoint.NAME
-        saved = checkpoint.load(resume)
-        config = resumed_config(saved, path, given)
+        return config.changed({"threads": config.threads or torch.get_num_threads()}), None
+    saved = checkpoint.load(resume)
+    return resumed_config(saved, resume / checkpoint.NAME, given), saved
+
+
+def start(
+    config: LanguageModelConfig, saved: Mapping[str, Any] | None, device: torch.device, ranks: Ranks, path: Path | None
+) -> Training:
+    """A training at its first step, or where saved, from path, has it."""
     torch.set_num_threads(config.threads)
     text = read_text(config.text, config.glob)
     check_long_enough(text, config.length)
-    training = Training(config, text, device)
-    if resume is not None:
+    training = Training(config, text, device, ranks)
+    if saved is not None:
         if saved.get("text") != text.fingerprint:
             raise UserError(f"{path} was made on other text than {text.name} has now: name the same one with --text")
         training.restore(saved, path)
     return training
 
 
-def run_training(training: Training, report: Report, out: Path | None, interrupt: Interrupt) -> None:
-    """Steps until the end or an interrupt, validating and saving on the way."""
+def run_training(training: Training, report: Report, out: Path | None, interrupt: Interrupt) -> int:
+    """Steps until the end or an interrupt, validating and saving on the way. Returns the signal that some rank got; 0
+    at the end."""
     config = training.config
 
     def save() -> None:
         if out is not None:
-            checkpoint.save(out, training.state())
+            state = training.state()
+            if training.ranks.is_first:
+                checkpoint.save(out, state)
 
     if not training.validations:
         report.line(f"validation before training: {training.validate():.3f} bits a byte")
         save()
     spent, first = 0.0, training.step
-    while training.step < config.steps and interrupt.signal is None:
+    while training.step < config.steps:
+        if stopped := training.ranks.largest(interrupt.signal or 0):
+            save()
+            return stopped
         began = time.perf_counter()
         loss = training.train_step()
         spent += time.perf_counter() - began
@@ -157,8 +198,7 @@ def run_training(training: Training, report: Report, out: Path | None, interrupt
             report.line(f"validation after {training.step} steps: {training.validate():.3f} bits a byte")
         if training.step % config.save_every == 0 or is_last:
             save()
-    if interrupt.signal is not None and training.step < config.steps:
-        save()
+    return 0
 
 
 def summarise(training: Training, report: Report) -> None:
@@ -175,8 +215,11 @@ def summarise(training: Training, report: Report) -> None:
 
 def show_sample(training: Training, report: Report, prompt: str | None) -> None:
     first = bytes(training.text.validation[:PROMPT_BYTES]) if prompt is None else prompt.encode()
+    model = training.whole_model()
+    if model is None:
+        return
     with autocast(training.device, training.config.dtype):
-        made = generate(training.model, first, SAMPLE_BYTES, training.config.seed)
+        made = generate(model, first, SAMPLE_BYTES, training.config.seed)
     report.sample(printable(first), printable(made))
 
 
@@ -191,16 +234,20 @@ def train_language_model(
     """Runs `holdfast train lm` and returns the exit status. None in `given` is an option that was not given."""
     if prompt == "":
         raise UserError("--prompt: expected at least one character")
-    console = Console()
-    device = choose_device(device_name)
-    with Interrupt() as interrupt, explained_memory_errors("try a smaller --batch, --length or --width"):
-        training = start(given, preset, device, out, resume)
-        config, text = training.config, training.text
+    device = choose_device(local_device(device_name))
+    config, saved = settings(given, preset, out, resume)
+    with (
+        Interrupt() as interrupt,
+        explained_memory_errors("try a smaller --batch, --length or --width"),
+        joined(device, config) as ranks,
+    ):
+        training = start(config, saved, device, ranks, resume and resume / checkpoint.NAME)
+        text = training.text
         out = out or resume
-        report = Report(console, config.steps)
+        report = Report(Console(quiet=not ranks.is_first), config.steps)
         report.line(
             f"{config.mixer}, {config.layers} layers of width {config.width}, "
-            f"{count_parameters(training.model):,} parameters, {config.dtype} on {device}"
+            f"{training.parameters:,} parameters, {config.dtype} on {ranks.described(device, config.sharding)}"
         )
         report.line(
             f"{text.name}: {len(text.train):,} bytes to train on ({text.train_files} files), "
@@ -209,11 +256,11 @@ def train_language_model(
         if resume is not None:
             report.line(f"resuming {resume} at step {training.step} of {config.steps}")
         with report:
-            run_training(training, report, out, interrupt)
-        if interrupt.signal is not None:
+            stopped = run_training(training, report, out, interrupt)
+        if stopped:
             how = f"go on with: holdfast train lm --resume {out}" if out else "nothing is saved without --out"
             report.line(f"stopped at step {training.step} of {config.steps}; {how}")
-            return interrupt.exit_code
+            return 128 + stopped
         summarise(training, report)
         show_sample(training, report, prompt)
         if out is not None:

@@ -1,0 +1,125 @@
+"""`holdfast train lm` on several processes, as torchrun starts them: the same training, shared out."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli.tiny import make_text
+from holdfast.cli import checkpoint
+from holdfast.cli.config import LanguageModelConfig
+from holdfast.cli.errors import UserError
+from holdfast.cli.ranks import ALONE, Ranks, _axes
+from parallel_support.pool import end_of_script
+
+MODEL = ["--mixer", "gated-deltanet", "--layers", 2, "--width", 32, "--heads", 2, "--length", 24, "--batch", 4]
+STEPS = ["--steps", 6, "--validate-every", 3, "--save-every", 2]
+SCRIPT = """
+import os, signal, sys
+from holdfast.cli.app import run
+from holdfast.cli import train_lm
+train_lm.SAMPLE_BYTES = 4
+take = train_lm.Training.train_step
+def step(training):
+    if training.step == 3 and os.environ["RANK"] == "1" and {number}:
+        os.kill(os.getpid(), {number})
+    return take(training)
+train_lm.Training.train_step = step
+sys.argv = {line!r}
+run()
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(make_text())
+
+    def lm(processes: int, name: str, *options: object, sent: int = 0, ends: tuple[int, ...] = (0,)) -> str:
+        """sent: a signal that the second process gets before its fourth step. ends: how processes may end."""
+        line = ["holdfast", "train", "lm", "--device", "cpu", *options]
+        line[3:3] = [] if "--resume" in options else ["--text", text, *MODEL, *STEPS, "--out", tmp_path / name]
+        script = tmp_path / f"{name}.py"
+        script.write_text(SCRIPT.format(line=[str(x) for x in line], number=int(sent)))
+        said, statuses = end_of_script(processes, script)
+        assert set(statuses) <= set(ends), said
+        return said
+
+    return lm
+
+
+def reached(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    saved = checkpoint.load(folder)
+    return saved["losses"], saved["validations"]
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """As sums in another order leave it, in float32."""
+    for x, y in zip(reached(one), reached(other), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=0)
+
+
+def test_ranks_share_a_batch_and_a_sequence(train, tmp_path):
+    train(1, "alone")
+    said = train(2, "ddp", "--accumulate", 2)
+    assert "on 2 x cpu (ddp)" in said
+    # one rank speaks
+    assert said.count("validation after 6 steps") == said.count("sample") == 1
+    assert_alike(tmp_path / "ddp", tmp_path / "alone")
+    assert "on 2 x cpu (fsdp, 2 to a sequence)" in train(2, "fsdp", "--sharding", "fsdp", "--cp", 2)
+    assert_alike(tmp_path / "fsdp", tmp_path / "alone")
+
+
+SHARED = ("--sharding", "fsdp", "--cp", 2, "--accumulate", 2)
+
+
+@pytest.mark.slow
+def test_four_ranks_stop_together_and_go_on_as_one_as_two_and_as_four(train, tmp_path):
+    train(1, "alone")
+    train(4, "four", *SHARED)
+    assert_alike(tmp_path / "four", tmp_path / "alone")
+    said = train(4, "stopped", *SHARED, sent=signal.SIGINT, ends=(130,))
+    assert said.count("stopped at step 4 of 6; go on with: holdfast train lm --resume") == 1
+    for processes in (1, 2, 4):
+        folder = tmp_path / f"on{processes}"
+        shutil.copytree(tmp_path / "stopped", folder)
+        assert checkpoint.load(folder)["step"] == 4
+        train(processes, f"resumed{processes}", "--resume", folder, *(("--cp", 1) if processes == 1 else ()))
+        assert_alike(folder, tmp_path / "four")
+    for x, y in zip(reached(tmp_path / "on4"), reached(tmp_path / "four"), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_rank_that_is_killed_ends_the_others_with_one_line(train, tmp_path, sharding):
+    said = train(3, "killed", "--batch", 6, "--sharding", sharding, sent=signal.SIGKILL, ends=(2, -signal.SIGKILL))
+    (line,) = (line for line in said.splitlines() if line.startswith("holdfast: "))
+    assert line.startswith("holdfast: one of the 3 processes has ended, and the others with it (")
+    assert line.endswith("start all again with --resume")
+    assert "Traceback" not in said
+    assert checkpoint.load(tmp_path / "killed")["step"] == 2
+    train(2, "resumed", "--resume", tmp_path / "killed")
+    train(1, "alone", "--batch", 6)
+    assert_alike(tmp_path / "killed", tmp_path / "alone")
+
+
+def test_what_does_not_fit_is_named():
+    config = LanguageModelConfig(batch=12, accumulate=3, cp=2)
+    assert _axes(config, 4) == (2, 2)
+    with pytest.raises(UserError, match="--cp: expected a divisor of the 3 processes; got 2"):
+        _axes(config, 3)
+    with pytest.raises(UserError, match=r"--batch: expected a multiple of 12, for 4 .* --accumulate 3; got 18"):
+        _axes(LanguageModelConfig(batch=18, accumulate=3, cp=2), 8)
+    with pytest.raises(UserError, match="--batch: expected a multiple of 5, for 1 processes"):
+        _axes(LanguageModelConfig(batch=16, accumulate=5), 1)
+
+
+def test_a_process_by_itself_has_all():
+    x = torch.arange(12).view(3, 4)
+    assert torch.equal(ALONE.rows(x), x)
+    assert torch.equal(ALONE.tokens(x), x)
+    assert (ALONE.sum(torch.tensor(2.5)), ALONE.largest(3), ALONE.count) == (2.5, 3, 1)
+    assert Ranks(dp=3, cp=2).count == 6
