@@ -109,7 +109,7 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_line(train, tmp_path, sh
 def test_what_does_not_fit_is_named():
     config = LanguageModelConfig(batch=12, accumulate=3, cp=2)
     assert _axes(config, 4) == (2, 2)
-    with pytest.raises(UserError, match="--cp: expected a divisor of the 3 processes; got 2"):
+    with pytest.raises(UserError, match="--cp: expected a divisor of the number of processes, 3; got 2"):
         _axes(config, 3)
     with pytest.raises(UserError, match=r"--batch: expected a multiple of 12, for 4 .* --accumulate 3; got 18"):
         _axes(LanguageModelConfig(batch=18, accumulate=3, cp=2), 8)

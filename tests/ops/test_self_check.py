@@ -190,6 +190,31 @@ def test_of_a_launch_a_step_a_few_get_a_fault(monkeypatch, steps, sites):
     assert [f.status for f in Steps(padding=steps).faults(monkeypatch)] == ["caught"] * sites
 
 
+def test_what_one_of_many_launches_alone_writes_gets_a_fault(monkeypatch):
+    class Second(Launched):
+        def __call__(self, a):
+            y, extra = torch.zeros(len(a["x"])), torch.zeros(len(a["x"]))
+
+            def add(n: int) -> None:
+                y.add_(a["x"] / 9)
+                if n == 1:
+                    extra.copy_(a["x"])
+
+            for n in range(9):
+                self._launch("add", [a["x"], y, extra], lambda n=n: add(n))
+            return y + extra
+
+        def right(self, a):
+            return 2 * a["x"]
+
+    assert [(f.tensor, f.status) for f in Second().faults(monkeypatch)] == [
+        ("1", "caught"),
+        ("2", "caught"),
+        ("1", "caught"),
+        ("1", "caught"),
+    ]
+
+
 def test_what_one_check_does_not_notice_another_may():
     def fault(status, op="gla", kernel="gla_fwd", launched=True):
         return self_check.Fault(op, "triton", kernel, "o", launched, status)
@@ -256,7 +281,11 @@ gpu = pytest.mark.gpu
 
 
 # what the launch that writes it reads itself: a fault behind the launch reaches nothing
-OWN = {("matrix.scalar_decay.hopper.forward.scalar_decay_fwd", "before_ptr")}
+_ON_CHIP = "matrix.scalar_decay.hopper.onchip.kernel.scalar_decay_fwd_onchip"
+OWN = {
+    ("matrix.scalar_decay.hopper.forward.scalar_decay_fwd", "before_ptr"),
+    *((_ON_CHIP, tensor) for tensor in ("states_desc", "states_ptr", "decay_ptr")),
+}
 
 
 @gpu

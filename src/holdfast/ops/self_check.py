@@ -4,7 +4,7 @@ A check runs once as it is, and each tensor that a kernel writes is noted. Then 
 one element changed behind the launch: negated, as by a wrong sign or operand. On a CPU, where none of these kernels
 runs, elements of what the two passes of a backend return are changed instead.
 
-Of a kernel that a check launches again and again, a launch a step, a few launches are taken.
+Of a tensor that a check has written again and again, by a launch a step, a few launches are taken.
 
 An element may be one that no result depends on: padding, or what is kept for a gradient that nobody asked for. So an
 element is looked for that one does depend on, in the end by halves of all that was written; only where no result
@@ -34,7 +34,7 @@ from .checks import Attempt, Check, every, further
 _TRIES = 8
 # an element x becomes -x, or -4 x, and so on
 _FACTORS = (1, 4, 16, 64)
-# launches of one kernel in a run whose tensors all get a fault; of more, these places among them
+# launches of one kernel that write a tensor and all get a fault; of more, these places among them
 _EACH, _SOME = 4, (0.0, 0.5, 1.0)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Status = Literal["caught", "missed", "unread", "wrong"]
@@ -236,15 +236,13 @@ class _Watch:
 
     def chosen(self) -> Iterator[_Site]:
         """The sites that get a fault."""
-        launches: dict[str, list[int]] = {}
+        launches: dict[tuple[str, str], list[int]] = {}
         for site in self.sites:
-            of_kernel = launches.setdefault(site.kernel, [])
-            if site.launch not in of_kernel:
-                of_kernel.append(site.launch)
-        for kernel, of_kernel in launches.items():
-            if len(of_kernel) > _EACH:
-                launches[kernel] = [of_kernel[round(where * (len(of_kernel) - 1))] for where in _SOME]
-        return (site for site in self.sites if site.launch in launches[site.kernel])
+            launches.setdefault((site.kernel, site.tensor), []).append(site.launch)
+        for key, writing in launches.items():
+            if len(writing) > _EACH:
+                launches[key] = [writing[round(where * (len(writing) - 1))] for where in _SOME]
+        return (site for site in self.sites if site.launch in launches[site.kernel, site.tensor])
 
     def reason(self, site: _Site) -> str:
         """Why nothing of a tensor reaches a result."""
