@@ -108,8 +108,8 @@ def _axes(config: LanguageModelConfig, processes: int) -> tuple[int, int]:
     """Ranks that share the batch and that share a sequence. Raises UserError where they do not fit."""
     if processes % config.cp:
         raise UserError(
-            f"--cp: expected a divisor of the number of processes, {processes}; got {config.cp}, which a resumed run has "
-            "from its checkpoint unless --cp is given"
+            f"--cp: expected a divisor of the number of processes, {processes}; got {config.cp}, which a resumed run "
+            "has from its checkpoint unless --cp is given"
         )
     dp = processes // config.cp
     parts = dp * config.accumulate
