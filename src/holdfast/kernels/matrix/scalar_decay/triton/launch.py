@@ -17,7 +17,7 @@ from holdfast.planner.models.matrix.scalar_decay.triton import ADVANCE_COLUMNS, 
 from holdfast.recurrences.definition import MatrixCall
 
 from .decay_grad import scalar_decay_dg
-from .single_pass import scalar_decay_single_pass
+from .single_pass import EXACT, scalar_decay_single_pass
 
 
 def _ceil(size: int, part: int) -> int:
@@ -240,7 +240,7 @@ class Passes:
             "ADD": self.m is not None,
             # a normaliser may cancel to 1e-5 of its terms, which float32 sums of log decays leave
             "WIDE": self.v.dtype == torch.float32 or self.m is not None,
-            "PRECISION": "tf32x3",
+            "PRECISION": "ieee" if max(width, columns) <= EXACT.value else "tf32x3",
         }
         blocks = (_ceil(columns, block) * self.heads * shape[0],)
         launch(triton_segment_states, blocks, tensors, numbers, constants, 4)

@@ -26,8 +26,9 @@ from holdfast.kernels.lib.triton.normalizer import denominator_floor
 from holdfast.kernels.lib.triton.sequence import sequence_bounds
 from holdfast.kernels.lib.triton.tiles import NARROW, as_first_row, load_tile, split_hi_lo_rows
 
-# products of float32 operands; of others it is not looked at
-PRECISION = tl.constexpr("tf32x3")
+# rows and columns of a state whose products of float32 operands are exact: a sum of so few terms may all but cancel, of
+# which three TF32 products a product, as larger ones take, leave eight times as much
+EXACT = tl.constexpr(16)
 
 
 class States(NamedTuple):
@@ -120,6 +121,7 @@ def scalar_decay_single_pass(
     """
     # float32 inputs, whose log decays are summed in float64
     WIDE: tl.constexpr = v_ptr.dtype.element_ty == tl.float32
+    PRECISION: tl.constexpr = "ieee" if WIDTH <= EXACT and COLUMNS <= EXACT else "tf32x3"
     NORMALIZE: tl.constexpr = m_ptr is not None
     # n . q may cancel to 1e-5 of its terms, which float32 sums of log decays in one part leave
     IN_PARTS: tl.constexpr = NORMALIZE and not WIDE and g_ptr is not None
