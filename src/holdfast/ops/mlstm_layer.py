@@ -151,8 +151,6 @@ def _gradients(
     norm_weight: Tensor,
     state: Tensor | None,
     m: Tensor | None,
-    final: Tensor,
-    last: Tensor,
     g: Tensor,
     beta: Tensor,
     stabilizer: Tensor,
@@ -180,14 +178,9 @@ def _gradients(
         room, grads = GradRoom(*places), (dh, grad_final)
         found = matrix.write_gradients(room, call, cu_seqlens, "mlstm", backend, grads, (h, kept))
         *_, dg, dbeta, dstabilizer, dstate = found
-        if exponential and grad_final is not None:
-            change = torch.where(last.isfinite(), -_of_unit(grad_final, final), 0.0)
-            grad_last = change if grad_last is None else grad_last + change
         asked = (dg, dbeta, dstabilizer if normalize else None, grad_last)
         i, f = _open(gates, cap)
         di, df, dm = _gate_gradients(i, f, m, cu_seqlens, exponential, (g, beta), asked)
-        if exponential and m is not None and state is not None:
-            dm = dm + torch.where(m.isfinite(), _of_unit(dstate, state), 0.0)
         dgates = torch.cat([di, df], -1)
         dgates = cap_gradient(gates, dgates, cap) if cap else dgates
         into_gates.copy_(dgates)
@@ -195,11 +188,6 @@ def _gradients(
         dbias = dgates.sum((0, 1)).to(gate_bias.dtype)
     found = (dpacked, dbias, dnorm, None if state is None else dstate, None if m is None else dm)
     return tuple(packed.new_empty(0) if x is None else x.contiguous() for x in found)
-
-
-def _of_unit(grad: Tensor, state: Tensor) -> Tensor:
-    """The gradient [N, H] of the m in whose units exp(m) a state is."""
-    return (grad * state).sum((2, 3))
 
 
 def _gate_gradients(
@@ -226,8 +214,8 @@ def _gate_gradients(
 
 
 def _gradients_fake(
-    grad_y, grad_final, grad_last, packed, gate_bias, norm_weight, state, m, final, last, g, beta, stabilizer, gates, h,
-    kept, key_dim, exponential, normalize, cap, eps, cu_seqlens, backend,
+    grad_y, grad_final, grad_last, packed, gate_bias, norm_weight, state, m, g, beta, stabilizer, gates, h, kept,
+    key_dim, exponential, normalize, cap, eps, cu_seqlens, backend,
 ):  # fmt: skip
     return tuple(
         packed.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -238,7 +226,7 @@ def _gradients_fake(
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
     kept = outputs[8]
     ctx.mark_non_differentiable(*outputs[3:])
-    ctx.save_for_backward(*inputs[:5], inputs[10], *outputs[1:8], kept if kept.dim() > 1 else None)
+    ctx.save_for_backward(*inputs[:5], inputs[10], *outputs[3:8], kept if kept.dim() > 1 else None)
     ctx.rest = inputs[5:10], inputs[12]
 
 

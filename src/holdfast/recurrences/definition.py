@@ -25,7 +25,8 @@ class MatrixCall(NamedTuple):
 
     With stabilizer m, all of this is in units of exp(m_t), a normaliser n = a_t n + b_t k_t rides along as one more
     column of the state, and o_t = scale S^T q_t / (max(|scale n . q_t|, exp(-m_t)) + eps). The gradient of m_t is that
-    of a change of unit: state, strengths and exp(-m_t) change with it, so that eps alone makes a difference.
+    of a change of unit: state, strengths and exp(-m_t) change with it, so that eps alone makes a difference, and for
+    the last m of a sequence the final state, which is returned in units of it: -<S, dS>.
     """
 
     q: Tensor  # [B, T, Hq, K], H a multiple of Hq

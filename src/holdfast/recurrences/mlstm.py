@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
 from .example import Draw, Sizes
-from .oracle_matrix import unit
 from .packing import packed_beside
 from .scalars import number
 from .simple_gla import QKV, default_scale, draw_qkv
@@ -29,12 +28,7 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     length = i.shape[1]
     if length == 0:
         return i, i, m
-    steps = torch.arange(length, dtype=torch.int64, device=i.device)
-    if cu_seqlens is None:
-        first, entry = (steps == 0)[None, :, None], m[:, None]
-    else:
-        cu_seqlens, sequence = packed_beside(i, cu_seqlens)
-        first, entry = (steps == cu_seqlens[sequence])[None, :, None], m[sequence][None]
+    first, entry = _entries(i, m, cu_seqlens)
     best = torch.where(first, torch.maximum(i, log_f + entry), i)
     # no window reaches back over a first step; finite, because -inf - -inf is NaN
     window = torch.where(first, -1e30, log_f)
@@ -47,8 +41,18 @@ def stabilizer(log_f: Tensor, i: Tensor, m: Tensor, cu_seqlens: Tensor | None = 
     before = torch.where(first, entry, F.pad(best[:, :-1], (0, 0, 1, 0)))
     if cu_seqlens is None:
         return best, before, best[:, -1]
+    cu_seqlens = cu_seqlens.to(i.device)
     empty = (cu_seqlens[1:] == cu_seqlens[:-1])[:, None]
     return best, before, torch.where(empty, m, best[0, (cu_seqlens[1:] - 1).clamp(0, length - 1)])
+
+
+def _entries(like: Tensor, m: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Whether a token of like [B, T, H] is its sequence's first [1, T, 1], and m [N, H] at the starts by token."""
+    steps = torch.arange(like.shape[1], dtype=torch.int64, device=like.device)
+    if cu_seqlens is None:
+        return (steps == 0)[None, :, None], m[:, None]
+    cu_seqlens, sequence = packed_beside(like, cu_seqlens)
+    return (steps == cu_seqlens[sequence])[None, :, None], m[sequence][None]
 
 
 def gates(
@@ -57,7 +61,8 @@ def gates(
     """Pre-activations [B, T, H] and the stabiliser at each start m [N, H], None for 0 -> log decay g, write strength,
     stabiliser [B, T, H] and the last m [N, H], of dtype wide.
 
-    What the stabiliser changes of decays and strengths is a change of unit, which has no gradient (MatrixCall).
+    What the stabiliser changes of decays and strengths is a change of unit, which has no gradient (MatrixCall). The m
+    at a start is the unit of the state there, and so one more log decay of the first token.
     """
     if m is None:
         sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -69,6 +74,10 @@ def gates(
         return log_f.to(wide), i.sigmoid().to(wide), torch.zeros_like(i, dtype=wide), m.clone()
     here, before, last = stabilizer(log_f, i, m.double(), cu_seqlens)
     by = (before - here).detach()
+    if m.requires_grad and i.shape[1]:
+        first, entry = _entries(i, m.double(), cu_seqlens)
+        # 0 where it is finite
+        by = by + torch.where(first, (entry - entry.detach()).nan_to_num(0.0), 0.0)
     return (log_f + by).to(wide), (i - here.detach()).exp().to(wide), here.to(wide), last.to(wide, copy=True)
 
 
@@ -91,14 +100,10 @@ def _map(
     g, beta, m, last = (gates_of or partial(gates, wide=wide))(i, f, first, cu_seqlens, gating == "exp")
     if normalize and state is not None:
         state = torch.cat([state, n[..., None]], -1)
-        if gating == "exp" and first.requires_grad:
-            state = state * unit(first)[..., None, None]
 
     def finish(o: Tensor, final: Tensor | None) -> Any:
         if final is None:
             return o, None
-        if gating == "exp" and last.requires_grad:
-            final = final / unit(last)[..., None, None]
         if normalize:
             return o, (final[..., :-1], final[..., -1], last)
         return o, (final, final.new_zeros(final.shape[:3]) if n is None else n.clone(), last)

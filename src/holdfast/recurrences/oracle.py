@@ -8,9 +8,9 @@ from torch import Tensor
 from .definition import Argument, DenseCall, DiagonalCall, MatrixCall, Recurrence
 from .oracle_dense import dense_steps
 from .oracle_diagonal import diagonal_steps
-from .oracle_matrix import matrix_steps
+from .oracle_matrix import whole_sequences
 
-_STEPS = {DenseCall: dense_steps, MatrixCall: matrix_steps, DiagonalCall: diagonal_steps}
+_STEPS = {DenseCall: dense_steps, MatrixCall: whole_sequences, DiagonalCall: diagonal_steps}
 
 
 def oracle(recurrence: Recurrence, arguments: dict[str, Any], cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:

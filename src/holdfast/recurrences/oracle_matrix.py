@@ -52,10 +52,19 @@ def matrix_steps(call: MatrixCall) -> tuple[Tensor, Tensor]:
     return o, state
 
 
+def whole_sequences(call: MatrixCall) -> tuple[Tensor, Tensor]:
+    """`matrix_steps` of sequences that end with the call: the last m has its gradient of the final state too."""
+    o, final = matrix_steps(call)
+    m = call.stabilizer
+    if m is None or not m.requires_grad or not m.shape[1]:
+        return o, final
+    return o, final / unit(m[:, -1].to(final.dtype))[..., None, None]
+
+
 def normalize(o: Tensor, m: Tensor, eps: float) -> Tensor:
     """Divides o [..., V + 1], in units of exp(m), by its last column n . q: o[..., :V] / (max(|n . q|, exp(-m)) + eps).
 
-    The gradient of m is MatrixCall's.
+    The gradient of m is MatrixCall's, but for the final state's part.
     """
     least = eps * unit(m) if m.requires_grad else eps
     return o[..., :-1] / (torch.maximum(o[..., -1].abs(), floor_of(m)) + least)[..., None]

@@ -27,6 +27,15 @@ def forward(step: Step, inputs: Inputs, state: Tensor, length: int, size: int, o
     return state
 
 
+def final_state(
+    run_state: Callable[[Inputs, Tensor], Tensor], inputs: Inputs, state: Tensor, length: int, size: int
+) -> Tensor:
+    """forward's final state alone."""
+    for start in range(0, length, size):
+        state = run_state(_slice(inputs, start, size), state)
+    return state
+
+
 def backward(
     step: Step,
     run_state: Callable[[Inputs, Tensor], Tensor],

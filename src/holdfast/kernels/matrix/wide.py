@@ -197,7 +197,7 @@ class Slices:
         return [dq, dk, self.output(dv), *summed]
 
     def added(self, found: Sequence[tuple[Sequence[Tensor | None], Tensor | None]]) -> tuple[list[Any], Tensor | None]:
-        """The gradients of K's slices as of one call. Each one's of the stabilizer is that of the whole."""
+        """The gradients of K's slices as of one call."""
         if len(found) == 1:
             return found[0]
         dq, dk, dv, dg, dbeta, dm = zip(*(grads for grads, _ in found), strict=True)
@@ -209,7 +209,7 @@ class Slices:
             _sum(dv),
             torch.cat(dg, -1) if by_row else _sum(dg),
             _sum(dbeta),
-            dm[0],
+            _sum(dm),
         ], None if states[0] is None else torch.cat(states, 2)
 
 

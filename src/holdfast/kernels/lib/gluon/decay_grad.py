@@ -67,7 +67,7 @@ class DecayGradTensors(NamedTuple):
 
     g_t: stride of a natural-log g; None of one to base 2, which has stride 1. entered: q . dq of what entered the
     chunks, by token, in parts. passing [parts, B, segments, H]: parts of <S, dS>, S before and dS after each segment's
-    last chunk, or None for 0.
+    last chunk, or None for 0. final_product [B, segments, H]: <S, dS> after each segment, written, or None.
     """
 
     g: gl.tensor
@@ -78,6 +78,7 @@ class DecayGradTensors(NamedTuple):
     passing: gl.tensor
     dg: gl.tensor
     dbeta: gl.tensor
+    final_product: gl.tensor
 
 
 class DecayGradSizes(NamedTuple):
@@ -104,12 +105,21 @@ def load_log2_decay_beta(g_ptr, beta_ptr, beta_t, chunk, is_inside, T):
 
 @gluon.jit
 def decay_grad_partition(
-    buffers, tensors, sizes, TRANSPOSED: gl.constexpr, SAVE: gl.constexpr, FROM: gl.constexpr, ROUNDING: gl.constexpr
+    buffers,
+    tensors,
+    sizes,
+    TRANSPOSED: gl.constexpr,
+    SAVE: gl.constexpr,
+    FROM: gl.constexpr,
+    ROUNDING: gl.constexpr,
+    FIRST_EXACT: gl.constexpr,
 ):
     """Turn the row sums of each chunk, from the last to the first, into dg and dbeta.
 
     SAVE: chunks from one saved state to the next. FROM: the first chunk with one. ROUNDING: the variance of one
     number's rounding, relative to its square. TRANSPOSED: the sums of `entered` are not of numbers rounded as here.
+    FIRST_EXACT: the first chunk's product of states is of the gradient behind the chunk, and so what passes it, but for
+    its decay.
     """
     STAGES: gl.constexpr = buffers.sums.earlier.shape[0]
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
@@ -172,11 +182,16 @@ def decay_grad_partition(
             decay = gl.exp2(gl.sum(g, 0))
             expected = carry - gl.sum(cross, 0)
             read = gl.sum(entered, 0)
+            # no pair is of a token before the first and one from it on: their sum there is rounding
+            dg = gl.where(gl.arange(0, CHUNK, layout) == 0, read, dg)
             predicted = variance + ROUNDING
             gain = decay * decay / (decay * decay + predicted)
             # of the next chunk's error, the share that is this one's too
             rts_gain = variance / predicted
             # what passes the last chunk is known exactly
+            if tensors.final_product is not None:  # noqa: SIM102 - known while compiling
+                if i == 0:
+                    gl.store(tensors.final_product + segment_index(sizes.H, 1), decay * passing + gl.sum(cross, 0))
             variance = gl.where(i == 0, 0.0, predicted * gain)
             past = gl.where(i == 0, decay * passing, expected * gain)
             carry = read + past
@@ -185,6 +200,8 @@ def decay_grad_partition(
                     past += variance / (variance + ROUNDING) * (saved - carry)
                 else:
                     past = gl.where((i > 0) & (decay > 0.0), saved - read, past)
+                if FIRST_EXACT:
+                    past = gl.where(slot == 0, decay * saved, past)
                 # nothing passes from a first state of 0
                 past = gl.where(slot >= FROM, past, 0.0)
                 carry = saved_rounded

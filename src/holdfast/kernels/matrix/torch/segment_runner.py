@@ -79,23 +79,31 @@ def backward(
     grad_state = torch.zeros_like(state) if grad_final is None else grad_final.to(state.dtype)
     if length == 0:
         return [None if x is None else torch.zeros_like(x) for x in inputs], grad_state.clone()
+    has_unit = call.stabilizer is not None and grad_final is not None
     if bounds is None:
-        return segments.backward(run, run_state, inputs, state, length, segment, grad_o, grad_state)
+        grads, grad_initial = segments.backward(run, run_state, inputs, state, length, segment, grad_o, grad_state)
+        if has_unit:
+            final = segments.final_state(run_state, inputs, state, length, segment)
+            grads[5][:, -1] -= _of_unit(final, grad_state)
+        return grads, grad_initial
     grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     grad_state = grad_state.clone()
     for bucket in varlen.buckets(bounds, state.device):
         padded = [None if x is None else bucket.pad(x) for x in inputs]
+        entry, grad_last, longest = state[bucket.sequences], grad_state[bucket.sequences], bucket.index.shape[1]
         found, grad_state[bucket.sequences] = segments.backward(
-            run,
-            run_state,
-            padded,
-            state[bucket.sequences],
-            bucket.index.shape[1],
-            segment,
-            None if grad_o is None else bucket.pad(grad_o),
-            grad_state[bucket.sequences],
+            run, run_state, padded, entry, longest, segment, None if grad_o is None else bucket.pad(grad_o), grad_last
         )
+        if has_unit:
+            final = segments.final_state(run_state, padded, entry, longest, segment)
+            ends = bucket.valid.sum(1) - 1
+            found[5][torch.arange(len(ends), dtype=torch.int64, device=ends.device), ends] -= _of_unit(final, grad_last)
         for grad, piece in zip(grads, found, strict=True):
             if grad is not None:
                 bucket.unpad(piece, grad)
     return grads, grad_state
+
+
+def _of_unit(state: Tensor, grad: Tensor) -> Tensor:
+    """<S, dS> by sequence and head, of what is in units of exp(m), less its gradient of m."""
+    return (state * grad).sum((2, 3))

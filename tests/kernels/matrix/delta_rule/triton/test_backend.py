@@ -34,7 +34,7 @@ def test_interpreted():
     assert "no token" in interpret("kernels.matrix.delta_rule.triton.parity", "interpreted", seconds=300)
 
 
-def test_gradients_of_small_heads_are_rounded_once():
+def test_small_heads_are_rounded_once():
     assert "dstate" in interpret("kernels.matrix.delta_rule.triton.parity", "small_heads")
 
 

@@ -219,6 +219,36 @@ def test_what_passes_the_last_chunk_on_the_emulator(on_cpu):
     assert_last_chunk("cpu")
 
 
+def assert_first_state(T, device):
+    """dg of the first token, <S, dS> of the first state: what reads it may cancel, and so may it and what passes on."""
+    call = example(T=T, device=device)
+    do = torch.randn(call.v.shape, generator=torch.Generator().manual_seed(1)).to(call.v)
+    wide = MatrixCall(*(None if x is None else x.double() for x in call[:7]), *call[7:])
+    dg = run(HopperMLSTM(), [found.plan for found in plans_of(call)], call, (do, None), True)["dg"]
+    exact = run(Chunked(), CHUNKED, wide, (do.double(), None), False)
+    size = (exact["dstate"] * wide.initial_state).norm(dim=(2, 3))
+    assert ((dg[:, 0].double() - exact["dg"][:, 0]).abs() / size).max() <= 3e-5
+
+
+@pytest.mark.parametrize("T", [40, 130])
+def test_the_first_state_is_not_rounded_on_the_emulator(on_cpu, T):
+    assert_first_state(T, "cpu")
+
+
+def assert_final_unit(device):
+    """Where one token is all that is left, what the final state has of its strength and of its unit cancel."""
+    call = example(T=1, device=device)
+    call.g[:] = -50.0
+    grad_state = torch.randn(call.initial_state.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    cotangents = (torch.zeros_like(call.v), grad_state)
+    got = run(HopperMLSTM(), [found.plan for found in plans_of(call)], call, cotangents, True)
+    assert relative_error(-got["dm"].double(), (got["dbeta"] * call.beta).double()) <= 1e-6
+
+
+def test_the_final_states_unit_on_the_emulator(on_cpu):
+    assert_final_unit("cpu")
+
+
 def assert_layouts_are_alike(device):
     """Views are as good as copies, bit for bit."""
     call = example(B=2, device=device)
@@ -259,6 +289,12 @@ gpu = pytest.mark.gpu
 @gpu
 def test_what_passes_the_last_chunk():
     assert_last_chunk("cuda")
+
+
+@gpu
+def test_states_at_both_ends():
+    assert_first_state(130, "cuda")
+    assert_final_unit("cuda")
 
 
 @gpu

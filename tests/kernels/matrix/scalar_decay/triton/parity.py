@@ -217,6 +217,7 @@ def interpreted():
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     check("split columns, a ragged tail", example(), plan())
+    check("a normaliser, no decay", example(g=None, norm=True), plan(columns=32))
     check("no decay, no strength, no states", example(g=None, beta=False, state=False), plan(columns=32), ends=False)
     check("grouped, widths of no tile", example(H=4, T=17, K=20, V=24), plan(columns=32, keys=32))
     check("segments", example(T=45, B=2, H=1, Hq=1), plan(columns=32, segments=3))

@@ -62,7 +62,7 @@ def arguments(passed, dtype, width, columns, block, **given):
 
 @pytest.mark.parametrize("capability", TARGETS)
 def test_what_passes_a_chunk_compiles_for_gpus_that_are_not_here(capability):
-    names = ("g_ptr", "read_ptr", "written_ptr", "products_ptr", "out_ptr")
+    names = ("g_ptr", "read_ptr", "written_ptr", "products_ptr", "out_ptr", "grad_m_ptr")
     pointers = dict.fromkeys(names, torch.float32) | {"cu_seqlens": torch.int32}
     sizes = dict.fromkeys(("T", "H", "segment", "tokens", "products_size"), 4096)
     sizes |= {"SPLITS": 3, "CHUNK": 64, "SEGMENTS": 1, "KEEP": 8, "BLOCK": 64, "VARIANCE": 2.0**-18}

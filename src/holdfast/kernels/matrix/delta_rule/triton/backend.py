@@ -3,7 +3,6 @@
 from dataclasses import replace
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from holdfast.kernels.matrix.portable import TritonMatrix
@@ -21,8 +20,8 @@ class TritonDelta(TritonMatrix):
     Forward two launches: each chunk's inverse, all at once, and one walk through the sequence. Backward the inverse
     again, a walk for the states, one back for their gradients, and a launch for the rest of all chunks at once.
     Tensor cores take operands in the inputs' dtype (float32 as three TF32 products, "3xTF32") and add in float32; sums
-    of log decays inside a chunk are float32 beside bfloat16 inputs, else float64. Gradients of small heads are
-    float32's, rounded: a gradient of so few numbers shows each operand's rounding, which no decay takes away.
+    of log decays inside a chunk are float32 beside bfloat16 inputs, else float64. Small heads are float32's, rounded: a
+    state or gradient of so few numbers shows each operand's rounding, which no decay takes away.
     """
 
     model = triton_model
@@ -38,17 +37,25 @@ class TritonDelta(TritonMatrix):
         return launch
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        if direction == "backward" and max(problem["K"], problem["V"]) <= _SMALL:
+        if max(problem["K"], problem["V"]) <= _SMALL:
             problem = replace(problem, dtype="float32")
         return super().candidates(problem, device, direction)
+
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        o, final = super().forward(plan, _widened(call), cu_seqlens)
+        return o.to(call.v.dtype), final
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
-        dtype = call.v.dtype
-        if dtype == torch.float32 or max(call.k.shape[3], call.v.shape[3]) > _SMALL:
-            return super().backward(plan, call, cu_seqlens, grad_o, grad_final)
-        wide = call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
-        grad_o = None if grad_o is None else grad_o.float()
+        wide, dtype = _widened(call), call.v.dtype
+        grad_o = None if grad_o is None else grad_o.to(wide.v.dtype)
         grads, grad_state = super().backward(plan, wide, cu_seqlens, grad_o, grad_final)
         return [*(x.to(dtype) for x in grads[:3]), *grads[3:]], grad_state
+
+
+def _widened(call: MatrixCall) -> MatrixCall:
+    """The call, of a small head in float32."""
+    if max(call.k.shape[3], call.v.shape[3]) > _SMALL:
+        return call
+    return call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())

@@ -6,7 +6,8 @@ launch transposes [B, H, T] and stores the maps of all tokens from each segment'
 finds dm behind its tile from the tiles that follow and takes its tokens one after the other.
 
 m is a unit: decays and betas measured in it have no gradient of it (MatrixCall). So dm is that of eps and of the last m
-alone, no sum has terms that cancel, and float32 will do.
+alone, no sum has terms that cancel, and float32 will do. That of the first m is the gradient of log f_1 + m_0, in which
+alone it is found: <S, dS> of the first state is dg_1, of which what cancels has been left out.
 """
 
 from typing import NamedTuple
@@ -225,4 +226,5 @@ def mlstm_stabilizer_bwd(
             first = token + t == 0
             if cu_seqlens is not None:
                 first = token + t == tl.load(cu_seqlens + n)
-            tl.store(dentry_ptr + n * H + head + token * 0, dm, mask=first & live)
+            # the first m is one more log decay of the first token
+            tl.store(dentry_ptr + n * H + head + token * 0, of_f[t] + dm, mask=first & live)

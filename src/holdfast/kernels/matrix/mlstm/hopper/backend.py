@@ -132,15 +132,23 @@ class HopperMLSTM:
         saved = torch.empty(batch, heads, entries, keys, values, dtype=v.dtype, device=v.device)
         saved_n = torch.empty(batch, heads, entries, keys, dtype=torch.float32, device=v.device)
         token = torch.empty(4, *norm.shape[1:], dtype=norm.dtype, device=norm.device)
-        residuals = launch.Residuals(token, saved, saved_n, save, initial is None)
+        residuals = launch.Residuals(token, saved, saved_n, save)
         last_entry = None if dfinal is None else torch.empty_like(dfinal)
         dq, dk = (room_or_empty(into, (batch, length, heads, keys), v) for into in room[:2])
         dv = room_or_empty(room.v, v.shape, v)
-        do_o = row_dot(do, o) if Cut.of(plan).key_slices > 1 else None
+        slices = Cut.of(plan).key_slices
+        do_o = row_dot(do, o) if slices > 1 else None
         launch.run_bwd_q(inputs, do, dq, norm, initial, last_entry, residuals, plan["stages"], do_o)
         state_grad_dot = None if dfinal is None else (last_entry * dfinal).sum((2, 3))
         dg, dbeta = (torch.empty_like(token[0]).transpose(1, 2) for _ in range(2))
-        grads = launch.Grads(dk, dv, dg, dbeta)
-        launch.run_bwd_kv(inputs, do, grads, dfinal, grad_state, state_grad_dot, residuals, plan["adjoint_stages"])
-        dm = token[2].transpose(1, 2)
-        return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, dm], grad_state
+        product = None if dfinal is None else torch.empty_like(state_grad_dot)
+        grads = launch.Grads(dk, dv, dg, dbeta, product)
+        launch.run_bwd_kv(
+            inputs, do, grads, initial, dfinal, grad_state, state_grad_dot, residuals, plan["adjoint_stages"]
+        )
+        # of the whole: each slice of K has it
+        dm = token[2] / slices if slices > 1 else token[2]
+        if product is not None:
+            # the final state is in units of the last m; of the same sums as dg, so that what cancels beside that does
+            dm[..., -1] -= product
+        return [*ungroup(dq, dk, q.shape[2]), dv, dg, dbeta, dm.transpose(1, 2)], grad_state

@@ -32,6 +32,7 @@ from .decay import KV_VECTORS, NormGradSources, decay_partition_kv
         "beta_ptr",
         "inv_norm_ptr",
         "d_norm_ptr",
+        "initial_ptr",
         "dfinal_ptr",
         "dinitial_ptr",
         "saved_n_ptr",
@@ -39,6 +40,7 @@ from .decay import KV_VECTORS, NormGradSources, decay_partition_kv
         "state_grad_dot_ptr",
         "dg_ptr",
         "dbeta_ptr",
+        "final_product_ptr",
     ],
 )
 def mlstm_bwd_kv(
@@ -53,6 +55,7 @@ def mlstm_bwd_kv(
     beta_ptr,
     inv_norm_ptr,
     d_norm_ptr,
+    initial_ptr,
     dfinal_ptr,
     dinitial_ptr,
     saved_n_ptr,
@@ -60,6 +63,7 @@ def mlstm_bwd_kv(
     state_grad_dot_ptr,
     dg_ptr,
     dbeta_ptr,
+    final_product_ptr,
     T,
     H,
     k_group,
@@ -74,7 +78,6 @@ def mlstm_bwd_kv(
     KEYS: gl.constexpr,
     VALUES: gl.constexpr,
     SAVE: gl.constexpr,
-    FIRST_SAVED: gl.constexpr,
     ROUNDING: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -91,13 +94,16 @@ def mlstm_bwd_kv(
 
     g, beta [B, T, H]: log decay and beta, with strides
     inv_norm, d_norm [B, H, T] float32: y and z
+    initial [B, H, KEYS, VALUES + 1] float32: S and n before the first token; None for 0
     dfinal, dinitial [B, H, KEYS, VALUES + 1] float32: dS and dn after the last and before the first token, which is
         written; either may be None
     saved_n [B, H, n, KEYS] float32, q_dq [B, H, T] float32: what the dq kernel left
     state_grad_dot [B, H] float32: <S, dS> + <n, dn>, with S and n before the last chunk; None for 0
     dg, dbeta [B, H, T] float32, written
+    final_product [B, H] float32, written: <S, dS> + <n, dn> after the last token, of the numbers that dg is a sum of;
+        or None
 
-    FIRST_SAVED, ROUNDING: as in scalar_decay/hopper/backward.py.
+    ROUNDING: as in scalar_decay/hopper/backward.py.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -170,8 +176,8 @@ def mlstm_bwd_kv(
                     parts,
                     saved_ready,
                     Outputs(dk=dk_desc, dv=dv_desc, saved=saved_desc),
-                    StatePointers(dfinal=dfinal_ptr, dinitial=dinitial_ptr, saved_n=saved_n_ptr),
-                    Sizes(H=H, count=count, KEYS=KEYS, VALUES=VALUES, SAVE=SAVE, FIRST_SAVED=FIRST_SAVED),
+                    StatePointers(initial=initial_ptr, dfinal=dfinal_ptr, dinitial=dinitial_ptr, saved_n=saved_n_ptr),
+                    Sizes(H=H, count=count, KEYS=KEYS, VALUES=VALUES, SAVE=SAVE),
                 ),
             ),
             (
@@ -208,12 +214,14 @@ def mlstm_bwd_kv(
                         passing=state_grad_dot_ptr,
                         dg=dg_ptr,
                         dbeta=dbeta_ptr,
+                        final_product=final_product_ptr,
                     ),
                     DecayGradSizes(length=T, part_size=T, H=H, grad_t=1, parts=1, first=0, count=count),
                     True,
                     SAVE,
-                    FIRST_SAVED,
+                    1 if initial_ptr is None else 0,
                     ROUNDING,
+                    True,
                 ),
             ),
         ],

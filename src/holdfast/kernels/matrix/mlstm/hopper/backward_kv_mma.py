@@ -47,8 +47,9 @@ class Outputs(NamedTuple):
 
 
 class StatePointers(NamedTuple):
-    """dS and dn after the last and before the first token, or None; the saved normalisers."""
+    """S before the first token, dS after the last and before the first, each with its column n, or None; saved n."""
 
+    initial: gl.tensor
     dfinal: gl.tensor
     dinitial: gl.tensor
     saved_n: gl.tensor
@@ -56,23 +57,21 @@ class StatePointers(NamedTuple):
 
 @aggregate
 class Sizes:
-    """Heads and chunks; columns of k and v; chunks from one saved state to the next, and the first of them."""
+    """Heads and chunks; columns of k and v; chunks from one saved state to the next."""
 
     H: gl.tensor
     count: gl.tensor
     KEYS: gl.constexpr
     VALUES: gl.constexpr
     SAVE: gl.constexpr
-    FIRST_SAVED: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, H, count, KEYS, VALUES, SAVE, FIRST_SAVED):
+    def __init__(self, H, count, KEYS, VALUES, SAVE):
         self.H = H
         self.count = count
         self.KEYS = gl.constexpr(KEYS)
         self.VALUES = gl.constexpr(VALUES)
         self.SAVE = gl.constexpr(SAVE)
-        self.FIRST_SAVED = gl.constexpr(FIRST_SAVED)
 
 
 @gluon.jit
@@ -83,12 +82,11 @@ def mma_partition(tiles, out_tiles, stages, parts, saved_ready, descs, states, s
     dk_desc, dv_desc, saved_desc = descs
     decay_vectors, token_vectors, chunk_decays, tiles_ready, decay_ready, stage_empty = stages
     later_parts, earlier_parts, own_parts, cross_parts, state_parts = parts
-    dfinal_ptr, dinitial_ptr, saved_n_ptr = states
+    initial_ptr, dfinal_ptr, dinitial_ptr, saved_n_ptr = states
     H, count = sizes.H, sizes.count
     KEYS: gl.constexpr = sizes.KEYS
     VALUES: gl.constexpr = sizes.VALUES
     SAVE: gl.constexpr = sizes.SAVE
-    FIRST_SAVED: gl.constexpr = sizes.FIRST_SAVED
     STAGES: gl.constexpr = k_tiles.shape[0]
     K: gl.constexpr = k_tiles.shape[4]
     V: gl.constexpr = v_tiles.shape[4]
@@ -134,6 +132,15 @@ def mma_partition(tiles, out_tiles, stages, parts, saved_ready, descs, states, s
     for i in range(count):
         chunk = count - 1 - i
         mbarrier.wait(tiles_ready.index(stage), phase)
+        if initial_ptr is not None:  # noqa: SIM102 - known while compiling
+            if chunk == 0:
+                # what passes the first chunk, but for its decay; the first state is not rounded
+                mbarrier.wait(decay_ready.index(stage), phase)
+                at = opaque(key)[:, None] * (VALUES + 1) + value[None, :]
+                initial = gl.load(initial_ptr + corner + at, mask=inside, other=outside)
+                n = gl.load(initial_ptr + corner + n_key * (VALUES + 1) + VALUES, mask=n_key < KEYS, other=0.0)
+                own = gl.convert_layout(n * dn, gl.SliceLayout(1, s_layout))
+                state_parts.index(stage * 2).store(gl.sum(dstate * initial, 1) + own)
         q = q_tiles.index(stage).reshape([CHUNK, K])
         k = k_tiles.index(stage).reshape([CHUNK, K])
         do = do_tiles.index(stage).reshape([CHUNK, V])
@@ -202,12 +209,12 @@ def mma_partition(tiles, out_tiles, stages, parts, saved_ready, descs, states, s
         barrier()
         tma_store(dk_desc, [batch, chunk * CHUNK, head, 0], dk_tile)
         tma_store(dv_desc, [batch, chunk * CHUNK, head, 0], dv_tile)
-        if (chunk % SAVE == 0) & (chunk >= FIRST_SAVED):
+        if (chunk % SAVE == 0) & (chunk > 0):
             # every warp is past the products with dS's tile
             mbarrier.expect(saved_ready, saved_desc.block_type.nbytes)
             tma_load(saved_desc, [gl.program_id(0), chunk // SAVE, 0, 0], saved_ready, s_tile)
         dstate, written = warpgroup_mma_wait(0, deps=(dstate, written))
-        if (chunk % SAVE == 0) & (chunk >= FIRST_SAVED):
+        if (chunk % SAVE == 0) & (chunk > 0):
             n = gl.load(saved_n_ptr + chunk // SAVE * KEYS + n_key, mask=n_key < KEYS, other=0.0)
             own = gl.convert_layout(n * dn, gl.SliceLayout(1, s_layout))
             mbarrier.wait(saved_ready, loads & 1)

@@ -9,6 +9,8 @@ ones. A block owns a (batch, head) and goes over chunks of 64 tokens. With score
     R = (S dO^T) * read * y;  P = (V dO^T) * causal decay;  S = decay S + (K^T * write) V;
     z = -y (sum over keys of Q^T * R + y sum over earlier of P * (K Q^T)), where |norm| is above exp(-m), by its sign;
     dQ^T = R + (n z^T) * read + K^T (P * y + causal decay * z).
+
+The first state is read in two parts of 16 bits. A few tokens may read nothing else, and then q . dq is next to nothing.
 """
 
 from holdfast.kernels.lib.gluon.compat import fence_async_shared, gl, gluon, mbarrier, tma_load
@@ -99,7 +101,7 @@ def mlstm_bwd_q(
     initial, last_entry [B, H, KEYS, VALUES + 1] float32: S and n before the first and before the last chunk, which is
         written; either may be None
     saved [B, H, ceil(chunks / SAVE), KEYS, VALUES] in q's dtype, saved_n [B, H, ceil(chunks / SAVE), KEYS] float32,
-        written: S and n before every SAVE-th chunk, but for a first state of 0
+        written: S and n before every SAVE-th chunk but the first
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]

@@ -105,8 +105,6 @@ def mma_partition(tiles, stages, sums, dq_desc, tokens_of, states, sizes):
     of_warps: gl.constexpr = gl.BlockedLayout([warps, 1], [1, 32], [1, warps], [1, 0])
     of_four: gl.constexpr = gl.BlockedLayout([4, 1], [1, 32], [1, warps], [1, 0])
     each: gl.constexpr = gl.SliceLayout(0, of_warps)
-    # a first state of 0 need not be saved
-    FIRST_SAVED: gl.constexpr = 1 if initial_ptr is None else 0
     p_tile = gl.allocate_shared_memory(dtype, [CHUNK, CHUNK], gl.NVMMASharedLayout(128, 16, 2))
 
     batch = gl.program_id(0) // H
@@ -133,7 +131,7 @@ def mma_partition(tiles, stages, sums, dq_desc, tokens_of, states, sizes):
     phase = 0
     last = 0
     for i in range(count):
-        if (i % SAVE == 0) & (i >= FIRST_SAVED):
+        if (i % SAVE == 0) & (i > 0):
             entry = i // SAVE * KEYS
             save_state(saved_ptr + entry * VALUES, state.to(dtype), 0, VALUES, KEYS, False, s_layout)
             gl.store(saved_n_ptr + entry + n_key, n, mask=n_key < KEYS)
@@ -148,6 +146,15 @@ def mma_partition(tiles, stages, sums, dq_desc, tokens_of, states, sizes):
         v = v_tiles.index(stage).reshape([CHUNK, V])
         k = k_tiles.index(stage).reshape([CHUNK, K])
         q = q_tiles.index(stage).reshape([CHUNK, K])
+        dq = gl.zeros([K, CHUNK], gl.float32, q_layout)
+        if initial_ptr is not None:  # noqa: SIM102 - known while compiling
+            if i == 0:
+                # of the first state what its rounding leaves too: it may be all that a sequence reads, and cancel
+                low = (state - state.to(dtype).to(gl.float32)).to(dtype)
+                low = gl.convert_layout(low, read_layout)
+                dq, low = warpgroup_mma_wait(0, deps=(dq, low))
+                dq = warpgroup_mma(low, do.permute((1, 0)), dq, use_acc=False, is_async=True)
+                dq, low = warpgroup_mma_wait(0, deps=(dq, low))
         state_operand = gl.convert_layout(state.to(dtype), read_layout)
         # rounded here, while no product runs: the compiler would move the rounding past the next one, and wait for each
         state_operand = warpgroup_mma_wait(0, deps=(state_operand,))
@@ -159,8 +166,10 @@ def mma_partition(tiles, stages, sums, dq_desc, tokens_of, states, sizes):
         else:
             tokens = i * CHUNK + gl.arange(0, CHUNK, each)
             do_o = gl.load(do_o_ptr + tokens, mask=tokens < T, other=0.0)
-        dq = gl.zeros([K, CHUNK], gl.float32, q_layout)
-        dq = warpgroup_mma(state_operand, do.permute((1, 0)), dq, use_acc=False, is_async=True)
+        if initial_ptr is None:
+            dq = warpgroup_mma(state_operand, do.permute((1, 0)), dq, use_acc=False, is_async=True)
+        else:
+            dq = warpgroup_mma(state_operand, do.permute((1, 0)), dq, use_acc=i == 0, is_async=True)
 
         mbarrier.wait(decay_ready.index(stage), phase)
         write = decay_vectors.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))

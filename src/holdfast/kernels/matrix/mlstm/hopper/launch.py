@@ -47,25 +47,28 @@ class Norms:
 class Residuals:
     """What the dq kernel leaves to the dk and dv kernel: see backward_q.py.
 
-    token: [4, B, H, T]. saved [B, H, n, K, V] and saved_n [B, H, n, K]: S and n before every `save` chunks.
-    first_is_zero: whether the first state is 0, so that it is not saved.
+    token: [4, B, H, T]. saved [B, H, n, K, V] and saved_n [B, H, n, K]: S and n before every `save` chunks but the
+    first.
     """
 
     token: Tensor
     saved: Tensor
     saved_n: Tensor
     save: int
-    first_is_zero: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Grads:
-    """dk and dv [B, T, H, *]; dg and dbeta [B, T, H], a head's tokens side by side."""
+    """dk and dv [B, T, H, *]; dg and dbeta [B, T, H], a head's tokens side by side.
+
+    final_product: [B, H], <S, dS> after the last token, where the final state has a gradient; else None.
+    """
 
     dk: Tensor
     dv: Tensor
     dg: Tensor
     dbeta: Tensor
+    final_product: Tensor | None
 
 
 def _tiles(x: Tensor, width: int) -> Any:
@@ -179,13 +182,14 @@ def run_bwd_kv(
     inputs: Inputs,
     do: Tensor,
     grads: Grads,
+    initial: Tensor | None,
     dfinal: Tensor | None,
     dinitial: Tensor | None,
     state_grad_dot: Tensor | None,
     residuals: Residuals,
     stages: int,
 ) -> None:
-    """Write the gradients, and dinitial. dfinal, dinitial: gradients of the final and of the initial state.
+    """Write the gradients, and dinitial. initial: the first state. dfinal, dinitial: gradients of the last and first.
 
     state_grad_dot [B, H]: last_entry of run_bwd_q times dfinal, summed.
     """
@@ -199,7 +203,6 @@ def run_bwd_kv(
         "KEYS": keys,
         "VALUES": values,
         "SAVE": residuals.save,
-        "FIRST_SAVED": int(residuals.first_is_zero),
         "ROUNDING": ROUNDING[q.dtype],
         "STAGES": stages,
     }
@@ -215,6 +218,7 @@ def run_bwd_kv(
         gates.beta,
         inv_norm,
         d_norm,
+        initial,
         dfinal,
         dinitial,
         residuals.saved_n,
@@ -222,6 +226,7 @@ def run_bwd_kv(
         state_grad_dot,
         grads.dg,
         grads.dbeta,
+        grads.final_product,
         length,
         heads,
         heads // q.shape[2],
@@ -229,5 +234,5 @@ def run_bwd_kv(
         *gates.strides(),
         gates.scale,
     )
-    types = (*inputs.types(), tile_k, tile_v, dfinal is None, dinitial is None, state_grad_dot is None)
+    types = (*inputs.types(), tile_k, tile_v, initial is None, dfinal is None, dinitial is None, state_grad_dot is None)
     launch(mlstm_bwd_kv, (batch * heads, 1, 1), arguments, constants, tile_k // 16, types)

@@ -300,6 +300,7 @@ def scalar_decay_bwd(
                         passing=passing_ptr,
                         dg=dg_ptr,
                         dbeta=dbeta_ptr,
+                        final_product=None,
                     ),
                     DecayGradSizes(
                         length=tokens.length,
@@ -314,6 +315,7 @@ def scalar_decay_bwd(
                     SAVE,
                     FROM,
                     ROUNDING,
+                    False,
                 ),
             ),
         ],

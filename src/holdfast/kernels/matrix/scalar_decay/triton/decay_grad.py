@@ -72,7 +72,7 @@ def pairs_across(later, earlier, g):
 
 @triton.jit
 def scalar_decay_dg(
-    g_ptr, read_ptr, written_ptr, products_ptr, out_ptr, cu_seqlens, T, H, segment, tokens, products_size,
+    g_ptr, read_ptr, written_ptr, products_ptr, out_ptr, grad_m_ptr, cu_seqlens, T, H, segment, tokens, products_size,
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
     VARIANCE: tl.constexpr,
 ):  # fmt: skip
@@ -88,6 +88,7 @@ def scalar_decay_dg(
                  scalar_decay_single_pass forward and in reverse, and its products
     written:
         out      [B, T, H]: dg
+        grad_m   float32 [B, T, H], or None: of each sequence's last token less <S, dS> of the final state, as dg has it
     VARIANCE: of a rounded operand, relative to its square.
     """
     head = tl.program_id(1)
@@ -114,7 +115,8 @@ def scalar_decay_dg(
             g = tl.load(g_ptr + at, mask=live, other=0.0)
             decay = tl.exp2(tl.sum(tl.maximum(g, LOG_DECAY_FLOOR).to(tl.float32) * LOG2E, 0))
             read = tl.sum(_rows(read_ptr, at, live, 3 * plane, SPLITS), 0)
-            expected = carry - tl.sum(_rows(written_ptr, at, live, plane, SPLITS), 0)
+            written = tl.sum(_rows(written_ptr, at, live, plane, SPLITS), 0)
+            expected = carry - written
             predicted = variance + VARIANCE
             gain = decay * decay / (decay * decay + predicted)
             # of the next chunk's error, the share that is this one's too
@@ -123,6 +125,11 @@ def scalar_decay_dg(
             is_last = chunk == count - 1
             variance = tl.where(is_last, 0.0, predicted * gain)
             past = tl.where(is_last, decay * carry, expected * gain)
+            if grad_m_ptr is not None:
+                # of a segment only where it ends the sequence
+                ends = is_last & ((end == T) | (cu_seqlens is not None))
+                last = grad_m_ptr + base + (end - first - 1) * H
+                tl.store(last, tl.load(last, mask=ends, other=0.0) - (past + written), mask=ends)
             if chunk == low:
                 exact = _product(products_ptr + window * H * BLOCK, products_size, SPLITS, BLOCK)
                 past = tl.where(is_last, past, tl.where(decay > 0.0, exact - read, 0.0))
@@ -145,7 +152,9 @@ def scalar_decay_dg(
             written = _rows(written_ptr - H, at, live & (steps > 0), plane, SPLITS)
             g = tl.load(g_ptr + at, mask=live, other=0.0)
             # past is 0 in a chunk with a decay of zero, which lets nothing pass
-            dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0) + pairs_across(later, earlier, g)
+            dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0)
+            # no pair is of a token before the first and one from it on: their sum there is rounding
+            dg += tl.where(steps > 0, pairs_across(later, earlier, g), 0.0)
             dg += _at(pasts, chunk - low, slots) + error
             dg = tl.where(g <= LOG_DECAY_FLOOR, 0.0, dg)
             tl.store(out_ptr + at, dg.to(out_ptr.dtype.element_ty), mask=live)

@@ -184,9 +184,11 @@ class Passes:
         blocks = (_ceil(columns, block) * self.heads * self.sequences * self.segments,)
         launch(scalar_decay_single_pass, blocks, tensors, numbers, constants, self.plan["warps"])
 
-    def decay_gradient(self, read: Tensor, written: Tensor, products: Tensor, out: Tensor) -> None:
-        """The log decay's gradient from what the sweeps left of it."""
-        tensors = (self.g, read, written, products, out, self.cu_seqlens)
+    def decay_gradient(
+        self, read: Tensor, written: Tensor, products: Tensor, out: Tensor, grad_m: Tensor | None
+    ) -> None:
+        """The log decay's gradient from what the sweeps left of it, and m's part of the final state."""
+        tensors = (self.g, read, written, products, out, grad_m, self.cu_seqlens)
         numbers = (self.v.shape[1], self.heads, self.segment, self.tokens, products.stride(0))
         constants = {
             "SPLITS": read.shape[0],
@@ -271,6 +273,12 @@ def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it is given."""
+    if call.stabilizer is not None and call.g is None:
+        # the final state's part of m's gradient is found with the log decay's
+        grads, grad_state = backward(
+            plan, call._replace(g=torch.zeros_like(call.stabilizer)), cu_seqlens, grad_o, grad_final
+        )
+        return [*grads[:3], None, *grads[4:]], grad_state
     run = Passes.of(plan, call, cu_seqlens)
     grad_state = None if run.state is None else torch.empty_like(run.state)
     grads = {
@@ -332,7 +340,9 @@ def backward(
         reverse=True,
     )
     if written is not None:
-        run.decay_gradient(read, written, products, grads["g"])
+        # the final state is in units of the last m
+        grad_m = grads["stabilizer"] if normalize and grad_final is not None else None
+        run.decay_gradient(read, written, products, grads["g"], grad_m)
     if dbeta is not None:
         grads["beta"].copy_(dbeta[0] if splits == 1 else dbeta.sum(0))
     if grouped:
