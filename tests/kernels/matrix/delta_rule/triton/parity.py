@@ -120,13 +120,14 @@ def check(label, call, which, packed=None, **options):
 
 def small_heads():
     """Heads so small that the rounding of each operand shows; keys alike and no decay to take it away."""
-    call = correlated(100, K=8, V=8, dtype=torch.float16)._replace(g=None)
-    call = call._replace(initial_state=torch.zeros(1, 2, 8, 8))
-    found = errors(call, (plan(chunk=32),) * 2)
-    print({name: f"{mine:.0e}" for name, (mine, _) in found.items()})
-    assert max(found[name][0] for name in ("state", "dstate")) <= 2e-5, found
-    # rounded once, at the end
-    assert max(found[name][0] for name in ("o", "dq", "dk", "dv")) <= 2.0**-11, found
+    for keys, values in ((8, 8), (16, 64)):
+        call = correlated(100, K=keys, V=values, dtype=torch.float16)._replace(g=None)
+        call = call._replace(initial_state=torch.zeros(1, 2, keys, values))
+        found = errors(call, (plan(chunk=32),) * 2)
+        print({name: f"{mine:.0e}" for name, (mine, _) in found.items()})
+        assert max(found[name][0] for name in ("state", "dstate")) <= 2e-5, found
+        # rounded once, at the end
+        assert max(found[name][0] for name in ("o", "dq", "dk", "dv")) <= 2.0**-11, found
 
 
 def error_of_dg_through_states(call, which, backend, packed=None) -> float:

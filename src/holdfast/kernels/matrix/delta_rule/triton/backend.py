@@ -10,8 +10,8 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.delta_rule import triton as triton_model
 from holdfast.recurrences.definition import MatrixCall
 
-# K and V of a head that a tile of the smallest kind holds: with them no launch waits for memory or tensor cores
-_SMALL = 16
+# K and V of a head whose launches wait for neither memory nor tensor cores
+_SMALL = 16, 64
 
 
 class TritonDelta(TritonMatrix):
@@ -37,7 +37,7 @@ class TritonDelta(TritonMatrix):
         return launch
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        if max(problem["K"], problem["V"]) <= _SMALL:
+        if _is_small(problem["K"], problem["V"]):
             problem = replace(problem, dtype="float32")
         return super().candidates(problem, device, direction)
 
@@ -56,6 +56,10 @@ class TritonDelta(TritonMatrix):
 
 def _widened(call: MatrixCall) -> MatrixCall:
     """The call, of a small head in float32."""
-    if max(call.k.shape[3], call.v.shape[3]) > _SMALL:
+    if not _is_small(call.k.shape[3], call.v.shape[3]):
         return call
     return call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
+
+
+def _is_small(keys: int, values: int) -> bool:
+    return keys <= _SMALL[0] and values <= _SMALL[1]
