@@ -176,6 +176,9 @@ def test_the_model_has_the_size_that_it_says():
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == 162
     blocks = sum(p.numel() for p in model.blocks.parameters() if p.dim() > 1)
     assert blocks == FULL.blocks * 12 * FULL.width**2
+    # two norms a block and one behind them, embedding and head, no biases
+    rest = (2 * FULL.blocks + 1) * FULL.width + 2 * FULL.vocabulary * FULL.width
+    assert sum(p.numel() for p in model.parameters()) == blocks + rest
 
 
 @pytest.mark.parametrize("mixer", HERE, ids=[mixer.name for mixer in HERE])
