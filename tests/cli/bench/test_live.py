@@ -198,10 +198,3 @@ def test_tuning_by_default(begun):
     )  # fmt: skip
     assert (found.more, found.seconds) == ({"path": None}, 1.0)
     assert begun(*OP, "--tune", "--pass", "fwd", "--seconds", "0.5").given[3] == ["fwd"]
-
-
-@pytest.mark.parametrize(("options", "said"), [(("--cold", "-1"), "--cold"), (("--seconds", "0.0001"), "--seconds")])
-def test_numbers_out_of_range_are_a_usage_error(options, said):
-    result = CliRunner().invoke(app, ["bench", *OP, *options])
-    assert result.exit_code == 2
-    assert said in result.output

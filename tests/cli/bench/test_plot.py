@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.cli.bench import plot
+from holdfast.cli.bench import figure, plot
 from holdfast.cli.bench.case import Case
 from holdfast.cli.bench.figure import look
 from holdfast.cli.bench.groups import groups
@@ -17,17 +17,12 @@ OURS, THEIRS = "holdfast triton", "fla chunk"
 
 @pytest.fixture
 def painted(monkeypatch):
-    """The axes of each figure in turn, drawn as the page has them."""
-    figures = pytest.importorskip("matplotlib.figure")
+    """The axes of each figure in turn, as the page has them."""
+    pytest.importorskip("matplotlib")
     found = []
 
-    def svg(paint, salt, height=3.6):
-        figure = figures.Figure(figsize=(8.2, height), layout="constrained")
-        axes = figure.add_subplot()
-        paint(figure, axes)
-        figure.draw_without_rendering()
-        found.append(axes)
-        return salt
+    def svg(paint, salt, **options):
+        return figure.svg(lambda whole, axes: paint(whole, axes) or found.append(axes), salt, **options)
 
     monkeypatch.setattr(plot, "svg", svg)
     return found
@@ -40,13 +35,23 @@ def row(runner=OURS, ms=2.0, T=16, **figures):
 
 
 def check_frame(axes, x, y):
-    """Both axes named, a grid, no minor ticks, and a legend to the right of the plot."""
+    """Both axes named, two sides of a frame, a faint grid thinner than what was drawn, and a legend at the right."""
     assert (axes.get_xlabel(), axes.get_ylabel()) == (x, y)
     legend = axes.get_legend()
     assert not legend.get_frame_on()
     assert legend.get_window_extent().x0 > axes.get_window_extent().x1
+    drawn = [line.get_linewidth() for line in axes.lines if line.get_linestyle() != "None"]
     for axis in (axes.xaxis, axes.yaxis):
-        assert all(line.get_visible() for line in axis.get_gridlines())
+        for line in axis.get_gridlines():
+            assert (line.get_visible(), 0 < line.get_alpha() < 0.5) == (True, True)
+            assert 0 < line.get_linewidth() < min(drawn) <= max(drawn) < 2
+    assert {side for side, spine in axes.spines.items() if spine.get_visible()} == {"left", "bottom"}
+    assert all(0 < spine.get_linewidth() < min(drawn) for spine in axes.spines.values())
+
+
+def test_with_matplotlib_there_are_plots():
+    pytest.importorskip("matplotlib")
+    assert figure.can_plot()
 
 
 def test_time_against_size(painted):
@@ -67,6 +72,8 @@ def test_time_against_size(painted):
     assert (list(theirs.get_xdata()), list(theirs.get_ydata())) == ([16, 1000], [3.0, 5.0])
     assert (list(ours.get_ydata()), list(floor.get_ydata())) == ([2.0, 125.0, 512.0], [0.5, 31.25, 128.0])
     assert (ours.get_color(), ours.get_marker()) == tuple(look(OURS, [THEIRS, OURS]).values())
+    # what was measured stands out from the floor
+    assert floor.get_linewidth() < ours.get_linewidth()
     assert (floor.is_dashed(), ours.is_dashed(), floor.get_marker()) == (True, False, "None")
     # the quartiles show through, in the runner's colour
     assert len(axes.collections) == 2
@@ -94,6 +101,8 @@ def test_a_roofline(painted):
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     # each runner once, also where only some of its rows were counted
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [OURS, THEIRS, "mixed"]
+    # higher than the others, for the legend and the slope
+    assert 3.6 < axes.figure.get_figheight() < 5
     markers, roofs = axes.lines[:4], axes.lines[4:]
     assert [line.get_markerfacecolor() == "none" for line in markers] == [False, True, False, True]
     assert all(line.get_linestyle() == "None" for line in markers)
