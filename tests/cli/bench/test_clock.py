@@ -73,6 +73,12 @@ def test_calls_are_timed_one_by_one(turned, monkeypatch):
     assert "blocks of 4 calls" in times.method
 
 
+def test_calls_too_short_for_the_clock_are_timed_most_often(turned, monkeypatch):
+    monkeypatch.setattr(clock, "SECONDS", 1.0)
+    times = clock.time_calls(lambda: None, CPU)
+    assert (times.runs, times.median_ms) == (100, 0.0)
+
+
 def test_the_host_alone_is_timed_where_there_is_a_device(turned, monkeypatch):
     assert clock.host_ms(lambda: turned(0.01), CPU) is None
     monkeypatch.setattr(clock, "synchronize", lambda device: turned(5.0))

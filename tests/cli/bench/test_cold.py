@@ -171,16 +171,17 @@ def test_an_extension_is_built_where_it_stays_and_counts_only_if_it_was_not_ther
     assert first_call(SCAN, peer, CPU, tmp_path / "2", 7.0) == First(2.5)
 
 
+ENDED = "the first call ended its process: "
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
         ({"stdout": '{"refused": "needs a GPU"}'}, First(None, why="needs a GPU")),
         ({"raises": cold.subprocess.TimeoutExpired("", 7)}, First(None, "the first call took more than 7 s")),
-        (
-            {"returncode": -11, "stderr": "one\nlast\n"},
-            First(None, "the first call ended its process: signal SIGSEGV last"),
-        ),
-        ({"returncode": 3}, First(None, "the first call ended its process: exit status 3 ")),
+        ({"returncode": -11, "stderr": "one\nlast\n"}, First(None, f"{ENDED}signal SIGSEGV last")),
+        ({"returncode": -1, "stderr": "x" * 400}, First(None, f"{ENDED}signal SIGHUP {'x' * 300}"[:300])),
+        ({"returncode": 3}, First(None, f"{ENDED}exit status 3 ")),
     ],
 )
 def test_how_a_child_ended(child, answer, expected, tmp_path):
