@@ -141,6 +141,7 @@ def child(monkeypatch):
     found = SimpleNamespace(returncode=0, stdout='noise\n{"seconds": 2.5}\n', stderr="", raises=None)
 
     def run(line, timeout, **options):
+        assert options == {"capture_output": True, "text": True}
         found.line, found.timeout = line, timeout
         if found.raises:
             raise found.raises

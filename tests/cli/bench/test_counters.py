@@ -75,7 +75,7 @@ def test_the_output_of_ncu_2025_on_an_h200(monkeypatch):
     [
         ([], "expected a line of units"),
         (output()[:4], "expected a line of units"),
-        (output(sweep_read=SWEEP_BYTES // 2), "expected the last kernel to read"),
+        (output(sweep_read=SWEEP_BYTES // 2), f"expected the last kernel to read .*; it read {SWEEP_BYTES // 2}"),
         ([text.replace('"byte"', '"Mbyte"') for text in output()], "expected bytes"),
         ([text.replace("dram__bytes_read", "other") for text in output()], "expected a line of units"),
     ],
@@ -89,7 +89,8 @@ def answers(monkeypatch, returncode: int = 0, stdout: str = "", stderr: str = ""
     """Puts an ncu in place that says this; returns the commands that were run."""
     commands = []
 
-    def run(command, **options):
+    def run(command, timeout, **options):
+        assert options == {"capture_output": True, "text": True}
         commands.append(command)
         return subprocess.CompletedProcess(command, returncode, stdout, stderr)
 

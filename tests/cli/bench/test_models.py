@@ -349,6 +349,7 @@ def test_a_child_runs_all_of_a_mixer_at_one_block(tmp_path, monkeypatch, capsys)
 
 def test_a_child_that_ends_badly_is_a_line(monkeypatch):
     def run(command, timeout, **rest):
+        assert rest == {"capture_output": True, "text": True}
         if timeout < 1:
             raise warm.subprocess.TimeoutExpired(command, timeout)
         return warm.subprocess.CompletedProcess(command, -11, "", "one\nlast")
