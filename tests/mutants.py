@@ -30,6 +30,7 @@ SWAPS = {
 ALSO = {
     "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
     "src/holdfast/ops": ["tests/ops/test_signatures.py", "tests/test_strides.py"],
+    "src/holdfast/cli/bench_command.py": ["tests/cli/bench/test_bench_command.py", "tests/cli/bench/test_live.py"],
     "src/holdfast/cli/bench/peers": ["tests/cli/bench/test_measure.py", "tests/cli/bench/test_peers.py"],
 }
 OPERATORS = [f"core/Replace{kind}_{swap}" for kind, swaps in SWAPS.items() for swap in swaps]
