@@ -28,6 +28,10 @@ SWAPS = {
 }
 # What holds more than imports say: of a folder's files, tests to run beside the nearest. Peers are imported by name.
 ALSO = {
+    "src/holdfast/planner/constrint": [
+        "tests/planner/test_constrint_strength.py",
+        "tests/planner/test_constrint_oracles.py",
+    ],
     "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
     "src/holdfast/ops": ["tests/ops/test_signatures.py", "tests/test_strides.py"],
     "src/holdfast/cli/bench_command.py": ["tests/cli/bench/test_bench_command.py", "tests/cli/bench/test_live.py"],
