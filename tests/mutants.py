@@ -34,6 +34,9 @@ ALSO = {
     ],
     "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
     "src/holdfast/ops": ["tests/ops/test_signatures.py", "tests/test_strides.py"],
+    "src/holdfast/ops/gla_layer.py": ["tests/nn/test_gla.py"],
+    "src/holdfast/ops/mamba2_layer.py": ["tests/nn/test_mamba2.py"],
+    "src/holdfast/ops/mlstm_layer.py": ["tests/nn/test_mlstm.py", "tests/ops/test_mixer_layers.py"],
     "src/holdfast/cli/bench_command.py": ["tests/cli/bench/test_bench_command.py", "tests/cli/bench/test_live.py"],
     "src/holdfast/cli/bench/peers": ["tests/cli/bench/test_measure.py", "tests/cli/bench/test_peers.py"],
 }
