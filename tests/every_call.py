@@ -97,6 +97,11 @@ def _conv(draw: Draw, s: Sizes) -> dict[str, Any]:
     return {"x": x, "weight": draw.normal(s.D, 4), "bias": draw.normal(s.D), "initial_state": state}
 
 
+def _some(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The others of these are left out."""
+    return {name: given[name] for name in names}
+
+
 def _resets(draw: Draw, s: Sizes) -> dict[str, Any]:
     return {"reset": draw.normal(s.B, s.T) > 0}
 
@@ -146,6 +151,18 @@ CALLS |= {
         holdfast.gated_rms_norm, _norm, {"activation": "sigmoid", "center": True}, has_state=False
     ),
     "causal_conv1d": Call(holdfast.causal_conv1d, _conv),
+    "causal_conv1d without a bias": Call(
+        holdfast.causal_conv1d, lambda draw, s: _some(_conv(draw, s), "x", "weight", "initial_state")
+    ),
+    "gated_rms_norm of o alone": Call(
+        holdfast.gated_rms_norm, lambda draw, s: _some(_norm(draw, s), "o"), has_state=False
+    ),
+    "intra_chunk without states": Call(
+        holdfast.intra_chunk,
+        lambda draw, s: _some(_chunk(draw, s), "q", "k", "v", "g"),
+        {"chunk_size": 2},
+        has_state=False,
+    ),
     "causal_conv1d, silu": Call(holdfast.causal_conv1d, _conv, {"activation": "silu"}),
 }
 # what a mixer has done around its op, by a kernel on a GPU

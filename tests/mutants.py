@@ -28,8 +28,17 @@ SWAPS = {
 }
 # What holds more than imports say: of a folder's files, tests to run beside the nearest. Peers are imported by name.
 ALSO = {
+    "src/holdfast/planner/constrint": [
+        "tests/planner/test_constrint_strength.py",
+        "tests/planner/test_constrint_oracles.py",
+    ],
     "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
     "src/holdfast/ops": ["tests/ops/test_signatures.py", "tests/test_strides.py"],
+    "src/holdfast/nn": ["tests/nn/test_starting_values.py"],
+    "src/holdfast/ops/gla_layer.py": ["tests/nn/test_gla.py"],
+    "src/holdfast/ops/mamba2_layer.py": ["tests/nn/test_mamba2.py"],
+    "src/holdfast/ops/mlstm_layer.py": ["tests/nn/test_mlstm.py", "tests/ops/test_mixer_layers.py"],
+    "src/holdfast/cli/bench_command.py": ["tests/cli/bench/test_bench_command.py", "tests/cli/bench/test_live.py"],
     "src/holdfast/cli/bench/peers": ["tests/cli/bench/test_measure.py", "tests/cli/bench/test_peers.py"],
 }
 OPERATORS = [f"core/Replace{kind}_{swap}" for kind, swaps in SWAPS.items() for swap in swaps]
@@ -111,7 +120,8 @@ def imports_of(path: Path) -> set[str]:
 def nearest_tests(path: str) -> list[str]:
     """Test files that import a file of src, or the nearest that import it through others; and the one of its name.
 
-    Of several those in the folder that mirrors the file's. And what ALSO names.
+    Of several those in the folder that mirrors the file's; where none of the nearest is there, the nearest that is too.
+    And what ALSO names.
     """
     imports = {file: imports_of(file) for folder in ("src", "tests") for file in sorted((ROOT / folder).rglob("*.py"))}
     folder = Path("tests", *Path(path).parts[2:-1])
@@ -119,15 +129,17 @@ def nearest_tests(path: str) -> list[str]:
     named = {str(own)} if (ROOT / own).exists() else set()
     also = {test for place, tests in ALSO.items() if path.startswith(place) for test in tests}
     seen, level = {ROOT / path}, {ROOT / path}
+    nearest: set[str] = set()
     while level:
         names = {".".join(file.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__") for file in level}
         level = {file for file, found in imports.items() if found & names} - seen
         seen |= level
         tests = {file.relative_to(ROOT) for file in level if file.name.startswith("test_")}
-        near = {str(file) for file in tests if file.parent == folder} or {str(file) for file in tests}
-        if near or named:
-            return sorted(near | named | also)
-    return sorted(also)
+        inside = {str(file) for file in tests if file.parent == folder}
+        if inside or named:
+            return sorted(inside | (nearest or {str(file) for file in tests if not inside}) | named | also)
+        nearest = nearest or {str(file) for file in tests}
+    return sorted(nearest | also)
 
 
 class Copy:

@@ -29,7 +29,7 @@ PARTS = ("memory", "arithmetic", "serial", "launch", "exchange", "apart")
 
 # each with dtype, whether a gradient is wanted and whether sequences are packed: sizes of a large model, few heads,
 # heads of odd width in float32, wide ones without a gradient, packed ones, one long sequence, one token, wide states,
-# and no more than one block has to do
+# no more than one block has to do, and about as much as a GPU does at once
 LARGE = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": 128, "V": 128, "D": 128}
 FEW = {"B": 1, "T": 8200, "H": 4, "Hq": 2, "K": 64, "V": 64, "D": 768}
 ODD = {"B": 3, "T": 77, "H": 6, "Hq": 2, "K": 33, "V": 17, "D": 34}
@@ -38,17 +38,19 @@ LONG = {"B": 1, "T": 32768, "H": 2, "Hq": 1, "K": 64, "V": 128, "D": 256}
 ONE = {"B": 64, "T": 1, "H": 16, "Hq": 16, "K": 128, "V": 64, "D": 512}
 TINY = {"B": 1, "T": 40, "H": 1, "Hq": 1, "K": 16, "V": 16, "D": 16}
 WIDER = {"B": 4, "T": 4096, "H": 8, "Hq": 8, "K": 256, "V": 512, "D": 1024}
+MIDDLE = {"B": 2, "T": 1500, "H": 12, "Hq": 12, "K": 64, "V": 64, "D": 384}
 CALLS = (
     (LARGE, "bfloat16", True, False), (FEW, "bfloat16", True, False), (ODD, "float32", True, False),
     (WIDE, "float16", False, False), (LARGE, "bfloat16", True, True), (LONG, "float16", True, False),
     (ONE, "bfloat16", False, False), (WIDER, "bfloat16", True, False),
-    (TINY, "bfloat16", True, False),
+    (TINY, "bfloat16", True, False), (MIDDLE, "bfloat16", True, False),
 )  # fmt: skip
 HALF_CALLS = {
     "inter_chunk_scan": (
         {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64}, {"B": 8, "G": 64, "H": 16, "K": 128, "V": 128, "Kg": 128},
         {"B": 1, "G": 33, "H": 3, "K": 40, "V": 24, "r": 16}, {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64, "r": 4},
         {"B": 1, "G": 512, "H": 1, "K": 128, "V": 128, "Kg": 128, "r": 16}, {"B": 1, "G": 3, "H": 1, "K": 16, "V": 16},
+        {"B": 2, "G": 40, "H": 9, "K": 64, "V": 128},
     ),
     "intra_chunk": (
         {"B": 16, "T": 1024, "H": 12, "K": 64, "V": 64, "C": 64},
@@ -56,6 +58,9 @@ HALF_CALLS = {
         {"B": 1, "T": 333, "H": 4, "Hq": 2, "K": 40, "V": 24, "C": 128},
         {"B": 2, "T": 1000, "H": 2, "K": 64, "V": 256, "C": 256},
         {"B": 1, "T": 4096, "H": 4, "K": 256, "V": 256, "C": 64}, {"B": 1, "T": 40, "H": 1, "K": 16, "V": 16, "C": 64},
+        # fewer blocks than a GPU has processors, and a little more than it runs at once
+        {"B": 1, "T": 1024, "H": 2, "K": 64, "V": 64, "C": 128},
+        {"B": 2, "T": 2048, "H": 9, "K": 128, "V": 128, "C": 128},
     ),
 }  # fmt: skip
 
@@ -65,12 +70,14 @@ NORMS = (
     {"B": 4, "T": 4096, "H": 32, "D": 128, "G": 32},
     {"B": 1, "T": 100, "H": 3, "D": 1500, "G": 1},
     {"B": 1, "T": 5, "H": 1, "D": 129, "G": 1},
+    {"B": 2, "T": 900, "H": 5, "D": 64, "G": 5},
 )
 # of causal_conv1d: a layer's, one long sequence, and a few tokens
 CONVS = (
     {"B": 8, "T": 2048, "D": 2304, "W": 4},
     {"B": 1, "T": 32768, "D": 100, "W": 3},
     {"B": 2, "T": 5, "D": 64, "W": 7},
+    {"B": 3, "T": 6000, "D": 1536, "W": 2},
 )
 # and with a bias, packed, of heads that are normalised, with many taps, of few channels
 CONVS_WITH = (

@@ -32,12 +32,17 @@ def misuse(s: Scenario) -> list[Result]:
         "no memory": lambda: ({name: x.detach().to("meta")}, name),
         "an unknown backend": lambda: ({"backend": "fastest"}, "backend"),
     }
-    if name not in ("g", "A", "D", "weight", "a", "theta", "dt", "dt_bias", "A_log"):
+    # an axis that no other argument has may be of any size
+    alone = name in ("v", "o", "states") or (s.op, name) == ("ssd", "x")
+    alone = alone and not s.state and not {"gate", "weight", "states"} & (case.tensors.keys() - {name})
+    if not alone and name not in ("g", "A", "D", "weight", "a", "theta", "dt", "dt_bias", "A_log"):
         ways["a wider last axis"] = lambda: ({name: torch.cat([x, x, x], -1)}, "")
     if family in ("matrix", "diagonal", "dense", "inter", "conv"):
+        # of as many sequences as there are states
+        past = [*(s.cu or (0, 0))[:-1], s.T + 3]
         ways |= {
             "offsets of floats": lambda: ({"cu_seqlens": torch.tensor([0.0, s.T], device=x.device)}, "cu_seqlens"),
-            "offsets past the end": lambda: ({"cu_seqlens": torch.tensor([0, s.T + 3], device=x.device)}, "cu_seqlens"),
+            "offsets past the end": lambda: ({"cu_seqlens": torch.tensor(past, device=x.device)}, "cu_seqlens"),
             "offsets in a list": lambda: ({"cu_seqlens": [0, s.T]}, "cu_seqlens"),
         }
         if s.state and s.op != "mlstm":

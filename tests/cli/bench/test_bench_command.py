@@ -12,6 +12,7 @@ from holdfast.cli.app import app
 from holdfast.cli.bench import clock, live, page, plot, session
 from holdfast.cli.bench.case import Case
 from holdfast.cli.bench.cold import First
+from holdfast.cli.bench.figure import can_plot
 from holdfast.cli.bench.groups import groups
 from holdfast.cli.bench.peers import Peer
 from holdfast.cli.bench.record import Record, device_facts, device_folder, now, read, versions, write
@@ -293,7 +294,10 @@ def test_bench_then_report(monkeypatch, tmp_path, roof):
     (tmp_path / "benchmarks/results/cpu/other.json").write_text("{}")
     result = CliRunner().invoke(app, ["bench", "report"])
     assert result.exit_code == 0, result.output
-    assert "from 1 file" in result.output
+    assert result.output.endswith("from 1 file\n")
+    assert ("matplotlib is not installed" in result.output) == (not can_plot())
+    again = CliRunner().invoke(app, ["bench", "report", *["benchmarks/results/cpu/gla.json"] * 2])
+    assert again.output.endswith("from 2 files\n")
     assert "gla B1 T20 H1 K4 V4 float32 fwd" in (tmp_path / "benchmarks/results/report.html").read_text()
 
 

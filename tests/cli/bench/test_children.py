@@ -8,6 +8,7 @@ import torch
 from holdfast.cli.bench import child, first_call, profiled
 from holdfast.cli.bench.case import Case
 from holdfast.cli.bench.child import case_of, request, write_request
+from holdfast.cli.bench.failure import one_line
 from holdfast.cli.bench.subject import HoldfastRunner, Refused, Subject
 
 CPU = torch.device("cpu")
@@ -120,3 +121,8 @@ def test_one_run_and_a_sweep_lie_between_the_marks(monkeypatch, tmp_path, capsys
         {"profiled": f"{CASE} holdfast chunked", "failed": ""},
         {"profiled": f"{forward} holdfast chunked", "failed": "Refused: no"},
     ]
+
+
+def test_an_error_is_one_line_of_at_most_300_characters():
+    assert one_line(RuntimeError("a\n  b")) == "RuntimeError: a b"
+    assert one_line(RuntimeError("x" * 400)) == f"RuntimeError: {'x' * 400}"[:300]

@@ -1,6 +1,8 @@
 """First calls in processes of their own."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,3 +133,83 @@ def test_a_child_without_a_first_call(tmp_path, monkeypatch):
     monkeypatch.setattr(cold.sys, "executable", str(Path(__file__).parent / "no_such_python"))
     gone = first_call(SCAN, HoldfastRunner("chunked"), CPU, tmp_path / "3", 120)
     assert "ended its process: exit status 127" in gone.died
+
+
+@pytest.fixture
+def child(monkeypatch):
+    """Answers in the place of the child process; what it was started with."""
+    found = SimpleNamespace(returncode=0, stdout='noise\n{"seconds": 2.5}\n', stderr="", raises=None)
+
+    def run(line, timeout, **options):
+        assert options == {"capture_output": True, "text": True}
+        found.line, found.timeout = line, timeout
+        if found.raises:
+            raise found.raises
+        return found
+
+    monkeypatch.setattr(cold.subprocess, "run", run)
+    monkeypatch.setattr(cold, "_extensions", lambda: {Path("old")})
+    return found
+
+
+def test_a_child_gets_caches_of_its_own(child, tmp_path):
+    assert first_call(SCAN, HoldfastRunner("chunked"), CPU, tmp_path, 7.0) == First(2.5)
+    given = dict(word.split("=", 1) for word in child.line[1:] if "=" in word)
+    assert {name: given[name] for name in cold.CACHES} == {n: str(tmp_path / p) for n, p in cold.CACHES.items()}
+    assert all((tmp_path / place).is_dir() for place in cold.CACHES.values())
+    assert (given["TRITON_CACHE_AUTOTUNING"], child.timeout) == ("1", 7.0)
+    assert child.line[-3:-1] == ["-m", "holdfast.cli.bench.first_call"]
+
+
+def test_an_extension_is_built_where_it_stays_and_counts_only_if_it_was_not_there(child, tmp_path, monkeypatch):
+    peer = next(peer for peer in PEERS if peer.extension)
+    assert first_call(SCAN, peer, CPU, tmp_path / "1", 7.0) == First(None, why="its extension was there already")
+    given = {word.split("=", 1)[0] for word in child.line[1:] if "=" in word}
+    assert not given & set(cold.LEADS_TO_EXTENSIONS)
+    assert "TRITON_CACHE_DIR" in given
+    built = iter([{Path("old")}, {Path("old"), Path("new")}])
+    monkeypatch.setattr(cold, "_extensions", lambda: next(built))
+    assert first_call(SCAN, peer, CPU, tmp_path / "2", 7.0) == First(2.5)
+
+
+ENDED = "the first call ended its process: "
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"stdout": '{"refused": "needs a GPU"}'}, First(None, why="needs a GPU")),
+        ({"raises": cold.subprocess.TimeoutExpired("", 7)}, First(None, "the first call took more than 7 s")),
+        ({"returncode": -11, "stderr": "one\nlast\n"}, First(None, f"{ENDED}signal SIGSEGV last")),
+        ({"returncode": -1, "stderr": "x" * 400}, First(None, f"{ENDED}signal SIGHUP {'x' * 300}"[:300])),
+        ({"returncode": 3}, First(None, f"{ENDED}exit status 3 ")),
+    ],
+)
+def test_how_a_child_ended(child, answer, expected, tmp_path):
+    vars(child).update(answer)
+    assert first_call(SCAN, HoldfastRunner("chunked"), CPU, tmp_path, 7.0) == expected
+
+
+def test_a_first_call_may_take_four_minutes_and_both_passes_start_before_one(monkeypatch):
+    asked = []
+
+    def answer(case, runner, device, folder, limit):
+        (folder / "triton").mkdir(parents=True)
+        asked.append((case.passes, limit))
+        return First(None, why="no")
+
+    monkeypatch.setattr(cold, "first_call", answer)
+    lines = []
+    host = replace(SCAN, kind="host")
+    first_calls([SCAN, host, TRAINED], CPU, Selection.of("holdfast chunked"), 1, each=lines.append)
+    assert asked == [("fwd+bwd", 240.0), ("fwd", 240.0)]
+    assert lines[0].endswith("holdfast chunked: not measured: no")
+
+
+def test_only_what_died_is_not_run_again():
+    runner = HoldfastRunner("chunked")
+    found = {(SCAN, "holdfast chunked"): First(None, why="refused"), (SCAN, "other"): First(None, "it crashed")}
+    assert died(found, SCAN, runner) == ""
+    found[SCAN, "holdfast chunked"] = First(None, "it crashed")
+    assert died(found, LONGER, runner) == "it crashed"
+    assert died(found, TRAINED, runner) == ""

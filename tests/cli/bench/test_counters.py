@@ -75,7 +75,7 @@ def test_the_output_of_ncu_2025_on_an_h200(monkeypatch):
     [
         ([], "expected a line of units"),
         (output()[:4], "expected a line of units"),
-        (output(sweep_read=SWEEP_BYTES // 2), "expected the last kernel to read"),
+        (output(sweep_read=SWEEP_BYTES // 2), f"expected the last kernel to read .*; it read {SWEEP_BYTES // 2}"),
         ([text.replace('"byte"', '"Mbyte"') for text in output()], "expected bytes"),
         ([text.replace("dram__bytes_read", "other") for text in output()], "expected a line of units"),
     ],
@@ -89,7 +89,8 @@ def answers(monkeypatch, returncode: int = 0, stdout: str = "", stderr: str = ""
     """Puts an ncu in place that says this; returns the commands that were run."""
     commands = []
 
-    def run(command, **options):
+    def run(command, timeout, **options):
+        assert options == {"capture_output": True, "text": True}
         commands.append(command)
         return subprocess.CompletedProcess(command, returncode, stdout, stderr)
 
@@ -127,6 +128,40 @@ def test_what_is_missing_is_said(monkeypatch):
     answers(monkeypatch, 0, profiled("it broke"))
     (row,) = counted([ROW], GPU)
     assert (row.dram_bytes, row.counters_note) == (None, "it broke")
+
+
+@pytest.mark.parametrize(("read", "sweeps"), [(0.94, False), (0.96, True), (1.0, True), (1.04, True), (1.06, False)])
+def test_a_sweep_is_known_by_the_bytes_that_it_reads(read, sweeps):
+    """To a twentieth: the caches and what else is read make a little difference."""
+    lines = output(sweep_read=round(read * SWEEP_BYTES))
+    if sweeps:
+        assert summed(lines)[0].dram_bytes == 1213
+    else:
+        with pytest.raises(ValueError, match="expected the last kernel to read"):
+            summed(lines)
+
+
+def test_the_time_that_counting_may_take_grows_with_what_is_counted(monkeypatch):
+    given = []
+
+    def run(line, timeout, **options):
+        given.append(timeout)
+        raise subprocess.TimeoutExpired(line, timeout)
+
+    monkeypatch.setattr(counters.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(counters.subprocess, "run", run)
+    assert count([ROW], GPU) == [f"ncu took more than {given[0]:.0f} s"]
+    assert count([ROW] * 3, GPU) == [f"ncu took more than {3 * given[0]:.0f} s"] * 3
+    assert (given[0] > 10, given[1]) == (True, 3 * given[0])
+
+
+def test_one_failure_of_several_is_beside_its_row_and_a_missing_run_beside_all(monkeypatch):
+    answers(monkeypatch, 0, "\n".join([profiled(), profiled(), *output()[2:]]))
+    assert count([ROW, ROW], GPU) == ["ncu: fewer runs than were asked for"] * 2
+    answers(monkeypatch, 0, "\n".join([profiled("no"), *output()]))
+    assert count([ROW, ROW], GPU) == ["no", Counters(1213, 20.0, 2)]
+    answers(monkeypatch, 0, "first\nsecond\nthird\nfourth")
+    assert count([ROW], GPU) == ["ncu failed: second third fourth"]
 
 
 def test_one_process_counts_for_all_records(monkeypatch, roof, tmp_path):

@@ -111,6 +111,12 @@ def test_the_scan_between_chunks_has_row_decays_and_erasing(axis, size, roof):
         assert (row.status, row.detail) == ("ok", "")
 
 
+def test_the_scan_may_be_of_one_chunk():
+    case = Case("inter_chunk_scan", (("B", 2), ("G", 1), ("H", 2), ("K", 4), ("V", 4)))
+    given = case.arguments(CPU)
+    assert torch.equal(case.work.exact(given, {}), given["states"])
+
+
 @pytest.mark.parametrize("op", ["rglru", "rotlru", "hgrn"])
 def test_gates_may_be_as_narrow_as_the_inputs(op, roof):
     sizes = (("B", 1), ("T", 6), ("D", 4))

@@ -8,7 +8,8 @@ import torch
 from holdfast.cli.bench.case import Case, checked
 from holdfast.cli.bench.clock import bound_by_host
 from holdfast.cli.bench.floor import floor_bytes
-from holdfast.cli.bench.measure import measure
+from holdfast.cli.bench.measure import lost, measure
+from holdfast.cli.bench.memory import extra_bytes
 from holdfast.cli.bench.peers import PEERS, Peer
 from holdfast.cli.bench.subject import HoldfastRunner, Subject, holdfast_runners
 from holdfast.cli.bench.workload import workloads
@@ -230,6 +231,30 @@ def test_runners_of_a_case_get_the_same_arguments(roof):
 )
 def test_a_row_whose_host_takes_over_half_of_its_time_is_bound_by_it(median, host, bound):
     assert bool(bound_by_host(median, host)) == bound
+
+
+def test_a_device_is_lost_when_it_cannot_be_waited_for(monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("wait"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("free"))
+    assert (lost(CPU), done) == ("", [])
+    assert (lost(torch.device("cuda")), done) == ("", ["wait", "free"])
+
+    def raises(device):
+        raise RuntimeError("an illegal\nmemory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", raises)
+    assert lost(torch.device("cuda")) == "RuntimeError: an illegal memory access"
+
+
+def test_on_a_gpu_memory_is_the_peak_of_the_run_less_what_was_there(monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("wait"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: done.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: done.append("before") or 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: done.append("peak") or 350)
+    assert extra_bytes(lambda: done.append("run"), torch.device("cuda")) == 250
+    assert done == ["wait", "reset", "before", "run", "wait", "peak"]
 
 
 @pytest.mark.gpu

@@ -176,6 +176,9 @@ def test_the_model_has_the_size_that_it_says():
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == 162
     blocks = sum(p.numel() for p in model.blocks.parameters() if p.dim() > 1)
     assert blocks == FULL.blocks * 12 * FULL.width**2
+    # two norms a block and one behind them, embedding and head, no biases
+    rest = (2 * FULL.blocks + 1) * FULL.width + 2 * FULL.vocabulary * FULL.width
+    assert sum(p.numel() for p in model.parameters()) == blocks + rest
 
 
 @pytest.mark.parametrize("mixer", HERE, ids=[mixer.name for mixer in HERE])
@@ -346,6 +349,7 @@ def test_a_child_runs_all_of_a_mixer_at_one_block(tmp_path, monkeypatch, capsys)
 
 def test_a_child_that_ends_badly_is_a_line(monkeypatch):
     def run(command, timeout, **rest):
+        assert rest == {"capture_output": True, "text": True}
         if timeout < 1:
             raise warm.subprocess.TimeoutExpired(command, timeout)
         return warm.subprocess.CompletedProcess(command, -11, "", "one\nlast")

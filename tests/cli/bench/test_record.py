@@ -73,7 +73,7 @@ def test_first_calls_of_the_same_run_are(tmp_path):
 )
 def test_the_commit_tells_of_changes(monkeypatch, status, head, said):
     def git(line, **options):
-        assert line[:2] == ["git", "-C"]
+        assert (line[:2], options) == (["git", "-C"], {"capture_output": True, "text": True})
         if "rev-parse" in line:
             return subprocess.CompletedProcess(line, head, "1a2b3c\n", "")
         return subprocess.CompletedProcess(line, 0, status, "")

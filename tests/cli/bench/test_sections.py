@@ -89,6 +89,43 @@ def test_memory_and_host_and_first_calls_in_tables():
     assert "Seconds, cold." in text
 
 
+def test_words_stand_at_the_left_and_figures_at_the_right():
+    """Of each table as many columns are words as here."""
+    both = row(memory_bytes=2, history_bytes=3, first_call_s=1.0, dram_bytes=1, tensor_percent=1.0)
+    host = row(case=replace(CASES[0], kind="host"))
+    run = record(both, host, suite="mlx-recurrence")
+    for part, words in (
+        (sections.glance, 1), (sections.counters, 2), (sections.memory, 2), (sections.host, 2),
+        (sections.first_calls, 2), (sections.targets, 5),
+    ):  # fmt: skip
+        text = part(run)
+        assert {each.count('class="left"') for each in re.findall("<tr>.*?</tr>", text, re.DOTALL)} == {words}
+        assert re.search(r'<tr><th class="left">', text)
+
+
+def test_verdicts_are_counted():
+    text = sections.targets(record(row(memory_bytes=2, history_bytes=48), suite="mlx-recurrence"))
+    met, missed, rest = map(int, re.search(r"<p>(\d+) met, (\d+) missed, (\d+) not measured\.", text).groups())
+    found = [re.sub("<.*?>", "", each[3]) for each in cells(text)]
+    assert (met, missed, rest) == tuple(found.count(verdict) for verdict in ("met", "missed", "not measured"))
+    assert met + missed + rest == len(found) > 0
+
+
+@pytest.mark.parametrize(("dram", "mood"), [(84, "bad"), (86, "good"), (114, "good"), (116, "bad")])
+def test_a_prediction_is_good_within_fifteen_hundredths(dram, mood):
+    text = sections.counters(record(row(dram_bytes=dram, predicted_bytes=100, tensor_percent=1.0)))
+    assert f'<span class="{mood}">' in text
+
+
+def test_runners_that_draw_nothing_take_no_colour_and_ours_come_first(monkeypatch):
+    found = []
+    monkeypatch.setattr(page, "can_plot", lambda: True)
+    monkeypatch.setattr(page, "_record", lambda records, n, names, runners, plots: found.append(runners) or "")
+    errors = row("holdfast loop", None, step_errors={"50": [1.0]})
+    page.page([record(row("fla chunk"), errors, row("gone", None), row("holdfast triton"))])
+    assert found == [["holdfast loop", "holdfast triton", "fla chunk"]]
+
+
 def test_facts_of_a_run():
     rows = (row(method="events"), row(status="wrong", ms=None), row(status="failed", ms=None), row(method="events"))
     found = record(*rows, device={"name": "H200", "sms": 132}, versions={"torch": "2.11", "cuda": ""}, complete=False)

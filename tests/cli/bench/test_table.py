@@ -1,6 +1,8 @@
 """How figures are written, which row of a case is shown, and at which sizes results are compared."""
 
+import platform
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,8 +150,8 @@ def test_the_scan_between_chunks_is_cut_along_chunks(monkeypatch):
 
 
 def test_many_steps_are_compared_in_chunks_where_they_can_be(monkeypatch):
-    short = GLA.with_sizes(dict(GLA.sizes) | {"T": cases.MOST_STEPS})
-    longer = GLA.with_sizes(dict(GLA.sizes) | {"T": cases.MOST_STEPS + 1})
+    """Over 1024 steps, as docs/benchmarking.md says."""
+    short, longer = (GLA.with_sizes(dict(GLA.sizes) | {"T": steps}) for steps in (1024, 1025))
     monkeypatch.setattr(cases, "ORACLE_BUDGET", {"cpu": 2**40})
     assert not better_in_chunks(longer, CPU)
     monkeypatch.setattr(cases, "IN_CHUNKS_BUDGET", {"cpu": 2**40})
@@ -184,10 +186,26 @@ def test_roofs_are_bytes_and_operations_a_second(monkeypatch):
     assert (found.copy_bytes, found.matrix_size) == (2**20, 32)
 
 
+@pytest.mark.parametrize(("kind", "copied", "side"), [("cuda", 2**31, 8192), ("cpu", 2**28, 1024)])
+def test_roofs_of_another_day_are_of_the_same_sizes(monkeypatch, kind, copied, side):
+    monkeypatch.setattr("holdfast.cli.bench.roofs._copy_ms", lambda moved, device: moved / 1e9)
+    monkeypatch.setattr(torch, "randn", lambda *shape, **options: torch.zeros(2, *[n // side for n in shape[1:]]))
+    monkeypatch.setattr("holdfast.cli.bench.roofs.time_runs", lambda run, device: clock.Times(1.0, 1.0, 1.0, 1, ""))
+    found = roofs(torch.device(kind))
+    assert (found.copy_bytes, found.matrix_size) == (copied, side)
+    assert found.copy_bandwidth == pytest.approx(1e12)
+
+
+def test_the_kernel_tells_kibibytes(monkeypatch):
+    monkeypatch.setattr(memory.Path, "read_text", lambda path: "VmPeak:\t 9 kB\nVmRSS:\t    3 kB\n")
+    assert memory._status("VmRSS") == 3072
+
+
 def test_extra_bytes_are_those_of_the_run():
     kept = []
     found = memory.extra_bytes(lambda: kept.append(torch.ones(2**24)), CPU)
     if found is None:
+        assert not Path("/proc/self/clear_refs").exists() or platform.libc_ver()[0] != "glibc"
         pytest.skip("this kernel or C library does not say what a process holds")
     assert 2**26 <= found < 2**26 + 2**24
     assert memory.extra_bytes(lambda: None, CPU) < 2**24

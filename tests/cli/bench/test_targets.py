@@ -62,6 +62,55 @@ def test_a_target_is_met_missed_or_not_measured(target, verdict, measured):
     assert found.measured.startswith(measured)
 
 
+@pytest.mark.parametrize(
+    ("value", "ours", "theirs", "expected", "unit"),
+    [
+        ("speed", {"median_ms": 2.0}, {"median_ms": 3.0}, 1.5, "x as fast"),
+        ("memory", {"memory_bytes": 6}, {"memory_bytes": 4}, 1.5, "x the memory"),
+        ("dram", {"dram_bytes": 6}, {"dram_bytes": 4}, 1.5, "x the DRAM bytes"),
+        ("history", {"history_bytes": 30, "memory_bytes": 2}, {}, 15, "x less than the full history"),
+        ("floor", {"floor_ratio": 1.25}, {}, 1.25, "x the floor"),
+        # 4 x 10^9 operations in 2 ms are 2 x 10^12 a second
+        ("rate", {"operations": 4 * 10**9, "median_ms": 2.0}, {}, 2.0, "TFLOP/s"),
+        ("tensor", {"tensor_percent": 61.0}, {}, 61.0, "% of cycles"),
+        ("kernels", {"kernels": 3}, {}, 3, "kernels"),
+        ("shared", {"shared_bytes": 3 * 2**9}, {}, 1.5, "KiB a block"),
+        ("error", {"error": 0.25}, {}, 0.25, "relative error"),
+        ("step_error", {"step_errors": {"50": [9.0], "100": [0.1, 0.3, 0.2]}}, {}, 0.3, "absolute error"),
+        ("prediction", {"dram_bytes": 3, "predicted_bytes": 4}, {}, 25.0, "% off the prediction"),
+        ("prediction", {"dram_bytes": 5, "predicted_bytes": 4}, {}, 25.0, "% off the prediction"),
+        ("host", {"median_ms": 0.021}, {}, 21.0, "us a call"),
+    ],
+)
+def test_the_figures_that_targets_are_about(value, ours, theirs, expected, unit):
+    mine, other = (replace(of_case(CASES[0], name, "ok"), **of) for name, of in (("a", ours), ("b", theirs)))
+    said, value_of = targets.VALUES[value]
+    assert (said, value_of(mine, other)) == (unit, pytest.approx(expected))
+    # nothing is made up where a figure lacks
+    for name in ours:
+        assert value_of(replace(mine, **{name: None}), other) is None
+    if theirs:
+        assert value_of(mine, None) is None
+        assert value_of(mine, replace(other, **dict.fromkeys(theirs))) is None
+
+
+def test_a_case_runs_or_does_not():
+    target = Target("m", "t", "runs", at_least=1.0)
+    assert judge(target, ROWS).measured == "2 of 2 cases run and are right"
+    assert targets.VALUES["runs"][1](of_case(CASES[0], "a", "wrong"), None) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "held"),
+    [
+        ({"at_most": 2.0}, 2.0, True), ({"at_most": 2.0}, 2.1, False), ({"at_most": 0.0}, 0.0, True),
+        ({"at_least": 2.0}, 2.0, True), ({"at_least": 2.0}, 1.9, False), ({"at_least": 0.0}, 0.0, True),
+    ],
+)  # fmt: skip
+def test_a_limit_holds_what_is_on_it(limit, value, held):
+    assert Target("m", "t", "error", **limit).holds(value) is held
+
+
 def test_a_peer_that_is_wrong_is_named():
     wrong = replace(of_case(CASES[0], "fla chunk", "wrong", "relative error 2"), error=2.0)
     found = judge(Target("m", "t", "speed", against=("fla",), at_least=1.0), [ROWS[0], wrong])

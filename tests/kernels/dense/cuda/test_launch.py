@@ -131,6 +131,17 @@ def test_arguments_match_the_signatures(launched, which, plan, D):
     assert given["extra"].shape[2] == len(set(which.recurrent) - set(which.input))
 
 
+@pytest.mark.parametrize(
+    ("clip", "cut", "given"), [(0.5, False, 0.5), (None, True, 0.0), (0.5, True, 0.0), (None, False, float("inf"))]
+)
+def test_a_gradient_that_is_cut_is_clipped_to_nothing(launched, clip, cut, given):
+    arguments = RECURRENCES["lstm"].example(Draw(0, torch.bfloat16), Sizes(B=3, T=4, H=2, D=32))
+    call = DenseCall(lstm, **arguments, recurrent_grad_clip=clip, cut_recurrent_grad=cut)
+    h, _, states, gates = fused.Fused().forward(ONE_BLOCK, call, None, True)
+    fused.Fused().backward(ONE_BLOCK, call, None, h, states, gates, torch.ones_like(h), None)
+    assert assert_matches(launched[-1])["clip"].value == given
+
+
 def test_inference_keeps_nothing(launched):
     arguments = RECURRENCES["lstm"].example(Draw(0, torch.bfloat16), Sizes(B=3, T=4, H=2, D=32))
     fused.Fused().forward(ONE_BLOCK, DenseCall(lstm, **arguments), None, False)

@@ -20,7 +20,7 @@ class TrainedBlock(Block):
 
 
 class Model(nn.Module):
-    """Tokens in, logits of the next one out. Embedding and head are untied: 163M parameters with attention."""
+    """Tokens in, logits of the next one out. Embedding and head are untied: 162M parameters with attention."""
 
     def __init__(self, mixer: Mixer, scale: Scale) -> None:
         super().__init__()
