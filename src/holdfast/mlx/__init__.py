@@ -5,7 +5,10 @@ and signatures are those of the package mlx-recurrence 0.3.0, so that a program 
 comes after them, as keyword arguments.
 """
 
-from . import legacy, nn
+from . import needs_mlx  # noqa: F401 - before what imports mlx
+
+# isort: split
+from . import _chassis, legacy, nn
 from .chassis import DEFAULT_SEG, Scan, choose_path
 from .gla import gla_scan, gla_scan_reference, gla_scan_with_state, gla_step
 from .kernel import Kernel
@@ -16,10 +19,15 @@ from .rglru import rglru_scan, rglru_scan_reference, rglru_scan_with_state, rglr
 from .rotlru import rotlru_scan, rotlru_scan_reference, rotlru_scan_with_state, rotlru_step
 from .ssd import ssd_scan, ssd_scan_reference, ssd_scan_with_state, ssd_step
 
+# that of holdfast, which may not be installed
+__version__ = "0.1.0"
+
 __all__ = [
     "DEFAULT_SEG",
     "Kernel",
     "Scan",
+    "__version__",
+    "_chassis",
     "check_segment_shape",
     "choose_path",
     "get_or_build_kernel",

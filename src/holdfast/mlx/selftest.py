@@ -16,8 +16,9 @@ import mlx.core as mx
 from . import chassis, gla, legacy, rglru, rotlru, ssd
 from .memory import history_bytes, kept_bytes
 
-# relative to the largest value of each array; bfloat16 rounds to 2^-9, twice where a gradient uses a rounded output
-LIMITS = {mx.float32: 2e-5, mx.bfloat16: 2**-7}
+# relative to the largest value of each array; bfloat16 rounds to 2^-9 and float16 to 2^-12, twice where a gradient uses
+# a rounded output
+LIMITS = {mx.float32: 2e-5, mx.bfloat16: 2**-7, mx.float16: 2**-10}
 # of the document that this library's scans come from; the state of SSD is P x N, that of GLA P x P
 SHAPE = {"B": 3, "L": 512, "H": 12, "P": 64, "N": 16}
 RUNS = 20

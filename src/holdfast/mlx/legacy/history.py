@@ -20,6 +20,11 @@ def run(scan: Scan, forward: Forward, backward: Backward, inputs: Arrays, state:
     return scan.reference(inputs, state, y_shape)
 
 
+def require_metal() -> None:
+    """Raises ValueError where Metal kernels cannot run, with the reason."""
+    choose_path("metal")
+
+
 @cache
 def _differentiable(forward: Forward, backward: Backward):
     @mx.custom_function

@@ -8,7 +8,7 @@ from ..kernel import Kernel
 from ..tile import Tile
 from ..tile import join as join_parts
 from .chunks import cut, join
-from .history import run
+from .history import require_metal, run
 
 FORWARD = Kernel("selective_forward", ("u", "delta", "B", "C", "A"), ("y", "states"), ("tile",))
 BACKWARD = Kernel(
@@ -98,3 +98,28 @@ def selective_scan_chunked(
         entering = states[-1][:, -1]
     y = (join(mx.stack(states, 1), u.shape[1]) * C[:, :, None]).sum(-1)
     return y.astype(u.dtype)
+
+
+def _ssm_forward_kernel(
+    u: mx.array, delta: mx.array, B_in: mx.array, C_in: mx.array, A_neg: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`selective_scan_metal` without its gradient: y, and every state, float32 [B, L, D, N]. Metal alone."""
+    _check(u, delta, B_in, C_in, A_neg)
+    require_metal()
+    return _forward([u, delta, B_in, C_in, A_neg])
+
+
+def _ssm_backward_metal(
+    grad_y: mx.array, h_all: mx.array, u: mx.array, delta: mx.array, B_in: mx.array, C_in: mx.array, A_neg: mx.array
+) -> tuple[mx.array, ...]:
+    """Gradients of u, delta, B_in, C_in and A_neg, from y's and every state."""
+    _check(u, delta, B_in, C_in, A_neg)
+    require_metal()
+    return tuple(_backward([u, delta, B_in, C_in, A_neg], h_all, grad_y))
+
+
+def _ssm_backward_chunked(
+    grad_y: mx.array, h_all: mx.array, u: mx.array, delta: mx.array, B_in: mx.array, C_in: mx.array, A_neg: mx.array
+) -> tuple[mx.array, ...]:
+    """`_ssm_backward_metal` in plain mlx: the gradient of `selective_scan_chunked`, which finds the states again."""
+    return tuple(mx.vjp(selective_scan_chunked, [u, delta, B_in, C_in, A_neg], [grad_y.astype(u.dtype)])[1])

@@ -9,7 +9,7 @@ from ..kernel import SIMD_WIDTH, Kernel
 from ..tile import Tile
 from ..tile import join as join_parts
 from .chunks import cut, join
-from .history import run
+from .history import require_metal, run
 
 # Tokens that the backward pass takes at a time; the states are all there.
 SEG = 32
@@ -97,3 +97,26 @@ def gla_scan_chunked(q: mx.array, k: mx.array, v: mx.array, gates: mx.array, chu
         outs.append(inside[:, :, n] + (q_[:, :, n] * from_start[:, :, n, :, None]) @ S)
         S = from_start[:, :, n, -1, None, None] * S + writes[:, :, n]
     return join(mx.stack(outs, 2).moveaxis(1, 3), v.shape[1]).astype(v.dtype)
+
+
+def _gla_forward_kernel(q: mx.array, k: mx.array, v: mx.array, gates: mx.array) -> tuple[mx.array, mx.array]:
+    """`gla_scan_metal` without its gradient: y, and every state as `_gla_backward_metal` takes them. Metal alone."""
+    _check(q, k, v, gates)
+    require_metal()
+    return _forward([q, k, v, gates])
+
+
+def _gla_backward_metal(
+    grad_out: mx.array, h_all: mx.array, q: mx.array, k: mx.array, v: mx.array, gates: mx.array
+) -> tuple[mx.array, ...]:
+    """Gradients of q, k, v and gates, from y's and what `_gla_forward_kernel` kept."""
+    _check(q, k, v, gates)
+    require_metal()
+    return tuple(_backward([q, k, v, gates], h_all, grad_out))
+
+
+def _gla_backward_chunked(
+    grad_out: mx.array, h_all: mx.array, q: mx.array, k: mx.array, v: mx.array, gates: mx.array
+) -> tuple[mx.array, ...]:
+    """`_gla_backward_metal` in plain mlx: the gradient of `gla_scan_chunked`, which finds the states again."""
+    return tuple(mx.vjp(gla_scan_chunked, [q, k, v, gates], [grad_out.astype(v.dtype)])[1])
