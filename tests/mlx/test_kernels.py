@@ -139,6 +139,24 @@ def test_blocks_of_a_large_head_in_turn(metal, monkeypatch, name, sizes, blocks,
     assert (threadgroups == 1) == (backward.outputs[sums[0]].shape[0] == 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("gla", {"K": 1345, "V": 3}), ("gla", {"K": 1400, "V": 5, "vector": True}), ("ssd", {"N": 2049, "P": 3, "G": 1})],
+)
+def test_a_state_too_tall_for_threadgroup_memory(metal, name, sizes):
+    """A lone simdgroup exchanges nothing; the stand-in refuses more than the 32 KiB of an Apple GPU."""
+    case = SCANS[name](B=1, L=5, H=1, **sizes)
+    assert_close(case.run(), case.oracle(), 2e-5)
+
+
+def test_a_selective_state_too_tall_for_threadgroup_memory(metal):
+    D, N = 3, 2049
+    u, rows, rates = mx.random.normal((1, 4, D)), mx.random.normal((1, 4, N)), -mx.random.uniform(0, 1, (D, N))
+    inputs = [u, mx.abs(u), rows, rows + 1, rates]
+    args = {"grad_argnums": range(5), "arg_names": "abcde", "verbose": False, "y_tol": 1e-2}
+    assert hm.parity_check(hm.selective_scan_metal, hm.selective_scan_chunked, inputs, **args)[0]
+
+
 def test_memory_of_a_large_head():
     """K = V = 128 at the document's B, L and H: states and partial sums together."""
     sizes = (3, 512, 12, 128, 128)

@@ -135,6 +135,12 @@ static bool run_threadgroup() {
 static int launch(void (*kernel)(const Place &), const int *grid, const int *group, const int *first, unsigned seed,
                   char *message) {
   body = kernel;
+  // 32 KiB on every Apple GPU; g++ may pad in between
+  const long bytes = __stop_threadgroup_memory - __start_threadgroup_memory;
+  if (bytes > 32 * 1024 + 64) {
+    sprintf(message, "%ld bytes of threadgroup memory, of 32768", bytes);
+    return 1;
+  }
   luck = seed * 2654435761ull + 1;
   uint n[3], size[3];
   for (int i = 0; i < 3; ++i) { size[i] = min(group[i], grid[i]); n[i] = (grid[i] + size[i] - 1) / size[i]; }

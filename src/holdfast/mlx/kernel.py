@@ -63,5 +63,5 @@ def _built(kernel: Kernel):
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
         source=kernel.text(kernel.body or kernel.name),
-        header="".join(kernel.text(header) for header in kernel.headers),
+        header="".join(["#define FUNCTION inline\n", *(kernel.text(header) for header in kernel.headers)]),
     )

@@ -2,6 +2,8 @@
 // The output is the history of the state, so nothing else was kept. Writes da, dx [B, L, D] and dh0 [B, D].
 const int L = a_shape[1];
 const long D = a_shape[2];
+// A grid of CUDA is whole threadgroups; Metal's ends where it is told to.
+if (thread_position_in_grid.x >= D) return;
 const long channel = thread_position_in_grid.y * D + thread_position_in_grid.x;
 const long first = thread_position_in_grid.y * L * D + thread_position_in_grid.x;
 

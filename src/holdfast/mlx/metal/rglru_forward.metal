@@ -1,6 +1,8 @@
 // h = a h + x, a thread a channel. Reads a, x [B, L, D] and h0 [B, D]; writes y [B, L, D] and last [B, D].
 const int L = x_shape[1];
 const long D = x_shape[2];
+// A grid of CUDA is whole threadgroups; Metal's ends where it is told to.
+if (thread_position_in_grid.x >= D) return;
 const long channel = thread_position_in_grid.y * D + thread_position_in_grid.x;
 const long first = thread_position_in_grid.y * L * D + thread_position_in_grid.x;
 

@@ -2,6 +2,8 @@
 // writes y [B, L, 2 P] and last [B, 2 P].
 const int L = a_shape[1];
 const long P = a_shape[2];
+// A grid of CUDA is whole threadgroups; Metal's ends where it is told to.
+if (thread_position_in_grid.x >= P) return;
 const long pair = thread_position_in_grid.y * P + thread_position_in_grid.x;
 const long first = thread_position_in_grid.y * L * P + thread_position_in_grid.x;
 

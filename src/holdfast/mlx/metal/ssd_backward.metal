@@ -16,8 +16,9 @@ const long place = ((b * H + h) * parts + part) * SG + own;
 const long share = checkpoint_slots<SEG, SUB>(segments) * (32 * RPL * CPL);
 const Checkpoints<SEG, SUB, RPL, CPL> states = {kept + place * share + thread_index % 32, segments};
 
-// Two buffers, so that one barrier a token is enough: a buffer is written again only after the next barrier.
-threadgroup float shared[2][SG][2][R * RPL];
+// Two buffers, so that one barrier a token is enough: a buffer is written again only after the next barrier. A lone
+// simdgroup exchanges nothing, so that no N is too large.
+threadgroup float shared[2][SG][2][SG > 1 ? R * RPL : 1];
 threadgroup float shared_step[2][SG];
 for (int block = part; block * block_columns < P; block += parts) {
   const Lane<R, RPL, CPL> lane = {thread_index % 32, N, P, block * block_columns + own * (32 / R) * CPL};
@@ -71,26 +72,40 @@ for (int block = part; block * block_columns < P; block += parts) {
         }
         store_columns(columns, du, input.row(t) * P, lane);
 
-        for (int n = 0; n < 2; ++n)
-          for (int i = 0; i < RPL; ++i) {
-            const float sum = sum_lanes<R, 32>(rows[n][i]);
-            if (lane.index < R) shared[t % 2][own][n][lane.row(i)] = sum;
-          }
-        step_grad = simd_sum(step_grad);
-        if (lane.index == 0) shared_step[t % 2][own] = step_grad;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
         const long at = part * batch * L * H + input.row(t);
-        for (int r = thread_index; r < N; r += 32 * SG) {
-          float sums[2] = {};
-          for (int g = 0; g < SG; ++g)
-            for (int n = 0; n < 2; ++n) sums[n] += shared[t % 2][g][n][r];
-          put(dC, at * N + r, sums[0], is_first);
-          put(dB, at * N + r, sums[1], is_first);
+        for (int i = 0; i < RPL; ++i) {
+          const float dc = sum_lanes<R, 32>(rows[0][i]), db = sum_lanes<R, 32>(rows[1][i]);
+          if (lane.index < R) {
+            if (SG > 1) {
+              shared[t % 2][own][0][lane.row(i)] = dc;
+              shared[t % 2][own][1][lane.row(i)] = db;
+            } else if (lane.row(i) < N) {
+              put(dC, at * N + lane.row(i), dc, is_first);
+              put(dB, at * N + lane.row(i), db, is_first);
+            }
+          }
         }
-        if (thread_index == 0) {
-          float sum = 0.0f;
-          for (int g = 0; g < SG; ++g) sum += shared_step[t % 2][g];
-          put(ddelta, at, sum, is_first);
+        step_grad = simd_sum(step_grad);
+        if (lane.index == 0) {
+          if (SG > 1)
+            shared_step[t % 2][own] = step_grad;
+          else
+            put(ddelta, at, step_grad, is_first);
+        }
+        if (SG > 1) {
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          for (int r = thread_index; r < N; r += 32 * SG) {
+            float sums[2] = {};
+            for (int g = 0; g < SG; ++g)
+              for (int n = 0; n < 2; ++n) sums[n] += shared[t % 2][g][n][r];
+            put(dC, at * N + r, sums[0], is_first);
+            put(dB, at * N + r, sums[1], is_first);
+          }
+          if (thread_index == 0) {
+            float sum = 0.0f;
+            for (int g = 0; g < SG; ++g) sum += shared_step[t % 2][g];
+            put(ddelta, at, sum, is_first);
+          }
         }
       }
     }
@@ -98,17 +113,25 @@ for (int block = part; block * block_columns < P; block += parts) {
   store_state(dS, dS0 + (b * H + h) * P * N, 1, N, lane);
 
   // the barrier: other simdgroups may still read the buffers for the first tokens
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (SG > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+  const long rate = ((part * batch + b) * H + h) * N;
   for (int i = 0; i < RPL; ++i) {
     const float sum = sum_lanes<R, 32>(rate_grads[i]);
-    if (lane.index < R) shared[0][own][0][lane.row(i)] = sum;
+    if (lane.index < R) {
+      if (SG > 1)
+        shared[0][own][0][lane.row(i)] = sum;
+      else if (lane.row(i) < N)
+        put(dA, rate + lane.row(i), sum, is_first);
+    }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int r = thread_index; r < N; r += 32 * SG) {
-    float sum = 0.0f;
-    for (int g = 0; g < SG; ++g) sum += shared[0][g][0][r];
-    put(dA, ((part * batch + b) * H + h) * N + r, sum, is_first);
+  if (SG > 1) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int r = thread_index; r < N; r += 32 * SG) {
+      float sum = 0.0f;
+      for (int g = 0; g < SG; ++g) sum += shared[0][g][0][r];
+      put(dA, rate + r, sum, is_first);
+    }
+    // and again before the next block writes them
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  // and again before the next block writes them
-  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
