@@ -87,7 +87,7 @@ def test_the_distribution_runs_where_torch_cannot_be_imported(tmp_path):
     done = python("-c", NO_TORCH + code, path=[alone, site])
     assert done.stdout.strip() == str(alone / "holdfast" / "mlx" / "__init__.py"), done.stderr
     done = python("-m", "holdfast.mlx.selftest", path=[alone, site])
-    assert "The plain path is right" in done.stdout or "The Metal kernels are right" in done.stdout, done.stderr
+    assert "are right" in done.stdout or "is right" in done.stdout, done.stderr
     assert "torch" not in {path.name for path in (*alone.iterdir(), *site.iterdir())}
 
     files = {str(path.relative_to(alone)) for path in alone.rglob("*") if path.is_file()}

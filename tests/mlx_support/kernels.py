@@ -12,6 +12,7 @@ from holdfast.mlx import chassis
 
 from .cases import SCANS, normal
 from .cpu import Metal
+from .cuda_sources import Cuda
 from .msl import signature_text
 
 SNAPSHOT = Path(__file__).with_name("signatures.txt")
@@ -26,12 +27,12 @@ SMALL = {
 }
 
 
-def sources(metal: Metal) -> dict[str, str]:
+def sources(metal: Metal | Cuda) -> dict[str, str]:
     """Generated sources by label: each kernel in float32, in bfloat16, on arrays of one element, and more.
 
-    metal stands in for mx.fast.metal_kernel and runs nothing.
+    metal stands in for mx.fast.metal_kernel, or for mx.fast.cuda_kernel, and runs nothing.
     """
-    assert not metal.runs
+    assert isinstance(metal, Cuda) or not metal.runs
     found = {}
 
     def note(suffix):

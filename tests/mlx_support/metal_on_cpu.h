@@ -12,6 +12,9 @@ static inline float float_of(unsigned u) { float x; memcpy(&x, &u, 4); return x;
 #define BITS_OF bits_of
 #define FLOAT_OF float_of
 #include "metal_types.h"
+#define device
+#define constant
+#define thread
 
 // One section for all threadgroup memory, so that it can be poisoned between threadgroups.
 #define threadgroup static __attribute__((section("threadgroup_memory")))

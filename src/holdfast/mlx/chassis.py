@@ -1,8 +1,8 @@
 """What every scan shares: the choice of path, the custom gradient, and the plain loop that the others are held to.
 
-A recurrence brings one step in plain mlx and a pair of launches of Metal kernels, forward and backward. From the step
-come its reference and the path for machines without Metal, which keeps the state between segments and runs each segment
-again in the backward pass, as the kernels do.
+A recurrence brings one step in plain mlx and a pair of launches of kernels, forward and backward. From the step come
+its reference and the path for machines whose mlx has no GPU, which keeps the state between segments and runs each
+segment again in the backward pass, as the kernels do.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ class Scan:
     Attributes:
         name: of the public function, for messages.
         step: `step(*inputs at one token, state) -> (y at that token, state)`, plain differentiable mlx in float32.
-        forward: `forward(inputs, state, seg) -> (y, final state)`, by Metal kernels.
+        forward: `forward(inputs, state, seg) -> (y, final state)`, by kernels.
         backward: `backward(inputs, state, y, grad_y, grad_final, seg) -> [gradient of each input, of the state]`, by
-            Metal kernels; gradients in any dtype.
+            kernels; gradients in any dtype.
         value: which input gives y its dtype.
         constants: how many of the last inputs have no time axis.
     """
@@ -112,16 +112,31 @@ def metal_missing() -> str | None:
     return None
 
 
-def choose_path(backend: str | None = None) -> str:
-    """'metal' where Metal runs, else 'mlx', the plain path; or the one named.
+def cuda_missing() -> str | None:
+    """Why kernels of MLX's CUDA back end cannot run here, or None."""
+    if not mx.cuda.is_available():
+        return "this mlx has no CUDA back end"
+    if mx.default_device().type != mx.DeviceType.gpu:
+        return "mlx's default device is the CPU; mx.set_default_device(mx.gpu) selects CUDA"
+    return None
 
-    Raises ValueError for an unknown name, and for 'metal' where it cannot run, with the reason.
+
+def choose_path(backend: str | None = None) -> str:
+    """'metal' where Metal runs, 'cuda' where MLX's CUDA back end does, else 'mlx', the plain path; or the one named.
+
+    Raises ValueError for an unknown name, and for 'metal' or 'cuda' where it cannot run, with the reason.
     """
     check_backend(backend)
-    reason = None if backend == "mlx" else metal_missing()
-    if backend == "metal" and reason:
-        raise ValueError(f"backend: 'metal' cannot run: {reason}")
-    return "mlx" if backend == "mlx" or reason else "metal"
+    if backend == "mlx":
+        return backend
+    for path, missing in (("metal", metal_missing), ("cuda", cuda_missing)):
+        if backend in (None, path):
+            reason = missing()
+            if reason is None:
+                return path
+            if backend == path:
+                raise ValueError(f"backend: {path!r} cannot run: {reason}")
+    return "mlx"
 
 
 @cache
@@ -130,14 +145,14 @@ def _differentiable(scan: Scan, path: str, seg: int):
 
     @mx.custom_function
     def function(*given):
-        if path == "metal":
+        if path != "mlx":
             return tuple(scan.forward(given[:-1], given[-1], seg))
         return scan.loop(given[:-1], given[-1])
 
     @function.vjp
     def function_vjp(given, grads, outputs):
         inputs, state = given[:-1], given[-1]
-        if path == "metal":
+        if path != "mlx":
             found = scan.backward(inputs, state, outputs[0], *grads, seg)
         else:
             found = scan._loop_backward(inputs, state, *grads, seg)

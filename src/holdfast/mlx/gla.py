@@ -105,7 +105,7 @@ def gla_scan_with_state(
             number, negative and zero too.
         seg: tokens between the states that the backward pass keeps; any L.
         initial_state: float32 [B, H, K, V]; zeros by default.
-        backend: "metal" or "mlx"; by default Metal where it runs, else plain mlx.
+        backend: "metal", "cuda" or "mlx"; by default the kernels where they run, else plain mlx.
 
     Returns:
         y [B, L, H, V] in v's dtype, and the final state, float32 [B, H, K, V]. Gradients, in the dtypes of what they

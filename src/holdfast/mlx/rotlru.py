@@ -80,7 +80,7 @@ def rotlru_scan_with_state(
         x: inputs [B, L, D], pairs interleaved (real, imaginary), whose dtype is the output's.
         seg: tokens between kept states on the plain path. The Metal path of a diagonal scan keeps only its output.
         initial_state: float32 [B, D], pairs interleaved; zeros by default.
-        backend: "metal" or "mlx"; by default Metal where it runs, else plain mlx.
+        backend: "metal", "cuda" or "mlx"; by default the kernels where they run, else plain mlx.
 
     Returns:
         h [B, L, D] in x's dtype, and the final state, float32 [B, D]. Gradients, in the dtypes of what they belong to,

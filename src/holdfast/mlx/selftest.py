@@ -1,19 +1,23 @@
 """python -m holdfast.mlx.selftest: are the scans right on this machine, and what do they cost.
 
 Every scan and every gradient is compared with the step-by-step loop in float64 on the CPU, twice, since runs repeat bit
-for bit, and on Metal once more under mx.compile. There a table of times and peak memory follows, beside full history.
-Exit status: 0 where the Metal kernels are right, 1 where anything is wrong, 2 where all is right but there is no Metal,
-so that only the plain path was checked.
+for bit, and where kernels run (Metal, CUDA) once more under mx.compile. There a table of times and peak memory follows,
+beside full history. `--path metal`, `cuda` or `mlx` says what to check.
+
+Exit status: 0 where the kernels are right, 1 where anything is wrong, 2 where there are none to check: no Metal and no
+CUDA, so that only the plain path was checked, the path that was asked for does not run here, or mlx is not installed.
 """
 
+import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from . import chassis, gla, legacy, rglru, rotlru, ssd
+from .check import BACKENDS
 from .memory import history_bytes, kept_bytes
 
 # relative to the largest value of each array; bfloat16 rounds to 2^-9 and float16 to 2^-12, twice where a gradient uses
@@ -34,7 +38,7 @@ class Trial:
     inputs: list[mx.array]
     state: mx.array
 
-    def errors(self, dtype: mx.Dtype, is_compiled: bool) -> list[float]:
+    def errors(self, dtype: mx.Dtype, is_compiled: bool, path: str | None = None) -> list[float]:
         """Of y, the final state and each gradient; inf for what differs between two runs."""
         inputs = [x.astype(dtype) for x in self.inputs]
         keys = mx.random.split(mx.random.key(0))
@@ -44,7 +48,7 @@ class Trial:
             wide, wide_weights = ([x.astype(mx.float64) for x in xs] for xs in ((*inputs, self.state), weights))
             exact = values_and_grads(lambda *xs: self.scan.loop(xs[:-1], xs[-1]), wide_weights)(*wide)
             mx.eval(exact)
-        ours = values_and_grads(lambda *xs: self.function(*xs[:-1], initial_state=xs[-1]), weights)
+        ours = values_and_grads(lambda *xs: self.function(*xs[:-1], initial_state=xs[-1], backend=path), weights)
         ways = [ours, mx.compile(ours)] if is_compiled else [ours]
         runs = [way(*inputs, self.state) for way in ways for _ in range(2)]
         errors = [relative_error(x, e) for found in runs for x, e in zip(found, exact, strict=True)]
@@ -95,12 +99,12 @@ def trials() -> Iterator[Trial]:
         yield Trial(f"ssd P={P} N={N} G={G}", ssd.SCAN, ssd.ssd_scan_with_state, inputs, normal((B, H, P, N)))
 
 
-def check(is_compiled: bool) -> bool:
+def check(is_compiled: bool, path: str | None = None) -> bool:
     """Prints a line for each trial and dtype; whether all are within the limits. is_compiled: under mx.compile too."""
     is_right = True
     for trial in trials():
         for dtype, limit in LIMITS.items():
-            worst = max(trial.errors(dtype, is_compiled))
+            worst = max(trial.errors(dtype, is_compiled, path))
             is_right &= worst <= limit
             verdict = "right" if worst <= limit else f"WRONG, limit {limit:.1e}"
             name = str(dtype).removeprefix("mlx.core.")
@@ -166,22 +170,33 @@ def print_formula(B: int, L: int, H: int, P: int, N: int) -> None:
         print(f"  {label:12} {kept / 1e6:7.1f} MB; full history {history / 1e6:7.1f} MB, {ratio}")
 
 
-def main() -> int:
-    path, missing = chassis.choose_path(), chassis.metal_missing()
-    print(f"mlx {mx.__version__}: {'the Metal kernels' if path == 'metal' else f'the plain path ({missing})'}")
-    is_right = check(is_compiled=path == "metal")
+NAMES = {"metal": "the Metal kernels", "cuda": "the kernels by MLX's CUDA back end"}
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.mlx.selftest", description="Checks the scans.")
+    parser.add_argument("--path", choices=BACKENDS, help="what to check; by default the kernels where they run")
+    try:
+        path = chassis.choose_path(parser.parse_args(arguments).path)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    has_kernels = path != "mlx"
+    why = f"the plain path ({chassis.metal_missing()}; {chassis.cuda_missing()})"
+    print(f"mlx {mx.__version__}: {NAMES.get(path, why)}")
+    is_right = check(has_kernels, path)
     print_formula(**SHAPE)
-    if path == "metal":
+    if has_kernels:
         measure(**SHAPE)
     if not is_right:
         print("\nSomething is wrong; see above.")
         return 1
-    if path != "metal":
-        print("\nThe plain path is right. The Metal kernels were not checked: they need a Mac with Apple silicon.")
+    if not has_kernels:
+        print("\nThe plain path is right. No kernel was checked: that takes a Mac with Apple silicon, or CUDA.")
         return 2
-    print("\nThe Metal kernels are right.")
+    print(f"\n{NAMES[path].replace('the', 'The', 1)} are right.")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

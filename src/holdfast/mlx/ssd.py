@@ -120,7 +120,7 @@ def ssd_scan_with_state(
         A_neg: rates of decay [H, N], negative.
         seg: tokens between the states that the backward pass keeps; any L.
         initial_state: float32 [B, H, P, N]; zeros by default.
-        backend: "metal" or "mlx"; by default Metal where it runs, else plain mlx.
+        backend: "metal", "cuda" or "mlx"; by default the kernels where they run, else plain mlx.
 
     Returns:
         y [B, L, H, P] in u's dtype, and the final state, float32 [B, H, P, N]. Gradients, in the dtypes of what they

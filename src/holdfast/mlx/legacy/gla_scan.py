@@ -9,7 +9,7 @@ from ..kernel import SIMD_WIDTH, Kernel
 from ..tile import Tile
 from ..tile import join as join_parts
 from .chunks import cut, join
-from .history import require_metal, run
+from .history import require_kernels, run
 
 # Tokens that the backward pass takes at a time; the states are all there.
 SEG = 32
@@ -100,9 +100,9 @@ def gla_scan_chunked(q: mx.array, k: mx.array, v: mx.array, gates: mx.array, chu
 
 
 def _gla_forward_kernel(q: mx.array, k: mx.array, v: mx.array, gates: mx.array) -> tuple[mx.array, mx.array]:
-    """`gla_scan_metal` without its gradient: y, and every state as `_gla_backward_metal` takes them. Metal alone."""
+    """`gla_scan_metal` without its gradient: y, and every state as `_gla_backward_metal` takes them. Kernels alone."""
     _check(q, k, v, gates)
-    require_metal()
+    require_kernels()
     return _forward([q, k, v, gates])
 
 
@@ -111,7 +111,7 @@ def _gla_backward_metal(
 ) -> tuple[mx.array, ...]:
     """Gradients of q, k, v and gates, from y's and what `_gla_forward_kernel` kept."""
     _check(q, k, v, gates)
-    require_metal()
+    require_kernels()
     return tuple(_backward([q, k, v, gates], h_all, grad_out))
 
 

@@ -8,7 +8,7 @@ from ..kernel import Kernel
 from ..tile import Tile
 from ..tile import join as join_parts
 from .chunks import cut, join
-from .history import require_metal, run
+from .history import require_kernels, run
 
 FORWARD = Kernel("selective_forward", ("u", "delta", "B", "C", "A"), ("y", "states"), ("tile",))
 BACKWARD = Kernel(
@@ -103,9 +103,9 @@ def selective_scan_chunked(
 def _ssm_forward_kernel(
     u: mx.array, delta: mx.array, B_in: mx.array, C_in: mx.array, A_neg: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """`selective_scan_metal` without its gradient: y, and every state, float32 [B, L, D, N]. Metal alone."""
+    """`selective_scan_metal` without its gradient: y, and every state, float32 [B, L, D, N]. Kernels alone."""
     _check(u, delta, B_in, C_in, A_neg)
-    require_metal()
+    require_kernels()
     return _forward([u, delta, B_in, C_in, A_neg])
 
 
@@ -114,7 +114,7 @@ def _ssm_backward_metal(
 ) -> tuple[mx.array, ...]:
     """Gradients of u, delta, B_in, C_in and A_neg, from y's and every state."""
     _check(u, delta, B_in, C_in, A_neg)
-    require_metal()
+    require_kernels()
     return tuple(_backward([u, delta, B_in, C_in, A_neg], h_all, grad_y))
 
 
