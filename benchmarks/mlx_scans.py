@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/mlx_scans.py --out results.json
 
 Each time is the median of runs of the whole call, from its arguments to what it returns being there: forward, and the
-gradients of all inputs. `--path mlx` takes the plain path, `--shape small` what a CPU does in seconds. Errors are those
-of `python -m holdfast.mlx.selftest`; run it first.
+gradients of all inputs. `--path mlx` takes the plain path, `--shape small` what a CPU does in seconds, `--loop` adds
+the loop that steps through the tokens. Errors are those of `python -m holdfast.mlx.selftest`; run it first.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ import mlx.core as mx
 import holdfast.mlx as hm
 
 SHAPES = {
+    "short": {"B": 1, "L": 8, "H": 4, "D": 64, "N": 16},
     "small": {"B": 1, "L": 256, "H": 4, "D": 64, "N": 16},
     "document": {"B": 3, "L": 512, "H": 12, "D": 64, "N": 16},
     "model": {"B": 4, "L": 4096, "H": 16, "D": 64, "N": 64},
@@ -66,6 +68,18 @@ def of_mlx(scan: Callable, inputs: Inputs, path: str, runs: int) -> dict[str, fl
     return {"forward_ms": forward, "both_ms": both, "peak_mb": mx.get_peak_memory() / 1e6}
 
 
+def of_loop(op: str, inputs: Inputs, runs: int) -> dict[str, float]:
+    """The plain path without its chunked form."""
+    module = {"simple_gla": "gla"}.get(op, op)
+    scan = replace(getattr(hm, module).SCAN, chunked=None)
+    value = inputs[scan.value]
+    state = getattr(hm, f"{module}_scan_with_state")(*inputs)[1]
+    zeros = mx.zeros_like(state)
+    return of_mlx(
+        lambda *xs, backend: scan.run(xs, zeros, value.shape, hm.DEFAULT_SEG, backend)[0], inputs, "mlx", runs
+    )
+
+
 def of_torch(op: str, inputs: Inputs, runs: int) -> dict[str, float] | None:
     """The PyTorch op on the same values; None where torch is missing or has no GPU."""
     try:
@@ -108,6 +122,7 @@ def main() -> None:
     parser.add_argument("--path", choices=("metal", "cuda", "mlx"))
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["document", "model"])
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--loop", action="store_true")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     path = hm.choose_path(asked.path)
@@ -119,10 +134,13 @@ def main() -> None:
                 mx.eval(inputs)
                 row = {"shape": shape, "dtype": dtype, "scan": name, "mlx": of_mlx(scan, inputs, path, asked.runs)}
                 row["torch"] = of_torch(op, inputs, asked.runs)
+                row["loop"] = of_loop(op, inputs, 3) if asked.loop else None
                 rows.append(row)
-                beside = row["torch"] and " ".join(f"{key} {value:.3f}" for key, value in row["torch"].items())
-                ours = " ".join(f"{key} {value:.3f}" for key, value in row["mlx"].items())
-                print(f"{shape:9} {dtype:9} {name:20} mlx {ours}; torch {beside}", flush=True)
+                said = [f"{shape:9} {dtype:9} {name:20}"]
+                for who in ("mlx", "torch", "loop"):
+                    if row[who]:
+                        said.append(who + "".join(f" {key} {value:.2f}" for key, value in row[who].items()))
+                print("; ".join(said), flush=True)
     if asked.out:
         found = {"mlx": mx.__version__, "path": path, "device": str(mx.device_info()), "rows": rows}
         asked.out.write_text(json.dumps(found, indent=1) + "\n")

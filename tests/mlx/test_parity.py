@@ -5,6 +5,8 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+import holdfast.mlx as hm
+from holdfast.mlx import chassis
 from mlx_support.cases import SCANS, SIZES, label
 from mlx_support.oracle import assert_close, ours, relative_error
 
@@ -27,6 +29,29 @@ def test_metal(metal, name, sizes):
 def test_plain_path(name, sizes):
     case = SCANS[name](**sizes)
     assert_close(case.run(seg=16, backend="mlx"), case.oracle(), LIMIT)
+
+
+@every_size
+def test_plain_path_in_spans(monkeypatch, name, sizes):
+    """Shorter than a chunk, with a remainder, the state handed from one to the next."""
+    monkeypatch.setattr(chassis, "SPAN", 13)
+    monkeypatch.setattr(chassis, "LEAST_CHUNKED", 2)
+    case = SCANS[name](**sizes)
+    assert_close(case.run(backend="mlx"), case.oracle(), LIMIT)
+
+
+@every_scan
+def test_plain_path_takes_no_step_a_token(monkeypatch, name):
+    def no_step(*_):
+        raise AssertionError("a step")
+
+    scan = getattr(hm, name).SCAN
+    case = SCANS[name](B=1, L=40)
+    without = replace(scan, step=no_step)
+    y, _ = without.run(case.inputs, case.state, case.y_shape, 32, "mlx")
+    assert relative_error(y, case.oracle()["values"][0]) <= LIMIT
+    with pytest.raises(AssertionError, match="a step"):
+        replace(without, chunked=None).run(case.inputs, case.state, case.y_shape, 32, "mlx")
 
 
 @every_scan

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_state
 from .kernel import Kernel
@@ -68,7 +69,7 @@ def _backward(
     return [join(dq), join(dk), dv, join(dgates), dS0]
 
 
-SCAN = Scan("gla_scan", _step, _forward, _backward, value=2)
+SCAN = Scan("gla_scan", _step, _forward, _backward, value=2, chunked=chunked.gla)
 
 
 def _check(q: mx.array, k: mx.array, v: mx.array, gates: mx.array, time: str = "B L H") -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_state
 from .kernel import SIMD_WIDTH, Kernel
@@ -43,7 +44,7 @@ def _backward(
     )
 
 
-SCAN = Scan("rglru_scan", _step, _forward, _backward, value=1)
+SCAN = Scan("rglru_scan", _step, _forward, _backward, value=1, chunked=chunked.rglru)
 
 
 def rglru_scan_with_state(

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_state
 from .kernel import SIMD_WIDTH, Kernel
@@ -45,7 +46,7 @@ def _backward(
     )
 
 
-SCAN = Scan("rotlru_scan", _step, _forward, _backward, value=3)
+SCAN = Scan("rotlru_scan", _step, _forward, _backward, value=3, chunked=chunked.rotlru)
 
 
 def _check(a: mx.array, cs: mx.array, sn: mx.array, x: mx.array) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_divides, check_state
 from .kernel import Kernel
@@ -78,7 +79,7 @@ def _over_groups(grad: mx.array, groups: int) -> mx.array:
     return grad if groups == H else grad.reshape(B, L, groups, H // groups, N).sum(3)
 
 
-SCAN = Scan("ssd_scan", _step, _forward, _backward, value=0, constants=1)
+SCAN = Scan("ssd_scan", _step, _forward, _backward, value=0, constants=1, chunked=chunked.ssd)
 
 
 def _check(
