@@ -5,7 +5,6 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-import holdfast.mlx as hm
 from holdfast.mlx import chassis
 from mlx_support.cases import SCANS, SIZES, label
 from mlx_support.oracle import assert_close, ours, relative_error
@@ -22,7 +21,7 @@ def test_metal(metal, name, sizes):
     # segments of 16: three levels of kept states, with remainders
     got = case.run(seg=16)
     assert_close(got, case.oracle(), LIMIT)
-    assert [launch.kernel for launch in metal.launches] == [f"{name}_forward", f"{name}_backward"]
+    assert [launch.kernel for launch in metal.launches] == case.launched
 
 
 @every_size
@@ -45,9 +44,8 @@ def test_plain_path_takes_no_step_a_token(monkeypatch, name):
     def no_step(*_):
         raise AssertionError("a step")
 
-    scan = getattr(hm, name).SCAN
-    case = SCANS[name](B=1, L=40)
-    without = replace(scan, step=no_step)
+    case = SCANS[name](B=1, L=40, **({"G": 4} if name == "gated_delta" else {}))
+    without = replace(case.definition, step=no_step)
     y, _ = without.run(case.inputs, case.state, case.y_shape, 32, "mlx")
     assert relative_error(y, case.oracle()["values"][0]) <= LIMIT
     with pytest.raises(AssertionError, match="a step"):

@@ -56,5 +56,5 @@ def test_the_table(metal, capsys, monkeypatch):
     selftest.measure(B=1, L=8, H=1, P=8, N=4, runs=1)
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if re.fullmatch(r"  \S.* +[\d.]+ +[\d.]+ +\d+", line)]
-    assert len(rows) == 7
+    assert len(rows) == 9
     assert {"selective_backward", "gla_history_backward"} <= {launch.kernel for launch in metal.launches}

@@ -99,6 +99,43 @@ def gla(inputs: Arrays, state: mx.array) -> tuple[mx.array, mx.array]:
     return join(y, length), state
 
 
+def unit_lower_inverse(A: mx.array) -> mx.array:
+    """The inverse of I + the part of A [..., C, C] below the diagonal, by halving; C a power of two."""
+    half = A.shape[-1] // 2
+    if half == 0:
+        return mx.ones_like(A)
+    corners = mx.stack([A[..., :half, :half], A[..., half:, half:]], axis=-3)
+    both = unit_lower_inverse(corners)
+    first, second = both[..., 0, :, :], both[..., 1, :, :]
+    return _lower(first, second, -(second @ A[..., half:, :half] @ first))
+
+
+def delta(inputs: Arrays, state: mx.array) -> tuple[mx.array, mx.array]:
+    """The gated delta rule of q, k [B, L, H, K], v [B, L, H, V], gates [B, L, H] or [B, L, H, K] and beta [B, L, H].
+
+    What the tokens of a chunk write, u_t = beta_t (v_t - S'^T k_t), solves a triangular system: what a token finds is
+    what the chunk's first state has for its key, and what the tokens before it wrote.
+    """
+    q, k, v, gates, beta = inputs
+    length = v.shape[1]
+    q, k, v, beta = (cut(x, 0.0) for x in (q, k, v, beta[..., None]))
+    gates = cut(gates if gates.ndim == 4 else gates[..., None], 1.0)
+    inside, from_start, to_end = products_within(mx.stack([q, k]), k[None], gates[None])
+    inside, among_keys = inside
+    from_start, to_end = from_start[0], to_end[0]
+    solved = unit_lower_inverse(beta * among_keys)
+    values, keys = solved @ (beta * v), solved @ (beta * k * from_start)
+    to_final = _transposed(k * to_end)
+    decays = from_start[..., -1, :, None]
+    states, writes = [], []
+    for n in range(v.shape[2]):
+        states.append(state)
+        writes.append(values[:, :, n] - keys[:, :, n] @ state)
+        state = decays[:, :, n] * state + to_final[:, :, n] @ writes[-1]
+    y = inside @ mx.stack(writes, axis=2) + (q * from_start) @ mx.stack(states, axis=2)
+    return join(y, length), state
+
+
 def ssd(inputs: Arrays, state: mx.array) -> tuple[mx.array, mx.array]:
     """The scan of Mamba-2: in the words of gated linear attention q is C, k is B, v is delta u."""
     u, delta, B, C, A = inputs

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from . import chassis, gla, legacy, rglru, rotlru, ssd
+from . import chassis, delta, gla, legacy, rglru, rotlru, ssd
 from .check import BACKENDS
 from .memory import history_bytes, kept_bytes
 
@@ -38,6 +38,13 @@ class Trial:
     inputs: list[mx.array]
     state: mx.array
 
+    def _loop(self, *given: mx.array) -> tuple[mx.array, mx.array]:
+        *inputs, state = given
+        if self.scan in (delta.GATED_DELTA, delta.KDA):
+            each = inputs[2].shape[2] // inputs[0].shape[2]
+            inputs[:2] = (mx.repeat(x, each, axis=2) for x in inputs[:2])
+        return self.scan.loop(inputs, state)
+
     def errors(self, dtype: mx.Dtype, is_compiled: bool, path: str | None = None) -> list[float]:
         """Of y, the final state and each gradient; inf for what differs between two runs."""
         inputs = [x.astype(dtype) for x in self.inputs]
@@ -46,7 +53,7 @@ class Trial:
         weights.append(mx.random.normal(self.state.shape, key=keys[1]))
         with mx.stream(mx.cpu):
             wide, wide_weights = ([x.astype(mx.float64) for x in xs] for xs in ((*inputs, self.state), weights))
-            exact = values_and_grads(lambda *xs: self.scan.loop(xs[:-1], xs[-1]), wide_weights)(*wide)
+            exact = values_and_grads(self._loop, wide_weights)(*wide)
             mx.eval(exact)
         ours = values_and_grads(lambda *xs: self.function(*xs[:-1], initial_state=xs[-1], backend=path), weights)
         ways = [ours, mx.compile(ours)] if is_compiled else [ours]
@@ -93,6 +100,14 @@ def trials() -> Iterator[Trial]:
         for name, gates in (("a gate a head", uniform(-1, 1, (B, L, H))), ("a key", uniform(-1, 1, (B, L, H, K)))):
             label = f"gla K={K} V={V}, {name}"
             yield Trial(label, gla.SCAN, gla.gla_scan_with_state, [q, k, v, gates], normal((B, H, K, V)))
+    for B, L, H, G, K, V in ((2, 37, 4, 2, 5, 7), (1, 70, 2, 1, 64, 64)):
+        q, k, v, beta = normal((B, L, G, K)), normal((B, L, G, K)), normal((B, L, H, V)), uniform(0, 1, (B, L, H))
+        # keys of length one, as in models: longer ones make a state that grows without bound
+        k, state = k / mx.linalg.norm(k, axis=-1, keepdims=True), normal((B, H, K, V))
+        inputs = [q, k, v, uniform(-1, 1, (B, L, H)), beta]
+        yield Trial(f"gated delta K={K} G={G}", delta.GATED_DELTA, delta.gated_delta_scan_with_state, inputs, state)
+        inputs = [q, k, v, uniform(-1, 1, (B, L, H, K)), beta]
+        yield Trial(f"kda K={K} G={G}", delta.KDA, delta.kda_scan_with_state, inputs, state)
     for B, L, H, G, P, N in ((2, 37, 4, 2, 7, 5), (1, 70, 2, 2, 64, 16), (1, 40, 2, 1, 70, 128)):
         inputs = [normal((B, L, H, P)), uniform(0.01, 1, (B, L, H)), normal((B, L, G, N)), normal((B, L, G, N))]
         inputs.append(-mx.exp(normal((H, N))))
@@ -129,17 +144,21 @@ def measure(B: int, L: int, H: int, P: int, N: int, runs: int = RUNS) -> None:
 
 def _costs(B: int, L: int, H: int, P: int, N: int) -> Iterator[tuple[str, Callable, list[mx.array]]]:
     normal = mx.random.normal
-    u, delta = normal((B, L, H, P)), mx.random.uniform(0.01, 0.1, (B, L, H))
+    u, steps = normal((B, L, H, P)), mx.random.uniform(0.01, 0.1, (B, L, H))
     B_in, C_in, A = normal((B, L, H, N)), normal((B, L, H, N)), -mx.exp(normal((H, N)))
-    flat = [u.reshape(B, L, H * P), mx.repeat(delta, P, axis=2), B_in[:, :, 0], C_in[:, :, 0], mx.repeat(A, P, axis=0)]
+    flat = [u.reshape(B, L, H * P), mx.repeat(steps, P, axis=2), B_in[:, :, 0], C_in[:, :, 0], mx.repeat(A, P, axis=0)]
     yield "SSD, full history", legacy.selective_scan_metal, flat
-    yield "SSD", ssd.ssd_scan, [u, delta, B_in, C_in, A]
+    yield "SSD", ssd.ssd_scan, [u, steps, B_in, C_in, A]
     qkv = [normal((B, L, H, P)) * P**-0.5, normal((B, L, H, P)), normal((B, L, H, P))]
     gates = mx.sigmoid(normal((B, L, H)) + 3)
     yield "GLA, full history", legacy.gla_scan_metal, [*qkv, gates]
     yield "GLA", gla.gla_scan, [*qkv, gates]
     yield "GLA, a gate a key", gla.gla_scan, [*qkv, mx.sigmoid(normal((B, L, H, P)) + 3)]
     a, x = mx.sigmoid(normal((B, L, 2 * H * P)) + 3), normal((B, L, 2 * H * P))
+    key = qkv[1] / mx.linalg.norm(qkv[1], axis=-1, keepdims=True)
+    beta = mx.sigmoid(normal((B, L, H)))
+    yield "gated delta rule", delta.gated_delta_scan, [qkv[0], key, qkv[2], gates, beta]
+    yield "KDA", delta.kda_scan, [qkv[0], key, qkv[2], mx.sigmoid(normal((B, L, H, P)) + 3), beta]
     yield "RG-LRU", rglru.rglru_scan, [a, x]
     half, theta = a[..., : H * P], mx.random.uniform(0, 3, (B, L, H * P))
     yield "rotational LRU", rotlru.rotlru_scan, [half, mx.cos(theta), mx.sin(theta), x]

@@ -35,7 +35,7 @@ struct Checkpoints {
 // Runs tokens [from, to) and keeps the state before every EVERY-th. The next token is on its way while one is used.
 template <int EVERY, typename Input, typename Kept, int RPL, int CPL>
 FUNCTION void sweep(thread float (&S)[RPL][CPL], int from, int to, thread const Input& input, thread const Kept& kept) {
-  Token<RPL, CPL> token, next;
+  typename Input::Item token, next;
   input.load(next, from);
   for (int t = from; t < to; ++t) {
     token = next;

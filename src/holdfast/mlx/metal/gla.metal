@@ -2,6 +2,7 @@
 // its rows, the key writes the value.
 template <typename Keys, typename Values, typename Gates, int GK, int R, int RPL, int CPL>
 struct GlaInput {
+  typedef Token<RPL, CPL> Item;
   Keys k;
   Values v;
   Gates gates;

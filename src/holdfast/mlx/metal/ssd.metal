@@ -2,6 +2,7 @@
 // K is N, k is B, V is P and v is delta u.
 template <typename Inputs, typename Steps, typename Writes, typename Rates, int R, int RPL, int CPL>
 struct SsdInput {
+  typedef Token<RPL, CPL> Item;
   Inputs u;
   Steps delta;
   Writes B;
