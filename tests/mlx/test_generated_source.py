@@ -71,11 +71,11 @@ def test_small_arrays_are_in_the_constant_address_space(sources):
     assert "const device float* q" in sources["gla_backward"]
 
 
-def test_sizes_are_not_compiled_in(sources):
-    """Template arguments are dtypes, tiles and segments; B and L come with the arrays' shapes."""
+def test_batch_and_length_are_not_compiled_in(sources):
+    """Template arguments are dtypes, tiles, segments and sizes of a model; B, L and H come with the arrays' shapes."""
     for text in sources.values():
         template = re.search(r"template <([^>]*)>\n\[\[kernel", text).group(1)
-        assert set(re.findall(r"int (\w+)", template)) <= {"AHEAD", "R", "RPL", "CPL", "SG", "SEG", "SUB", "GK"}
+        assert set(re.findall(r"int (\w+)", template)) <= {*"RKVNPD", "AHEAD", "RPL", "CPL", "SG", "SEG", "SUB", "GK"}
 
 
 def test_cuda_kernels_are_told_apart_by_what_they_read(cuda):

@@ -34,7 +34,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     tile = Tile.of(state.shape[2], V)
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": v.dtype, "GK": _gate_channels(gates)} | tile.template,
+        template={"Y": v.dtype, "GK": _gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(v.shape, v.dtype), (state.shape, mx.float32)],
@@ -53,7 +53,7 @@ def _backward(
     dq, dk, dv, dgates, dS0, _ = BACKWARD(
         inputs=[*inputs, state, grad_y, grad_final],
         template={"DQ": sums[0][1], "DK": sums[1][1], "DV": v.dtype, "DG": sums[2][1]}
-        | {"GK": _gate_channels(gates), "SEG": seg, "SUB": part_of(seg)}
+        | {"GK": _gate_channels(gates), "K": state.shape[2], "V": V, "SEG": seg, "SUB": part_of(seg)}
         | tile.template,
         grid=tile.grid(H, B, parts),
         threadgroup=tile.threadgroup,

@@ -23,7 +23,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     a, x = inputs
     y, last = FORWARD(
         inputs=[a, x, state],
-        template={"Y": x.dtype, "AHEAD": AHEAD},
+        template={"Y": x.dtype, "AHEAD": AHEAD, "D": x.shape[2]},
         grid=(x.shape[2], x.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[(x.shape, x.dtype), (state.shape, mx.float32)],
@@ -37,7 +37,7 @@ def _backward(
     a, x = inputs
     return BACKWARD(
         inputs=[a, state, y, grad_y, grad_final],
-        template={"A": a.dtype, "X": x.dtype, "AHEAD": AHEAD},
+        template={"A": a.dtype, "X": x.dtype, "AHEAD": AHEAD, "D": x.shape[2]},
         grid=(x.shape[2], x.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[(a.shape, a.dtype), (x.shape, x.dtype), (state.shape, mx.float32)],

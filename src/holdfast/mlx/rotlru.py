@@ -11,7 +11,9 @@ from .kernel import SIMD_WIDTH, Kernel
 AHEAD = 4
 
 FORWARD = Kernel("rotlru_forward", ("a", "cs", "sn", "x", "h0"), ("y", "last"))
-BACKWARD = Kernel("rotlru_backward", ("a", "cs", "sn", "h0", "y", "dy", "dlast"), ("da", "dcs", "dsn", "dx", "dh0"))
+BACKWARD = Kernel(
+    "rotlru_backward", ("a", "cs", "sn", "h0", "y", "dy", "dlast"), ("da", "dcs", "dsn", "dx", "dh0"), ("rotlru",)
+)
 
 
 def _step(a: mx.array, cs: mx.array, sn: mx.array, x: mx.array, h: mx.array) -> tuple[mx.array, mx.array]:
@@ -25,7 +27,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     a, x = inputs[0], inputs[3]
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": x.dtype, "AHEAD": AHEAD},
+        template={"Y": x.dtype, "AHEAD": AHEAD, "P": a.shape[2]},
         grid=(a.shape[2], a.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[(x.shape, x.dtype), (state.shape, mx.float32)],
@@ -39,7 +41,7 @@ def _backward(
     a, cs, sn, x = inputs
     return BACKWARD(
         inputs=[a, cs, sn, state, y, grad_y, grad_final],
-        template={"A": a.dtype, "CS": cs.dtype, "SN": sn.dtype, "X": x.dtype, "AHEAD": AHEAD},
+        template={"A": a.dtype, "CS": cs.dtype, "SN": sn.dtype, "X": x.dtype, "AHEAD": AHEAD, "P": a.shape[2]},
         grid=(a.shape[2], a.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[*((z.shape, z.dtype) for z in inputs), (state.shape, mx.float32)],

@@ -34,7 +34,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     tile = Tile.of(state.shape[3], P)
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": u.dtype} | tile.template,
+        template={"Y": u.dtype, "N": state.shape[3], "P": P} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(u.shape, u.dtype), (state.shape, mx.float32)],
@@ -56,7 +56,7 @@ def _backward(
     du, ddelta, dB, dC, dA, dS0, _ = BACKWARD(
         inputs=[*inputs, state, grad_y, grad_final],
         template={"DU": u.dtype, "DD": steps[1], "DB": each_head[0][1], "DC": each_head[1][1]}
-        | {"SEG": seg, "SUB": part_of(seg)}
+        | {"N": N, "P": P, "SEG": seg, "SUB": part_of(seg)}
         | tile.template,
         grid=tile.grid(H, B, parts),
         threadgroup=tile.threadgroup,

@@ -31,7 +31,7 @@ def _forward(inputs: Arrays) -> tuple[mx.array, mx.array]:
     kept = (B * H * tile.blocks * tile.SG, slots, SIMD_WIDTH * tile.RPL * tile.CPL)
     y, states = FORWARD(
         inputs=inputs,
-        template={"Y": v.dtype, "GK": 1, "SEG": SEG} | tile.template,
+        template={"Y": v.dtype, "GK": 1, "K": q.shape[3], "V": V, "SEG": SEG} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(v.shape, v.dtype), (kept, mx.float32)],
@@ -49,7 +49,7 @@ def _backward(inputs: Arrays, kept: mx.array, grad_y: mx.array) -> list[mx.array
     dq, dk, dv, dgates, _ = BACKWARD(
         inputs=[*inputs, zeros, grad_y, zeros, kept],
         template={"DQ": parts[0][1], "DK": parts[1][1], "DV": v.dtype, "DG": parts[2][1]}
-        | {"GK": 1, "SEG": SEG, "SUB": SEG}
+        | {"GK": 1, "K": K, "V": V, "SEG": SEG, "SUB": SEG}
         | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,

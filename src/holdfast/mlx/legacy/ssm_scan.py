@@ -28,7 +28,7 @@ def _forward(inputs: Arrays) -> tuple[mx.array, mx.array]:
     tile = Tile.of(A.shape[1], u.shape[2])
     y, states = FORWARD(
         inputs=inputs,
-        template={"Y": u.dtype} | tile.template,
+        template={"Y": u.dtype, "D": u.shape[2], "N": A.shape[1]} | tile.template,
         grid=tile.grid(1, u.shape[0]),
         threadgroup=tile.threadgroup,
         outputs=[(u.shape, u.dtype), ((*u.shape, A.shape[1]), mx.float32)],
@@ -42,7 +42,9 @@ def _backward(inputs: Arrays, kept: mx.array, grad_y: mx.array) -> list[mx.array
     parts = [((tile.blocks, *x.shape), tile.sum_dtype(x.dtype)) for x in (B, C)]
     du, ddelta, dB, dC, dA = BACKWARD(
         inputs=[*inputs, kept, grad_y],
-        template={"DU": u.dtype, "DD": delta.dtype, "DB": parts[0][1], "DC": parts[1][1]} | tile.template,
+        template={"DU": u.dtype, "DD": delta.dtype, "DB": parts[0][1], "DC": parts[1][1]}
+        | {"D": u.shape[2], "N": A.shape[1]}
+        | tile.template,
         grid=tile.grid(1, u.shape[0]),
         threadgroup=tile.threadgroup,
         outputs=[(u.shape, u.dtype), (delta.shape, delta.dtype), *parts, ((u.shape[0], *A.shape), mx.float32)],

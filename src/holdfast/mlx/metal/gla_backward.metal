@@ -3,7 +3,7 @@
 // writes first. Sums over columns run over the simdgroups of a threadgroup. A head is blocks of SG simdgroups, shared by
 // as many threadgroups as the grid has (parts): each takes some one after another and adds them up in its own dq, dk
 // [parts, B, L, H, K] and dgates [parts, B, L, H, GK]. dv is like v, dS0 like S0.
-const int L = q_shape[1], H = q_shape[2], K = q_shape[3], V = v_shape[3];
+const int L = q_shape[1], H = q_shape[2];
 const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.z;
 const int part = threadgroup_position_in_grid.x, parts = threadgroups_per_grid.x;
 const long B = threadgroups_per_grid.z;
@@ -22,7 +22,7 @@ constexpr int SUMS = GK > 1 ? 3 : 2;
 threadgroup float shared[2][SG][SUMS][SG > 1 ? R * RPL : 1];
 threadgroup float shared_gate[2][SG];
 for (int block = part; block * block_columns < V; block += parts) {
-  const Lane<R, RPL, CPL> lane = {thread_index % 32, K, V, block * block_columns + own * (32 / R) * CPL};
+  const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index % 32, K, V, block * SG + own);
   const GlaInput<decltype(k), decltype(v), decltype(gates), GK, R, RPL, CPL> input = {
       k, v, gates, b * L * H + h, H, lane};
   const bool is_first = block == part;
@@ -73,7 +73,7 @@ for (int block = part; block * block_columns < V; block += parts) {
           if (lane.index < R) {
             if (SG > 1) {
               for (int n = 0; n < SUMS; ++n) shared[t % 2][own][n][lane.row(i)] = sums[n];
-            } else if (lane.row(i) < K) {
+            } else if (lane.has_row(i)) {
               put(dq, at * K + lane.row(i), sums[0], is_first);
               put(dk, at * K + lane.row(i), sums[1], is_first);
               if (GK > 1) put(dgates, at * K + lane.row(i), sums[SUMS - 1], is_first);

@@ -1,10 +1,10 @@
 // The adjoint of selective_forward, from the states that it kept. Blocks of channels each write their own part of
 // dB, dC [blocks, B, L, N]; du, ddelta [B, L, D]; dA [B, D, N].
-const int L = u_shape[1], D = u_shape[2], N = B_shape[2];
+const int L = u_shape[1];
 const long b = threadgroup_position_in_grid.z, block = threadgroup_position_in_grid.x, batch = threadgroups_per_grid.z;
 const int own = simdgroup_index_in_threadgroup, thread_index = own * 32 + int(thread_index_in_simdgroup);
 const int simdgroup = block * SG + own;
-const Lane<R, RPL, CPL> lane = {int(thread_index_in_simdgroup), N, D, simdgroup * (32 / R) * CPL};
+const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index_in_simdgroup, N, D, simdgroup);
 
 float S[RPL][CPL], before[RPL][CPL], dS[RPL][CPL] = {}, rates[RPL][CPL], rate_grads[RPL][CPL] = {};
 float write[RPL], query[RPL], step[CPL], value[CPL], grad[CPL];
@@ -51,7 +51,7 @@ for (int t = L - 1; t >= 0; --t) {
       if (SG > 1) {
         shared[t % 2][own][0][lane.row(i)] = dc;
         shared[t % 2][own][1][lane.row(i)] = db;
-      } else if (lane.row(i) < N) {
+      } else if (lane.has_row(i)) {
         dC[row + lane.row(i)] = static_cast<DC>(dc);
         dB[row + lane.row(i)] = static_cast<DB>(db);
       }

@@ -4,7 +4,7 @@
 // threadgroup. A head is blocks of SG simdgroups, shared by as many threadgroups as the grid has (parts): each takes
 // some one after another and adds them up in its own dB, dC [parts, B, L, H, N], ddelta [parts, B, L, H] and dA
 // [parts, B, H, N]. du is like u, dS0 like S0.
-const int L = u_shape[1], H = u_shape[2], P = u_shape[3], G = B_shape[2], N = B_shape[3];
+const int L = u_shape[1], H = u_shape[2], G = B_shape[2];
 const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.z;
 const int part = threadgroup_position_in_grid.x, parts = threadgroups_per_grid.x;
 const long batch = threadgroups_per_grid.z;
@@ -21,7 +21,7 @@ const Checkpoints<SEG, SUB, RPL, CPL> states = {kept + place * share + thread_in
 threadgroup float shared[2][SG][2][SG > 1 ? R * RPL : 1];
 threadgroup float shared_step[2][SG];
 for (int block = part; block * block_columns < P; block += parts) {
-  const Lane<R, RPL, CPL> lane = {thread_index % 32, N, P, block * block_columns + own * (32 / R) * CPL};
+  const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index % 32, N, P, block * SG + own);
   const SsdInput<decltype(u), decltype(delta), decltype(B), decltype(A), R, RPL, CPL> input = {
       u, delta, B, A, h, b * L * H + h, b * L * G + h / (H / G), H, G, lane};
   const bool is_first = block == part;
@@ -79,7 +79,7 @@ for (int block = part; block * block_columns < P; block += parts) {
             if (SG > 1) {
               shared[t % 2][own][0][lane.row(i)] = dc;
               shared[t % 2][own][1][lane.row(i)] = db;
-            } else if (lane.row(i) < N) {
+            } else if (lane.has_row(i)) {
               put(dC, at * N + lane.row(i), dc, is_first);
               put(dB, at * N + lane.row(i), db, is_first);
             }
@@ -120,7 +120,7 @@ for (int block = part; block * block_columns < P; block += parts) {
     if (lane.index < R) {
       if (SG > 1)
         shared[0][own][0][lane.row(i)] = sum;
-      else if (lane.row(i) < N)
+      else if (lane.has_row(i))
         put(dA, rate + lane.row(i), sum, is_first);
     }
   }

@@ -1,13 +1,24 @@
 // A simdgroup's share of a K x V state. The 32 lanes are R row lanes by 32 / R column lanes; each holds the rows
 // r, r + R, r + 2 R, ... (RPL of them) of the columns c, c + 32 / R, ... (CPL of them). Rows from K and columns from V
-// on are zeros that nothing is read into and nothing is written from.
+// on are zeros that nothing is read into and nothing is written from. K and V are compiled in, so that where there are
+// none of these no lane asks.
 
 template <int R, int RPL, int CPL>
 struct Lane {
   int index, K, V, columns;
+  bool has_all_rows, has_all_columns;
   FUNCTION int row(int i) const { return index % R + R * i; }
   FUNCTION int column(int j) const { return columns + index / R + (32 / R) * j; }
+  FUNCTION bool has_row(int i) const { return has_all_rows || row(i) < K; }
+  FUNCTION bool has_column(int j) const { return has_all_columns || column(j) < V; }
 };
+
+// Of simdgroups of a head that are counted from 0, SG to a threadgroup.
+template <int R, int RPL, int CPL, int SG>
+FUNCTION Lane<R, RPL, CPL> lane_of(int index, int K, int V, int simdgroup) {
+  const int width = (32 / R) * CPL;
+  return Lane<R, RPL, CPL>{index, K, V, simdgroup * width, K == R * RPL, V % (SG * width) == 0};
+}
 
 // Sums over lanes whose index differs in the bits from FROM to TO: <1, R> over rows, <R, 32> over columns.
 template <int FROM, int TO>
@@ -18,12 +29,12 @@ FUNCTION float sum_lanes(float x) {
 
 template <int R, int RPL, int CPL, typename Pointer>
 FUNCTION void load_rows(thread float (&x)[RPL], Pointer from, long at, Lane<R, RPL, CPL> lane) {
-  for (int i = 0; i < RPL; ++i) x[i] = lane.row(i) < lane.K ? float(from[at + lane.row(i)]) : 0.0f;
+  for (int i = 0; i < RPL; ++i) x[i] = lane.has_row(i) ? float(from[at + lane.row(i)]) : 0.0f;
 }
 
 template <int R, int RPL, int CPL, typename Pointer>
 FUNCTION void load_columns(thread float (&x)[CPL], Pointer from, long at, Lane<R, RPL, CPL> lane) {
-  for (int j = 0; j < CPL; ++j) x[j] = lane.column(j) < lane.V ? float(from[at + lane.column(j)]) : 0.0f;
+  for (int j = 0; j < CPL; ++j) x[j] = lane.has_column(j) ? float(from[at + lane.column(j)]) : 0.0f;
 }
 
 // One token as the state sees it: S = diag(decay) S + k v^T.
@@ -46,7 +57,7 @@ FUNCTION void load_state(thread float (&S)[RPL][CPL], Pointer from, long rows_ap
                        Lane<R, RPL, CPL> lane) {
   for (int i = 0; i < RPL; ++i)
     for (int j = 0; j < CPL; ++j) {
-      const bool is_inside = lane.row(i) < lane.K && lane.column(j) < lane.V;
+      const bool is_inside = lane.has_row(i) && lane.has_column(j);
       S[i][j] = is_inside ? float(from[lane.row(i) * rows_apart + lane.column(j) * columns_apart]) : 0.0f;
     }
 }
@@ -56,7 +67,7 @@ FUNCTION void store_state(thread const float (&S)[RPL][CPL], device float* to, l
                         Lane<R, RPL, CPL> lane) {
   for (int i = 0; i < RPL; ++i)
     for (int j = 0; j < CPL; ++j)
-      if (lane.row(i) < lane.K && lane.column(j) < lane.V)
+      if (lane.has_row(i) && lane.has_column(j))
         to[lane.row(i) * rows_apart + lane.column(j) * columns_apart] = S[i][j];
 }
 
@@ -80,5 +91,5 @@ FUNCTION void put(device Out* to, long at, float x, bool is_first) {
 template <typename Out, int R, int RPL, int CPL>
 FUNCTION void store_columns(thread const float (&x)[CPL], device Out* to, long at, Lane<R, RPL, CPL> lane) {
   for (int j = 0; j < CPL; ++j)
-    if (lane.index % R == j % R && lane.column(j) < lane.V) to[at + lane.column(j)] = static_cast<Out>(x[j]);
+    if (lane.index % R == j % R && lane.has_column(j)) to[at + lane.column(j)] = static_cast<Out>(x[j]);
 }
