@@ -68,7 +68,7 @@ endif
 endif
 
 # The stamp holds the PYTHON asked for. It is away while an install runs, so that an interrupted one starts afresh.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml packaging/holdfast-mlx/pyproject.toml constraints.txt
 	@set -eu; asked='$(PYTHON)'; python=; \
 	for p in $${asked:-python3 python3.13 python3.12 python3.11 python3.14}; do \
 	  if "$$p" -c '$(IS_NEW_ENOUGH)' >/dev/null 2>&1; then python=$$p; break; fi; \
@@ -94,6 +94,6 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$$python" -m venv $$clear $(VENV); \
 	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
 	fi; \
-	$(BIN)/python -m pip install --quiet -e '.[mlx]' \
+	$(BIN)/python -m pip install --quiet -e packaging/holdfast-mlx \
 	  || echo "mlx does not install here: the tests of holdfast.mlx will say that they are skipped." >&2; \
 	echo "$$asked" > $@

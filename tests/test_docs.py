@@ -70,7 +70,7 @@ def test_examples_run_as_pasted(code, monkeypatch, tmp_path):
     if "from transformers import" in code:
         pytest.importorskip("transformers", reason="needs transformers, which pip install 'holdfast[dev]' brings")
     if "import mlx" in code:
-        pytest.importorskip("mlx.core", reason="needs mlx, which pip install 'holdfast[mlx]' brings")
+        pytest.importorskip("mlx.core", reason="needs mlx, which pip install -e packaging/holdfast-mlx brings")
     assert code.strip()
     exec(compile(code, "example", "exec"), {"__name__": "example"})
 

@@ -45,7 +45,7 @@ def rotlru(**changes):
         (rglru(a=z((B, D))), "a: expected shape [B, L, D]; got [2, 8]"),
         (rglru(initial_state=z((B, D, 1))), "initial_state: expected shape [2, 8]; got [2, 8, 1]"),
         (rglru(seg=0), "seg: expected at least 1; got 0"),
-        (rglru(backend="cuda"), "backend: expected one of metal, mlx, or None; got 'cuda'"),
+        (rglru(backend="vulkan"), "backend: expected one of metal, cuda, mlx, or None; got 'vulkan'"),
         (rglru(a=z((B, L, 0)), x=z((B, L, 0))), "a: expected D of at least 1; got shape [2, 5, 0]"),
         (rotlru(x=z((B, L, D + 1))), "x: expected 8 channels, two for each of a's 4; got 9"),
         (rotlru(cs=z((B, L, D))), "cs: expected shape [B=2, L=5, P=4]; got [2, 5, 8]"),

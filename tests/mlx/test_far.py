@@ -16,16 +16,17 @@ from mlx_support.cpu import execute
 FAR = 2**31
 # of Linux; Python names it from 3.13 on
 MAP_NORESERVE = 0x4000
-DIAGONAL = dict.fromkeys(("a", "cs", "sn", "x", "h0", "y", "last", "dy", "dlast", "da", "dcs", "dsn", "dx", "dh0"), -1)
+DIAGONAL = dict.fromkeys(("a", "cs", "sn", "x", "h0", "y", "last", "dy", "dlast", "da", "dcs", "dsn", "dx", "dh0"), 0)
 STATES = dict.fromkeys(("S0", "last", "dlast", "dS0"), 1) | {"kept": 0}
-TOKENS = dict.fromkeys(("q", "k", "v", "gates", "u", "delta", "B", "C", "y", "dy", "dv", "du"), 2)
-PARTS = dict.fromkeys(("dq", "dk", "dgates", "dB", "dC", "ddelta"), 3) | {"A": 0, "dA": 2}
+TOKENS = dict.fromkeys(("q", "k", "v", "gates", "beta", "u", "delta", "B", "C", "y", "dy", "dv", "du"), 2)
+PARTS = dict.fromkeys(("dq", "dk", "dgates", "dbeta", "dB", "dC", "ddelta"), 3) | {"A": 0, "dA": 2}
 # a small call of one threadgroup, the axis of each array that the huge call has more of, and that of the grid
 CALLS = {
-    "rglru": ({"B": 1, "L": 3, "D": 32}, DIAGONAL, 0),
-    "rotlru": ({"B": 1, "L": 3, "P": 32}, DIAGONAL, 0),
+    "rglru": ({"B": 1, "L": 3, "D": 32}, DIAGONAL, 1),
+    "rotlru": ({"B": 1, "L": 3, "P": 32}, DIAGONAL, 1),
     "gla": ({"B": 1, "L": 40, "H": 1, "K": 8, "V": 8, "vector": True}, STATES | TOKENS | PARTS, 1),
     "ssd": ({"B": 1, "L": 40, "H": 1, "G": 1, "P": 8, "N": 8}, STATES | TOKENS | PARTS, 1),
+    "kda": ({"B": 1, "L": 40, "H": 1, "G": 1, "K": 8, "V": 8}, STATES | TOKENS | PARTS, 1),
 }
 
 
@@ -62,7 +63,7 @@ def test_indices_are_64_bit(metal, name):
         grid, first = list(launch.grid), [0, 0, 0]
         grid[grid_axis] *= times
         first[grid_axis] = times - 1
-        # sizes are no part of the source: the small call's serves the huge one
+        # what grows is no part of the source: the small call's serves the huge one
         execute(launch.source, huge, shapes, grid, launch.threadgroup, seed=1, first=first)
         for key in launch.outputs:
             assert np.array_equal(last(huge[key], small[key], axes[key]), small[key]), key

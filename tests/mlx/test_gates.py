@@ -26,7 +26,14 @@ def pattern(shape):
 @every_path
 @pytest.mark.parametrize(
     ("name", "sizes", "at"),
-    [("rglru", {}, 0), ("rotlru", {}, 0), ("gla", {}, 3), ("gla", {"vector": True}, 3)],
+    [
+        ("rglru", {}, 0),
+        ("rotlru", {}, 0),
+        ("gla", {}, 3),
+        ("gla", {"vector": True}, 3),
+        ("gated_delta", {}, 3),
+        ("kda", {}, 3),
+    ],
 )
 def test_any_real_gate(metal, backend, name, sizes, at):
     case = SCANS[name](B=1, L=29, **sizes)

@@ -5,16 +5,19 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+import holdfast.mlx as hm
 from holdfast.mlx import chassis, kernel
 from holdfast.mlx.kernel import SOURCES
 from mlx_support import kernels
-from mlx_support.as_cuda import as_cuda
+from mlx_support.cases import SCANS
 from mlx_support.cpu import Metal
+from mlx_support.cuda_sources import Cuda
 
 SUPPORT = Path(kernels.__file__).parent
 
@@ -30,6 +33,23 @@ def sources():
         found = kernels.sources(stand_in)
     kernel._built.cache_clear()
     return found
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    """The stand-in for mlx's CUDA back end, and what it would compile. Arrays of few elements are as others there."""
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in = Cuda()
+        patch.setattr(mx.fast, "cuda_kernel", stand_in.cuda_kernel)
+        patch.setattr(chassis, "cuda_missing", lambda: None)
+        patch.setattr(kernel, "has_cuda", lambda: True)
+        kernel._built_for_cuda.cache_clear()
+        found = kernels.sources(stand_in)
+        for name in SCANS:
+            case = SCANS[name]()
+            replace(case, inputs=[case.inputs[0].astype(mx.bfloat16), *case.inputs[1:]]).run()
+    kernel._built_for_cuda.cache_clear()
+    return stand_in, {label: text for label, text in found.items() if not label.endswith("-small")}
 
 
 def test_every_kernel_is_among_them(sources):
@@ -51,21 +71,37 @@ def test_small_arrays_are_in_the_constant_address_space(sources):
     assert "const device float* q" in sources["gla_backward"]
 
 
-def test_sizes_are_not_compiled_in(sources):
-    """Template arguments are dtypes, tiles and segments; B and L come with the arrays' shapes."""
+def test_batch_and_length_are_not_compiled_in(sources):
+    """Template arguments are dtypes, tiles, segments and sizes of a model; B, L and H come with the arrays' shapes."""
     for text in sources.values():
         template = re.search(r"template <([^>]*)>\n\[\[kernel", text).group(1)
-        assert set(re.findall(r"int (\w+)", template)) <= {"AHEAD", "R", "RPL", "CPL", "SG", "SEG", "SUB", "GK"}
+        assert set(re.findall(r"int (\w+)", template)) <= {*"RKVNPD", "AHEAD", "RPL", "CPL", "SG", "SEG", "SUB", "GK"}
+
+
+def test_cuda_kernels_are_told_apart_by_what_they_read(cuda):
+    """mlx finds one again by its name and template, on disk too: no two sources share them."""
+    stand_in, sources = cuda
+    assert all(len(texts) == 1 for texts in stand_in.texts.values())
+    assert set(sources.values()) <= set().union(*stand_in.texts.values())
+    assert all(re.match(r"holdfast_\w+_[0-9a-f]{12} ", name) for name in stand_in.texts)
+
+
+def test_a_grid_that_cuda_cannot_have_is_refused(cuda, monkeypatch):
+    monkeypatch.setattr(chassis, "cuda_missing", lambda: None)
+    monkeypatch.setattr(kernel, "has_cuda", lambda: True)
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda[0].cuda_kernel)
+    with pytest.raises(ValueError, match="rglru_forward: expected a batch and heads of at most 65535 on CUDA"):
+        hm.rglru_scan(mx.zeros((65536, 1, 1)), mx.zeros((65536, 1, 1)))
+    assert hm.rglru_scan(mx.zeros((65535, 1, 1)), mx.zeros((65535, 1, 1))).shape == (65535, 1, 1)
 
 
 @pytest.mark.slow
-def test_the_same_sources_compile_for_cuda(sources, tmp_path):
+def test_the_same_sources_compile_for_cuda(cuda, tmp_path):
     """And spill no registers. In a process of its own: NVRTC may crash on a faulty source."""
+    _, sources = cuda
     pytest.importorskip("cuda.core", reason="needs NVRTC, which pip install 'holdfast[cuda]' brings, but no GPU")
-    # CUDA has no constant address space to tell small arrays apart by
-    sources = {label: text for label, text in sources.items() if not label.endswith("-small")}
     for label, text in sources.items():
-        (tmp_path / f"{label}.cu").write_text(as_cuda(text))
+        (tmp_path / f"{label}.cu").write_text(text)
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "nvrtc.py"), *map(str, sorted(tmp_path.glob("*.cu")))],
         capture_output=True,

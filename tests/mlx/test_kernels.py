@@ -15,14 +15,24 @@ every_scan = pytest.mark.parametrize("name", SCANS)
 SEG, L = 16, 37
 
 
-@pytest.mark.parametrize("sizes", [("gla", {}), ("gla", {"K": 37, "V": 70}), ("ssd", {}), ("ssd", {"P": 70, "N": 37})])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ("gla", {}),
+        ("gla", {"K": 37, "V": 70}),
+        ("ssd", {}),
+        ("ssd", {"P": 70, "N": 37}),
+        ("gated_delta", {"G": 1}),
+        ("kda", {"G": 1, "K": 37, "V": 70}),
+    ],
+)
 @pytest.mark.parametrize("seg", [SEG, 13, 5])
 def test_states_are_recomputed_bit_for_bit(metal, sizes, seg):
     """Every state left in the backward pass's memory, on each level, is the forward pass's own, bit for bit."""
     name, sizes = sizes
     case = SCANS[name](B=1, L=L, H=1, **sizes, **({"G": 1} if name == "ssd" else {}))
     case.run(seg=seg)
-    (backward,) = metal.named(f"{name}_backward")
+    (backward,) = metal.named(case.launched[1])
     kept = backward.outputs["kept"]
     part = part_of(seg)
     assert kept.shape[1] == kept_states(L, seg)
@@ -31,7 +41,7 @@ def test_states_are_recomputed_bit_for_bit(metal, sizes, seg):
     assert len(tokens) == kept.shape[1]
     for slot, t in enumerate(tokens):
         state = case.scan(*case.tokens(slice(t)), initial_state=case.state)[1]
-        rows_first = state[0, 0] if name == "gla" else state[0, 0].T
+        rows_first = state[0, 0].T if name == "ssd" else state[0, 0]
         assert np.array_equal(unpacked(np.array(kept[:, slot]), *rows_first.shape), np.array(rows_first))
 
 
@@ -137,6 +147,29 @@ def test_blocks_of_a_large_head_in_turn(metal, monkeypatch, name, sizes, blocks,
     sums = ("dq", "dk") if name == "gla" else ("dB", "dC")
     assert sum(backward.outputs[key].nbytes for key in sums) == partial_bytes(1, 11, sizes["H"], K, V)
     assert (threadgroups == 1) == (backward.outputs[sums[0]].shape[0] == 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("gla", {"K": 1345, "V": 3}),
+        ("gla", {"K": 1400, "V": 5, "vector": True}),
+        ("ssd", {"N": 2049, "P": 3, "G": 1}),
+        ("kda", {"G": 1, "K": 1345, "V": 3}),
+    ],
+)
+def test_a_state_too_tall_for_threadgroup_memory(metal, name, sizes):
+    """A lone simdgroup exchanges nothing; the stand-in refuses more than the 32 KiB of an Apple GPU."""
+    case = SCANS[name](B=1, L=5, H=1, **sizes)
+    assert_close(case.run(), case.oracle(), 2e-5)
+
+
+def test_a_selective_state_too_tall_for_threadgroup_memory(metal):
+    D, N = 3, 2049
+    u, rows, rates = mx.random.normal((1, 4, D)), mx.random.normal((1, 4, N)), -mx.random.uniform(0, 1, (D, N))
+    inputs = [u, mx.abs(u), rows, rows + 1, rates]
+    args = {"grad_argnums": range(5), "arg_names": "abcde", "verbose": False, "y_tol": 1e-2}
+    assert hm.parity_check(hm.selective_scan_metal, hm.selective_scan_chunked, inputs, **args)[0]
 
 
 def test_memory_of_a_large_head():

@@ -54,10 +54,12 @@ def test_a_wrong_number_is_seen(metal, monkeypatch, tmp_path, name, old, new):
     [
         pytest.param("gla_backward", BARRIER, f"      if (own == 0) {{ {BARRIER.strip()} }}\n", "diverge at a barrier",
                      id="a barrier for some simdgroups"),
-        pytest.param("gla_backward", "all_rows = simd_sum(", "if (lane.index < 7) all_rows = simd_sum(",
+        pytest.param("gla_backward", "gate_grad = simd_sum(", "if (lane.index < 7) gate_grad = simd_sum(",
                      "lanes of a simdgroup diverge", id="a sum for some lanes"),
         pytest.param("tile", "if (lane.index % R == j % R && lane.column(j) < lane.V)", "if (lane.index % R == j % R)",
                      "writes outside of", id="columns past the end"),
+        pytest.param("gla_backward", "[2][SG][SUMS][SG > 1 ? R * RPL : 1]", "[2][SG][SUMS][40 * R * RPL]",
+                     "bytes of threadgroup memory", id="more memory than a threadgroup has"),
     ],
 )  # fmt: skip
 def test_a_fault_is_reported(metal, monkeypatch, tmp_path, name, old, new, complaint):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
+from holdfast.mlx import chassis
 from mlx_support.cases import SCANS, SIZES, label
 from mlx_support.oracle import assert_close, ours, relative_error
 
@@ -20,13 +21,35 @@ def test_metal(metal, name, sizes):
     # segments of 16: three levels of kept states, with remainders
     got = case.run(seg=16)
     assert_close(got, case.oracle(), LIMIT)
-    assert [launch.kernel for launch in metal.launches] == [f"{name}_forward", f"{name}_backward"]
+    assert [launch.kernel for launch in metal.launches] == case.launched
 
 
 @every_size
 def test_plain_path(name, sizes):
     case = SCANS[name](**sizes)
     assert_close(case.run(seg=16, backend="mlx"), case.oracle(), LIMIT)
+
+
+@every_size
+def test_plain_path_in_spans(monkeypatch, name, sizes):
+    """Shorter than a chunk, with a remainder, the state handed from one to the next."""
+    monkeypatch.setattr(chassis, "SPAN", 13)
+    monkeypatch.setattr(chassis, "LEAST_CHUNKED", 2)
+    case = SCANS[name](**sizes)
+    assert_close(case.run(backend="mlx"), case.oracle(), LIMIT)
+
+
+@every_scan
+def test_plain_path_takes_no_step_a_token(monkeypatch, name):
+    def no_step(*_):
+        raise AssertionError("a step")
+
+    case = SCANS[name](B=1, L=40, **({"G": 4} if name == "gated_delta" else {}))
+    without = replace(case.definition, step=no_step)
+    y, _ = without.run(case.inputs, case.state, case.y_shape, 32, "mlx")
+    assert relative_error(y, case.oracle()["values"][0]) <= LIMIT
+    with pytest.raises(AssertionError, match="a step"):
+        replace(without, chunked=None).run(case.inputs, case.state, case.y_shape, 32, "mlx")
 
 
 @every_scan

@@ -12,12 +12,21 @@ from holdfast.mlx import selftest
 def test_it_says_which_path_it_checked(capsys):
     assert selftest.main() == 2
     printed = capsys.readouterr().out
-    assert "the plain path (mlx has no Metal device here)" in printed
-    assert "The Metal kernels were not checked" in printed
+    assert "the plain path (mlx has no Metal device here; this mlx has no CUDA back end)" in printed
+    assert "No kernel was checked" in printed
     assert "WRONG" not in printed
     ratios = [float(r) for r in re.findall(r"([\d.]+) times as much", printed)]
     assert len(ratios) == 2
     assert min(ratios) >= 18
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="for machines without Metal; this one has it")
+@pytest.mark.parametrize("path", ["metal", "cuda"])
+def test_a_path_that_does_not_run_here(capsys, path):
+    assert selftest.main(["--path", path]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"backend: '{path}' cannot run: ")
 
 
 def test_the_kernels_pass_it(metal, capsys, monkeypatch):
@@ -25,15 +34,15 @@ def test_the_kernels_pass_it(metal, capsys, monkeypatch):
     some = list(selftest.trials())
     monkeypatch.setattr(selftest, "trials", lambda: [some[0], some[1], some[5], some[-3]])
     assert selftest.check(is_compiled=False)
-    assert len(metal.named("gla_backward")) == 4
-    assert capsys.readouterr().out.count("right") == 8
+    assert len(metal.named("gla_backward")) == 6
+    assert capsys.readouterr().out.count("right") == 12
 
 
 def test_a_wrong_scan_fails_it(monkeypatch, capsys):
     trial = next(iter(selftest.trials()))
     right = trial.function
 
-    def wrong(*xs, initial_state):
+    def wrong(*xs, initial_state, backend):
         y, final = right(*xs, initial_state=initial_state)
         return y * 1.001, final
 
@@ -47,5 +56,5 @@ def test_the_table(metal, capsys, monkeypatch):
     selftest.measure(B=1, L=8, H=1, P=8, N=4, runs=1)
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if re.fullmatch(r"  \S.* +[\d.]+ +[\d.]+ +\d+", line)]
-    assert len(rows) == 7
+    assert len(rows) == 9
     assert {"selective_backward", "gla_history_backward"} <= {launch.kernel for launch in metal.launches}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 import holdfast.mlx as hm
+from holdfast.mlx import Scan
 
 from . import oracle
 
@@ -25,6 +26,16 @@ class Case:
     state: mx.array
     y_shape: tuple[int, ...]
     constants: int = 0
+    kernels: str = ""
+
+    @property
+    def definition(self) -> Scan:
+        return DEFINITIONS[self.name]
+
+    @property
+    def launched(self) -> list[str]:
+        """Names of the forward kernel and of the backward one."""
+        return [f"{self.kernels or self.name}_{way}" for way in ("forward", "backward")]
 
     @property
     def weights(self) -> list[mx.array]:
@@ -76,7 +87,34 @@ def ssd(B=2, L=37, H=4, G=2, P=7, N=5):
     return Case("ssd", *functions, [u, delta, B_in, C_in, A], normal((B, H, P, N)), (B, L, H, P), constants=1)
 
 
-SCANS = {"rglru": rglru, "rotlru": rotlru, "gla": gla, "ssd": ssd}
+def delta_inputs(B, L, H, G, K, V, gates):
+    """Keys of length one, as in models: others make a state that grows without bound."""
+    q, k, v = normal((B, L, G, K)), normal((B, L, G, K)), normal((B, L, H, V))
+    k = k / mx.linalg.norm(k, axis=-1, keepdims=True)
+    return [q, k, v, gates, uniform(0, 2, (B, L, H))]
+
+
+def gated_delta(B=2, L=37, H=4, G=2, K=5, V=7):
+    inputs = delta_inputs(B, L, H, G, K, V, uniform(-1, 1, (B, L, H)))
+    functions = (hm.gated_delta_scan_with_state, hm.gated_delta_step, hm.gated_delta_scan_reference, oracle.delta)
+    return Case("gated_delta", *functions, inputs, normal((B, H, K, V)), (B, L, H, V), kernels="delta")
+
+
+def kda(B=2, L=37, H=2, G=2, K=5, V=7):
+    inputs = delta_inputs(B, L, H, G, K, V, uniform(-1, 1, (B, L, H, K)))
+    functions = (hm.kda_scan_with_state, hm.kda_step, hm.kda_scan_reference, oracle.delta)
+    return Case("kda", *functions, inputs, normal((B, H, K, V)), (B, L, H, V), kernels="delta")
+
+
+SCANS = {"rglru": rglru, "rotlru": rotlru, "gla": gla, "ssd": ssd, "gated_delta": gated_delta, "kda": kda}
+DEFINITIONS = {
+    "rglru": hm.rglru.SCAN,
+    "rotlru": hm.rotlru.SCAN,
+    "gla": hm.gla.SCAN,
+    "ssd": hm.ssd.SCAN,
+    "gated_delta": hm.delta.GATED_DELTA,
+    "kda": hm.delta.KDA,
+}
 # sizes that leave remainders everywhere, of every shape of tile: one lane of rows, 16, more than 16, several blocks
 SIZES = {
     "rglru": [{}, {"B": 1, "L": 1, "D": 1}, {"L": 8, "D": 32}],
@@ -94,6 +132,17 @@ SIZES = {
         {"B": 1, "L": 1, "H": 1, "G": 1, "P": 1, "N": 1},
         {"B": 1, "L": 33, "H": 2, "G": 2, "P": 64, "N": 16},
         {"B": 1, "L": 11, "H": 2, "G": 1, "P": 70, "N": 37},
+    ],
+    "gated_delta": [
+        {},
+        {"B": 1, "L": 1, "H": 1, "G": 1, "K": 1, "V": 1},
+        {"B": 1, "L": 33, "H": 1, "G": 1, "K": 64, "V": 64},
+        {"B": 1, "L": 11, "H": 2, "G": 1, "K": 37, "V": 70},
+    ],
+    "kda": [
+        {},
+        {"B": 1, "L": 33, "H": 1, "G": 1, "K": 64, "V": 64},
+        {"B": 1, "L": 9, "H": 2, "G": 1, "K": 130, "V": 33},
     ],
 }
 

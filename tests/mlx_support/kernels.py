@@ -12,26 +12,29 @@ from holdfast.mlx import chassis
 
 from .cases import SCANS, normal
 from .cpu import Metal
+from .cuda_sources import Cuda
 from .msl import signature_text
 
 SNAPSHOT = Path(__file__).with_name("signatures.txt")
 
 # more than 8 elements in every array: mlx keeps smaller ones in Metal's constant address space
-LARGE = {"rglru": {}, "rotlru": {}, "gla": {}, "ssd": {}}
+LARGE = {name: {} for name in SCANS}
 SMALL = {
     "rglru": {"B": 1, "L": 1, "D": 1},
     "rotlru": {"B": 1, "L": 1, "P": 1},
     "gla": {"B": 1, "L": 1, "H": 1, "K": 1, "V": 1},
     "ssd": {"B": 1, "L": 1, "H": 1, "G": 1, "P": 1, "N": 1},
+    "gated_delta": {"B": 1, "L": 1, "H": 1, "G": 1, "K": 1, "V": 1},
+    "kda": {"B": 1, "L": 1, "H": 1, "G": 1, "K": 1, "V": 1},
 }
 
 
-def sources(metal: Metal) -> dict[str, str]:
+def sources(metal: Metal | Cuda) -> dict[str, str]:
     """Generated sources by label: each kernel in float32, in bfloat16, on arrays of one element, and more.
 
-    metal stands in for mx.fast.metal_kernel and runs nothing.
+    metal stands in for mx.fast.metal_kernel, or for mx.fast.cuda_kernel, and runs nothing.
     """
-    assert not metal.runs
+    assert isinstance(metal, Cuda) or not metal.runs
     found = {}
 
     def note(suffix):
@@ -47,12 +50,13 @@ def sources(metal: Metal) -> dict[str, str]:
             if name == "ssd":
                 u, _, B, C, A = case.inputs
                 _gradient(hm.selective_scan_metal, u[:, :, 0], u[:, :, 0], B[:, :, 0], C[:, :, 0], _rates(u, A))
-            note(suffix)
+            note(f"-vector{suffix}" if name == "kda" else suffix)
     SCANS["gla"](vector=True).run()
     note("-vector")
     # the tile of a model's head: the most registers
     SCANS["gla"](K=64, V=64).run()
     SCANS["ssd"](P=64, N=16).run()
+    SCANS["kda"](K=64, V=64).run()
     note("-model")
     return found
 

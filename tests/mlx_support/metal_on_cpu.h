@@ -12,6 +12,9 @@ static inline float float_of(unsigned u) { float x; memcpy(&x, &u, 4); return x;
 #define BITS_OF bits_of
 #define FLOAT_OF float_of
 #include "metal_types.h"
+#define device
+#define constant
+#define thread
 
 // One section for all threadgroup memory, so that it can be poisoned between threadgroups.
 #define threadgroup static __attribute__((section("threadgroup_memory")))
@@ -135,6 +138,12 @@ static bool run_threadgroup() {
 static int launch(void (*kernel)(const Place &), const int *grid, const int *group, const int *first, unsigned seed,
                   char *message) {
   body = kernel;
+  // 32 KiB on every Apple GPU; g++ may pad in between
+  const long bytes = __stop_threadgroup_memory - __start_threadgroup_memory;
+  if (bytes > 32 * 1024 + 64) {
+    sprintf(message, "%ld bytes of threadgroup memory, of 32768", bytes);
+    return 1;
+  }
   luck = seed * 2654435761ull + 1;
   uint n[3], size[3];
   for (int i = 0; i < 3; ++i) { size[i] = min(group[i], grid[i]); n[i] = (grid[i] + size[i] - 1) / size[i]; }

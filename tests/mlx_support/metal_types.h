@@ -1,8 +1,5 @@
-// Metal's scalar types and address spaces, as C++ and CUDA have them.
+// Metal's scalar types, as C++ and CUDA have them.
 #pragma once
-#define device
-#define constant
-#define thread
 typedef unsigned int uint;
 
 struct bfloat16_t {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cuda.core import Program, ProgramOptions
 
-OPTIONS = ProgramOptions(std="c++17", arch="sm_90", device_as_default_execution_space=True, ptxas_options="-v")
+OPTIONS = ProgramOptions(std="c++17", arch="sm_90", ptxas_options="-v")
 
 for path in map(Path, sys.argv[1:]):
     log = io.StringIO()

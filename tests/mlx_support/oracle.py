@@ -32,6 +32,19 @@ def gla(q, k, v, gates, S):
     return torch.stack(ys, 1), S
 
 
+def delta(q, k, v, gates, beta, S):
+    gates = gates[..., None] if gates.ndim == 3 else gates
+    each = v.shape[2] // q.shape[2]
+    q, k = q.repeat_interleave(each, 2), k.repeat_interleave(each, 2)
+    ys = []
+    for t in range(v.shape[1]):
+        S = gates[:, t, :, :, None] * S
+        missing = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+        S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t, :, None] * missing)
+        ys.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return torch.stack(ys, 1), S
+
+
 def ssd(u, delta, B, C, A, S):
     each = u.shape[2] // B.shape[2]
     B, C = B.repeat_interleave(each, 2), C.repeat_interleave(each, 2)

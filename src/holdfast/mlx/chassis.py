@@ -1,8 +1,8 @@
 """What every scan shares: the choice of path, the custom gradient, and the plain loop that the others are held to.
 
-A recurrence brings one step in plain mlx and a pair of launches of Metal kernels, forward and backward. From the step
-come its reference and the path for machines without Metal, which keeps the state between segments and runs each segment
-again in the backward pass, as the kernels do.
+A recurrence brings one step in plain mlx and a pair of launches of kernels, forward and backward. From the step come
+its reference and the path for machines whose mlx has no GPU, unless it brings a faster form for those. That path keeps
+the state between spans of tokens and runs each span again in the backward pass, as the kernels do.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,10 @@ import mlx.core as mx
 from .check import check_backend, check_count
 
 DEFAULT_SEG = 32
+# Tokens whose intermediate values the plain path holds at a time in the chunked form; shorter calls than the least are
+# faster token by token. `benchmarks/mlx_scans.py --loop` times both.
+SPAN = 512
+LEAST_CHUNKED = 24
 Arrays = Sequence[mx.array]
 
 
@@ -24,11 +28,13 @@ class Scan:
     Attributes:
         name: of the public function, for messages.
         step: `step(*inputs at one token, state) -> (y at that token, state)`, plain differentiable mlx in float32.
-        forward: `forward(inputs, state, seg) -> (y, final state)`, by Metal kernels.
+        forward: `forward(inputs, state, seg) -> (y, final state)`, by kernels.
         backward: `backward(inputs, state, y, grad_y, grad_final, seg) -> [gradient of each input, of the state]`, by
-            Metal kernels; gradients in any dtype.
+            kernels; gradients in any dtype.
         value: which input gives y its dtype.
         constants: how many of the last inputs have no time axis.
+        chunked: `chunked(inputs, state) -> (y, final state)`, differentiable plain mlx in float32 without a step for
+            each token; by default the plain path is the loop.
     """
 
     name: str
@@ -37,6 +43,7 @@ class Scan:
     backward: Callable[[Arrays, mx.array, mx.array, mx.array, mx.array, int], list[mx.array]]
     value: int
     constants: int = 0
+    chunked: Callable[[Arrays, mx.array], tuple[mx.array, mx.array]] | None = None
 
     def run(
         self, inputs: Arrays, state: mx.array, y_shape: Sequence[int], seg: int, backend: str | None
@@ -82,22 +89,48 @@ class Scan:
     def _fixed(self, inputs: Arrays) -> Arrays:
         return inputs[len(inputs) - self.constants :]
 
-    def _loop_backward(
+    def plain(self, inputs: Arrays, state: mx.array) -> tuple[mx.array, mx.array]:
+        """`loop`, or the chunked form of as many tokens."""
+        if self.chunked is None or inputs[0].shape[1] < LEAST_CHUNKED:
+            return self.loop(inputs, state)
+        y, state = self.chunked([x.astype(mx.float32) for x in inputs], state)
+        return y.astype(inputs[self.value].dtype), state
+
+    def _spans(self, inputs: Arrays, span: int) -> list[Arrays]:
+        cuts = list(range(span, inputs[0].shape[1], span))
+        fixed = self._fixed(inputs)
+        return [
+            [*part, *fixed] for part in zip(*(mx.split(x, cuts, axis=1) for x in self._moving(inputs)), strict=True)
+        ]
+
+    def _plain_forward(self, inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.array]:
+        """`plain`, a span at a time, so that no more than a span's intermediate values are there."""
+        ys = []
+        for part in self._spans(inputs, self._span(seg)):
+            y, state = self.plain(part, state)
+            ys.append(y)
+        return mx.concatenate(ys, axis=1), state
+
+    def _span(self, seg: int) -> int:
+        return seg if self.chunked is None else SPAN
+
+    def _plain_backward(
         self, inputs: Arrays, state: mx.array, grad_y: mx.array, grad_final: mx.array, seg: int
     ) -> list[mx.array]:
-        """The gradient of `loop`, a segment at a time from the last, from the states between segments."""
-        fixed, cuts = self._fixed(inputs), range(seg, grad_y.shape[1], seg)
-        segments = list(zip(*(mx.split(x, list(cuts), axis=1) for x in self._moving(inputs)), strict=True))
+        """The gradient of `plain`, a span at a time from the last, from the states between spans."""
+        span = self._span(seg)
+        segments = self._spans(inputs, span)
+        cuts = range(span, grad_y.shape[1], span)
         states = [state]
         for part in segments[:-1]:
-            states.append(self.loop([*part, *fixed], states[-1])[1])
+            states.append(self.plain(part, states[-1])[1])
         grads, fixed_grads, grad = [], [], grad_final
         parts = zip(segments, states, mx.split(grad_y, list(cuts), axis=1), strict=True)
         for part, entering, grad_part in reversed(list(parts)):
-            given = [*part, *fixed, entering]
-            _, found = mx.vjp(lambda *xs: self.loop(xs[:-1], xs[-1]), given, [grad_part, grad])
-            grads.append(found[: len(part)])
-            fixed_grads.append([g.astype(mx.float32) for g in found[len(part) : -1]])
+            _, found = mx.vjp(lambda *xs: self.plain(xs[:-1], xs[-1]), [*part, entering], [grad_part, grad])
+            moving = len(part) - self.constants
+            grads.append(found[:moving])
+            fixed_grads.append([g.astype(mx.float32) for g in found[moving:-1]])
             grad = found[-1]
         moving = [mx.concatenate(xs[::-1], axis=1) for xs in zip(*grads, strict=True)]
         return [*moving, *(sum(xs) for xs in zip(*fixed_grads, strict=True)), grad]
@@ -112,16 +145,31 @@ def metal_missing() -> str | None:
     return None
 
 
-def choose_path(backend: str | None = None) -> str:
-    """'metal' where Metal runs, else 'mlx', the plain path; or the one named.
+def cuda_missing() -> str | None:
+    """Why kernels of MLX's CUDA back end cannot run here, or None."""
+    if not mx.cuda.is_available():
+        return "this mlx has no CUDA back end"
+    if mx.default_device().type != mx.DeviceType.gpu:
+        return "mlx's default device is the CPU; mx.set_default_device(mx.gpu) selects CUDA"
+    return None
 
-    Raises ValueError for an unknown name, and for 'metal' where it cannot run, with the reason.
+
+def choose_path(backend: str | None = None) -> str:
+    """'metal' where Metal runs, 'cuda' where MLX's CUDA back end does, else 'mlx', the plain path; or the one named.
+
+    Raises ValueError for an unknown name, and for 'metal' or 'cuda' where it cannot run, with the reason.
     """
     check_backend(backend)
-    reason = None if backend == "mlx" else metal_missing()
-    if backend == "metal" and reason:
-        raise ValueError(f"backend: 'metal' cannot run: {reason}")
-    return "mlx" if backend == "mlx" or reason else "metal"
+    if backend == "mlx":
+        return backend
+    for path, missing in (("metal", metal_missing), ("cuda", cuda_missing)):
+        if backend in (None, path):
+            reason = missing()
+            if reason is None:
+                return path
+            if backend == path:
+                raise ValueError(f"backend: {path!r} cannot run: {reason}")
+    return "mlx"
 
 
 @cache
@@ -130,17 +178,17 @@ def _differentiable(scan: Scan, path: str, seg: int):
 
     @mx.custom_function
     def function(*given):
-        if path == "metal":
+        if path != "mlx":
             return tuple(scan.forward(given[:-1], given[-1], seg))
-        return scan.loop(given[:-1], given[-1])
+        return scan._plain_forward(given[:-1], given[-1], seg)
 
     @function.vjp
     def function_vjp(given, grads, outputs):
         inputs, state = given[:-1], given[-1]
-        if path == "metal":
+        if path != "mlx":
             found = scan.backward(inputs, state, outputs[0], *grads, seg)
         else:
-            found = scan._loop_backward(inputs, state, *grads, seg)
+            found = scan._plain_backward(inputs, state, *grads, seg)
         return tuple(g.astype(x.dtype) for g, x in zip(found, given, strict=True))
 
     return function

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
-BACKENDS = ("metal", "mlx")
+BACKENDS = ("metal", "cuda", "mlx")
 # sizes that may be zero; every other size is at least one
 MAY_BE_EMPTY = ("B", "L")
 

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_state
 from .kernel import Kernel
@@ -33,7 +34,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     tile = Tile.of(state.shape[2], V)
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": v.dtype, "GK": _gate_channels(gates)} | tile.template,
+        template={"Y": v.dtype, "GK": _gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(v.shape, v.dtype), (state.shape, mx.float32)],
@@ -52,7 +53,7 @@ def _backward(
     dq, dk, dv, dgates, dS0, _ = BACKWARD(
         inputs=[*inputs, state, grad_y, grad_final],
         template={"DQ": sums[0][1], "DK": sums[1][1], "DV": v.dtype, "DG": sums[2][1]}
-        | {"GK": _gate_channels(gates), "SEG": seg, "SUB": part_of(seg)}
+        | {"GK": _gate_channels(gates), "K": state.shape[2], "V": V, "SEG": seg, "SUB": part_of(seg)}
         | tile.template,
         grid=tile.grid(H, B, parts),
         threadgroup=tile.threadgroup,
@@ -68,7 +69,7 @@ def _backward(
     return [join(dq), join(dk), dv, join(dgates), dS0]
 
 
-SCAN = Scan("gla_scan", _step, _forward, _backward, value=2)
+SCAN = Scan("gla_scan", _step, _forward, _backward, value=2, chunked=chunked.gla)
 
 
 def _check(q: mx.array, k: mx.array, v: mx.array, gates: mx.array, time: str = "B L H") -> tuple[int, ...]:
@@ -105,7 +106,7 @@ def gla_scan_with_state(
             number, negative and zero too.
         seg: tokens between the states that the backward pass keeps; any L.
         initial_state: float32 [B, H, K, V]; zeros by default.
-        backend: "metal" or "mlx"; by default Metal where it runs, else plain mlx.
+        backend: "metal", "cuda" or "mlx"; by default the kernels where they run, else plain mlx.
 
     Returns:
         y [B, L, H, V] in v's dtype, and the final state, float32 [B, H, K, V]. Gradients, in the dtypes of what they

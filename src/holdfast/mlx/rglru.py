@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_state
 from .kernel import SIMD_WIDTH, Kernel
@@ -22,7 +23,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     a, x = inputs
     y, last = FORWARD(
         inputs=[a, x, state],
-        template={"Y": x.dtype, "AHEAD": AHEAD},
+        template={"Y": x.dtype, "AHEAD": AHEAD, "D": x.shape[2]},
         grid=(x.shape[2], x.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[(x.shape, x.dtype), (state.shape, mx.float32)],
@@ -36,14 +37,14 @@ def _backward(
     a, x = inputs
     return BACKWARD(
         inputs=[a, state, y, grad_y, grad_final],
-        template={"A": a.dtype, "X": x.dtype, "AHEAD": AHEAD},
+        template={"A": a.dtype, "X": x.dtype, "AHEAD": AHEAD, "D": x.shape[2]},
         grid=(x.shape[2], x.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[(a.shape, a.dtype), (x.shape, x.dtype), (state.shape, mx.float32)],
     )
 
 
-SCAN = Scan("rglru_scan", _step, _forward, _backward, value=1)
+SCAN = Scan("rglru_scan", _step, _forward, _backward, value=1, chunked=chunked.rglru)
 
 
 def rglru_scan_with_state(
@@ -63,7 +64,7 @@ def rglru_scan_with_state(
         x: inputs [B, L, D], whose dtype is the output's.
         seg: tokens between kept states on the plain path. The Metal path of a diagonal scan keeps only its output.
         initial_state: float32 [B, D]; zeros by default.
-        backend: "metal" or "mlx"; by default Metal where it runs, else plain mlx.
+        backend: "metal", "cuda" or "mlx"; by default the kernels where they run, else plain mlx.
 
     Returns:
         h [B, L, D] in x's dtype, and the final state, float32 [B, D]. Gradients, in the dtypes of what they belong to,

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_state
 from .kernel import SIMD_WIDTH, Kernel
@@ -10,7 +11,9 @@ from .kernel import SIMD_WIDTH, Kernel
 AHEAD = 4
 
 FORWARD = Kernel("rotlru_forward", ("a", "cs", "sn", "x", "h0"), ("y", "last"))
-BACKWARD = Kernel("rotlru_backward", ("a", "cs", "sn", "h0", "y", "dy", "dlast"), ("da", "dcs", "dsn", "dx", "dh0"))
+BACKWARD = Kernel(
+    "rotlru_backward", ("a", "cs", "sn", "h0", "y", "dy", "dlast"), ("da", "dcs", "dsn", "dx", "dh0"), ("rotlru",)
+)
 
 
 def _step(a: mx.array, cs: mx.array, sn: mx.array, x: mx.array, h: mx.array) -> tuple[mx.array, mx.array]:
@@ -24,7 +27,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     a, x = inputs[0], inputs[3]
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": x.dtype, "AHEAD": AHEAD},
+        template={"Y": x.dtype, "AHEAD": AHEAD, "P": a.shape[2]},
         grid=(a.shape[2], a.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[(x.shape, x.dtype), (state.shape, mx.float32)],
@@ -38,14 +41,14 @@ def _backward(
     a, cs, sn, x = inputs
     return BACKWARD(
         inputs=[a, cs, sn, state, y, grad_y, grad_final],
-        template={"A": a.dtype, "CS": cs.dtype, "SN": sn.dtype, "X": x.dtype, "AHEAD": AHEAD},
+        template={"A": a.dtype, "CS": cs.dtype, "SN": sn.dtype, "X": x.dtype, "AHEAD": AHEAD, "P": a.shape[2]},
         grid=(a.shape[2], a.shape[0], 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
         outputs=[*((z.shape, z.dtype) for z in inputs), (state.shape, mx.float32)],
     )
 
 
-SCAN = Scan("rotlru_scan", _step, _forward, _backward, value=3)
+SCAN = Scan("rotlru_scan", _step, _forward, _backward, value=3, chunked=chunked.rotlru)
 
 
 def _check(a: mx.array, cs: mx.array, sn: mx.array, x: mx.array) -> tuple[int, int]:
@@ -80,7 +83,7 @@ def rotlru_scan_with_state(
         x: inputs [B, L, D], pairs interleaved (real, imaginary), whose dtype is the output's.
         seg: tokens between kept states on the plain path. The Metal path of a diagonal scan keeps only its output.
         initial_state: float32 [B, D], pairs interleaved; zeros by default.
-        backend: "metal" or "mlx"; by default Metal where it runs, else plain mlx.
+        backend: "metal", "cuda" or "mlx"; by default the kernels where they run, else plain mlx.
 
     Returns:
         h [B, L, D] in x's dtype, and the final state, float32 [B, D]. Gradients, in the dtypes of what they belong to,

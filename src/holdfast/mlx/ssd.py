@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_divides, check_state
 from .kernel import Kernel
@@ -33,7 +34,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     tile = Tile.of(state.shape[3], P)
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": u.dtype} | tile.template,
+        template={"Y": u.dtype, "N": state.shape[3], "P": P} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(u.shape, u.dtype), (state.shape, mx.float32)],
@@ -55,7 +56,7 @@ def _backward(
     du, ddelta, dB, dC, dA, dS0, _ = BACKWARD(
         inputs=[*inputs, state, grad_y, grad_final],
         template={"DU": u.dtype, "DD": steps[1], "DB": each_head[0][1], "DC": each_head[1][1]}
-        | {"SEG": seg, "SUB": part_of(seg)}
+        | {"N": N, "P": P, "SEG": seg, "SUB": part_of(seg)}
         | tile.template,
         grid=tile.grid(H, B, parts),
         threadgroup=tile.threadgroup,
@@ -78,7 +79,7 @@ def _over_groups(grad: mx.array, groups: int) -> mx.array:
     return grad if groups == H else grad.reshape(B, L, groups, H // groups, N).sum(3)
 
 
-SCAN = Scan("ssd_scan", _step, _forward, _backward, value=0, constants=1)
+SCAN = Scan("ssd_scan", _step, _forward, _backward, value=0, constants=1, chunked=chunked.ssd)
 
 
 def _check(
@@ -120,7 +121,7 @@ def ssd_scan_with_state(
         A_neg: rates of decay [H, N], negative.
         seg: tokens between the states that the backward pass keeps; any L.
         initial_state: float32 [B, H, P, N]; zeros by default.
-        backend: "metal" or "mlx"; by default Metal where it runs, else plain mlx.
+        backend: "metal", "cuda" or "mlx"; by default the kernels where they run, else plain mlx.
 
     Returns:
         y [B, L, H, P] in u's dtype, and the final state, float32 [B, H, P, N]. Gradients, in the dtypes of what they

@@ -15,9 +15,15 @@ Backward = Callable[[Arrays, mx.array, mx.array], list[mx.array]]
 def run(scan: Scan, forward: Forward, backward: Backward, inputs: Arrays, state: mx.array) -> mx.array:
     """y, by `forward(inputs) -> (y, kept)` and `backward(inputs, kept, grad_y) -> gradients`, or by the plain loop."""
     y_shape = inputs[scan.value].shape
-    if choose_path() == "metal" and 0 not in y_shape:
+    if choose_path() != "mlx" and 0 not in y_shape:
         return _differentiable(forward, backward)(*inputs)[0]
     return scan.reference(inputs, state, y_shape)
+
+
+def require_kernels() -> None:
+    """Raises ValueError where kernels cannot run, with the reason."""
+    if choose_path() == "mlx":
+        choose_path("metal")
 
 
 @cache

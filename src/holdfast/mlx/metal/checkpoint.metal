@@ -2,7 +2,7 @@
 // tokens over the segment at hand, every token over the part at hand. A level does not repeat what the one above has,
 // so L tokens need L / SEG + SEG / SUB - 1 + SUB - 1 states instead of L. Each lane keeps its own elements. SUB <= SEG.
 template <int SEG, int SUB>
-inline long checkpoint_slots(int segments) {
+FUNCTION long checkpoint_slots(int segments) {
   return segments + (SEG + SUB - 1) / SUB - 1 + SUB - 1;
 }
 
@@ -12,7 +12,7 @@ struct Checkpoints {
   int segments;
 
   // Where the state that token t finds is kept.
-  device float* slot(int t) const {
+  FUNCTION device float* slot(int t) const {
     const int in_segment = t % SEG, in_part = in_segment % SUB;
     const int parts = (SEG + SUB - 1) / SUB;
     int place = t / SEG;
@@ -20,12 +20,12 @@ struct Checkpoints {
     if (in_part > 0) place = segments + parts - 1 + in_part - 1;
     return kept + long(place) * (32 * RPL * CPL);
   }
-  void save(thread const float (&S)[RPL][CPL], int t) const {
+  FUNCTION void save(thread const float (&S)[RPL][CPL], int t) const {
     device float* at = slot(t);
     for (int i = 0; i < RPL; ++i)
       for (int j = 0; j < CPL; ++j) at[32 * (i * CPL + j)] = S[i][j];
   }
-  void load(thread float (&S)[RPL][CPL], int t) const {
+  FUNCTION void load(thread float (&S)[RPL][CPL], int t) const {
     const device float* at = slot(t);
     for (int i = 0; i < RPL; ++i)
       for (int j = 0; j < CPL; ++j) S[i][j] = at[32 * (i * CPL + j)];
@@ -34,8 +34,8 @@ struct Checkpoints {
 
 // Runs tokens [from, to) and keeps the state before every EVERY-th. The next token is on its way while one is used.
 template <int EVERY, typename Input, typename Kept, int RPL, int CPL>
-inline void sweep(thread float (&S)[RPL][CPL], int from, int to, thread const Input& input, thread const Kept& kept) {
-  Token<RPL, CPL> token, next;
+FUNCTION void sweep(thread float (&S)[RPL][CPL], int from, int to, thread const Input& input, thread const Kept& kept) {
+  typename Input::Item token, next;
   input.load(next, from);
   for (int t = from; t < to; ++t) {
     token = next;

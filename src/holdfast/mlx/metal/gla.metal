@@ -2,6 +2,7 @@
 // its rows, the key writes the value.
 template <typename Keys, typename Values, typename Gates, int GK, int R, int RPL, int CPL>
 struct GlaInput {
+  typedef Token<RPL, CPL> Item;
   Keys k;
   Values v;
   Gates gates;
@@ -9,8 +10,8 @@ struct GlaInput {
   int H;
   Lane<R, RPL, CPL> lane;
 
-  long row(int t) const { return first + long(t) * H; }
-  void load(thread Token<RPL, CPL>& token, int t) const {
+  FUNCTION long row(int t) const { return first + long(t) * H; }
+  FUNCTION void load(thread Token<RPL, CPL>& token, int t) const {
     const long at = row(t);
     load_rows(token.k, k, at * lane.K, lane);
     load_columns(token.v, v, at * lane.V, lane);

@@ -1,9 +1,9 @@
 // S = diag(gate) S + k v^T;  y = S^T q. A threadgroup runs SG simdgroups, each with its columns of one head's state.
 // Reads q, k [B, L, H, K], v [B, L, H, V], gates [B, L, H, GK] and S0 [B, H, K, V]; writes y like v and last like S0.
-const int L = q_shape[1], H = q_shape[2], K = q_shape[3], V = v_shape[3];
+const int L = q_shape[1], H = q_shape[2];
 const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.z;
 const int simdgroup = threadgroup_position_in_grid.x * SG + simdgroup_index_in_threadgroup;
-const Lane<R, RPL, CPL> lane = {int(thread_index_in_simdgroup), K, V, simdgroup * (32 / R) * CPL};
+const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index_in_simdgroup, K, V, simdgroup);
 const GlaInput<decltype(k), decltype(v), decltype(gates), GK, R, RPL, CPL> input = {k, v, gates, b * L * H + h, H, lane};
 
 float S[RPL][CPL];

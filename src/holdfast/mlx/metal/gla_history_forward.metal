@@ -1,8 +1,8 @@
 // gla_forward that keeps the state before every token and the last one, as history.metal reads them.
-const int L = q_shape[1], H = q_shape[2], K = q_shape[3], V = v_shape[3];
+const int L = q_shape[1], H = q_shape[2];
 const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.z;
 const int simdgroup = threadgroup_position_in_grid.x * SG + simdgroup_index_in_threadgroup;
-const Lane<R, RPL, CPL> lane = {int(thread_index_in_simdgroup), K, V, simdgroup * (32 / R) * CPL};
+const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index_in_simdgroup, K, V, simdgroup);
 const GlaInput<decltype(k), decltype(v), decltype(gates), GK, R, RPL, CPL> input = {k, v, gates, b * L * H + h, H, lane};
 
 const long place = (b * H + h) * threadgroups_per_grid.x * SG + simdgroup;

@@ -1,6 +1,6 @@
 // In place of checkpoint.metal: the forward pass has kept every state, so that a sweep is one load.
 template <int SEG, int SUB>
-inline long checkpoint_slots(int segments) {
+FUNCTION long checkpoint_slots(int segments) {
   return long(segments) * SEG + 1;
 }
 
@@ -10,7 +10,7 @@ struct Checkpoints {
   int segments;
 
   // The state that token t finds.
-  void load(thread float (&S)[RPL][CPL], int t) const {
+  FUNCTION void load(thread float (&S)[RPL][CPL], int t) const {
     const device float* at = kept + long(t) * (32 * RPL * CPL);
     for (int i = 0; i < RPL; ++i)
       for (int j = 0; j < CPL; ++j) S[i][j] = at[32 * (i * CPL + j)];
@@ -18,6 +18,6 @@ struct Checkpoints {
 };
 
 template <int EVERY, typename Input, typename Kept, int RPL, int CPL>
-inline void sweep(thread float (&S)[RPL][CPL], int from, int to, thread const Input& input, thread const Kept& kept) {
+FUNCTION void sweep(thread float (&S)[RPL][CPL], int from, int to, thread const Input& input, thread const Kept& kept) {
   kept.load(S, to);
 }

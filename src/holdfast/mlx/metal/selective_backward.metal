@@ -1,15 +1,16 @@
 // The adjoint of selective_forward, from the states that it kept. Blocks of channels each write their own part of
 // dB, dC [blocks, B, L, N]; du, ddelta [B, L, D]; dA [B, D, N].
-const int L = u_shape[1], D = u_shape[2], N = B_shape[2];
+const int L = u_shape[1];
 const long b = threadgroup_position_in_grid.z, block = threadgroup_position_in_grid.x, batch = threadgroups_per_grid.z;
 const int own = simdgroup_index_in_threadgroup, thread_index = own * 32 + int(thread_index_in_simdgroup);
 const int simdgroup = block * SG + own;
-const Lane<R, RPL, CPL> lane = {int(thread_index_in_simdgroup), N, D, simdgroup * (32 / R) * CPL};
+const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index_in_simdgroup, N, D, simdgroup);
 
 float S[RPL][CPL], before[RPL][CPL], dS[RPL][CPL] = {}, rates[RPL][CPL], rate_grads[RPL][CPL] = {};
 float write[RPL], query[RPL], step[CPL], value[CPL], grad[CPL];
-// Two buffers, so that one barrier a token is enough: a buffer is written again only after the next barrier.
-threadgroup float shared[2][SG][2][R * RPL];
+// Two buffers, so that one barrier a token is enough: a buffer is written again only after the next barrier. A lone
+// simdgroup exchanges nothing, so that no N is too large.
+threadgroup float shared[2][SG][2][SG > 1 ? R * RPL : 1];
 load_state(rates, A, 1, N, lane);
 load_state(S, states + (b * L + L - 1) * D * N, 1, N, lane);
 for (int t = L - 1; t >= 0; --t) {
@@ -43,18 +44,28 @@ for (int t = L - 1; t >= 0; --t) {
   store_columns(values, du, at * D, lane);
   store_columns(steps, ddelta, at * D, lane);
 
-  for (int n = 0; n < 2; ++n)
-    for (int i = 0; i < RPL; ++i) {
-      const float sum = sum_lanes<R, 32>(rows[n][i]);
-      if (lane.index < R) shared[t % 2][own][n][lane.row(i)] = sum;
+  const long row = (block * batch * L + at) * N;
+  for (int i = 0; i < RPL; ++i) {
+    const float dc = sum_lanes<R, 32>(rows[0][i]), db = sum_lanes<R, 32>(rows[1][i]);
+    if (lane.index < R) {
+      if (SG > 1) {
+        shared[t % 2][own][0][lane.row(i)] = dc;
+        shared[t % 2][own][1][lane.row(i)] = db;
+      } else if (lane.has_row(i)) {
+        dC[row + lane.row(i)] = static_cast<DC>(dc);
+        dB[row + lane.row(i)] = static_cast<DB>(db);
+      }
     }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int r = thread_index; r < N; r += 32 * SG) {
-    float sums[2] = {};
-    for (int g = 0; g < SG; ++g)
-      for (int n = 0; n < 2; ++n) sums[n] += shared[t % 2][g][n][r];
-    dC[(block * batch * L + at) * N + r] = static_cast<DC>(sums[0]);
-    dB[(block * batch * L + at) * N + r] = static_cast<DB>(sums[1]);
+  }
+  if (SG > 1) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int r = thread_index; r < N; r += 32 * SG) {
+      float sums[2] = {};
+      for (int g = 0; g < SG; ++g)
+        for (int n = 0; n < 2; ++n) sums[n] += shared[t % 2][g][n][r];
+      dC[row + r] = static_cast<DC>(sums[0]);
+      dB[row + r] = static_cast<DB>(sums[1]);
+    }
   }
 }
 store_state(rate_grads, dA + b * D * N, 1, N, lane);

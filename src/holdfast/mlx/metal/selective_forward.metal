@@ -1,10 +1,10 @@
 // The selective scan with a state of N for each of D channels: S = exp(delta A) S + B delta u;  y = S^T C. A lane's
 // columns are channels. Reads u, delta [B, L, D], B, C [B, L, N] and A [D, N]; writes y like u and every state
 // [B, L, D, N].
-const int L = u_shape[1], D = u_shape[2], N = B_shape[2];
+const int L = u_shape[1];
 const long b = threadgroup_position_in_grid.z;
 const int simdgroup = threadgroup_position_in_grid.x * SG + simdgroup_index_in_threadgroup;
-const Lane<R, RPL, CPL> lane = {int(thread_index_in_simdgroup), N, D, simdgroup * (32 / R) * CPL};
+const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index_in_simdgroup, N, D, simdgroup);
 
 float S[RPL][CPL] = {}, rates[RPL][CPL], write[RPL], query[RPL], step[CPL], value[CPL], out[CPL];
 load_state(rates, A, 1, N, lane);

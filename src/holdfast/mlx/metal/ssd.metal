@@ -2,6 +2,7 @@
 // K is N, k is B, V is P and v is delta u.
 template <typename Inputs, typename Steps, typename Writes, typename Rates, int R, int RPL, int CPL>
 struct SsdInput {
+  typedef Token<RPL, CPL> Item;
   Inputs u;
   Steps delta;
   Writes B;
@@ -10,9 +11,9 @@ struct SsdInput {
   int H, G;
   Lane<R, RPL, CPL> lane;
 
-  long row(int t) const { return first + long(t) * H; }
-  long group_row(int t) const { return group + long(t) * G; }
-  void load(thread Token<RPL, CPL>& token, int t) const {
+  FUNCTION long row(int t) const { return first + long(t) * H; }
+  FUNCTION long group_row(int t) const { return group + long(t) * G; }
+  FUNCTION void load(thread Token<RPL, CPL>& token, int t) const {
     const float step = float(delta[row(t)]);
     load_rows(token.k, B, group_row(t) * lane.K, lane);
     load_columns(token.v, u, row(t) * lane.V, lane);

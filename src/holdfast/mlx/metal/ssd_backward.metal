@@ -4,7 +4,7 @@
 // threadgroup. A head is blocks of SG simdgroups, shared by as many threadgroups as the grid has (parts): each takes
 // some one after another and adds them up in its own dB, dC [parts, B, L, H, N], ddelta [parts, B, L, H] and dA
 // [parts, B, H, N]. du is like u, dS0 like S0.
-const int L = u_shape[1], H = u_shape[2], P = u_shape[3], G = B_shape[2], N = B_shape[3];
+const int L = u_shape[1], H = u_shape[2], G = B_shape[2];
 const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.z;
 const int part = threadgroup_position_in_grid.x, parts = threadgroups_per_grid.x;
 const long batch = threadgroups_per_grid.z;
@@ -16,11 +16,12 @@ const long place = ((b * H + h) * parts + part) * SG + own;
 const long share = checkpoint_slots<SEG, SUB>(segments) * (32 * RPL * CPL);
 const Checkpoints<SEG, SUB, RPL, CPL> states = {kept + place * share + thread_index % 32, segments};
 
-// Two buffers, so that one barrier a token is enough: a buffer is written again only after the next barrier.
-threadgroup float shared[2][SG][2][R * RPL];
+// Two buffers, so that one barrier a token is enough: a buffer is written again only after the next barrier. A lone
+// simdgroup exchanges nothing, so that no N is too large.
+threadgroup float shared[2][SG][2][SG > 1 ? R * RPL : 1];
 threadgroup float shared_step[2][SG];
 for (int block = part; block * block_columns < P; block += parts) {
-  const Lane<R, RPL, CPL> lane = {thread_index % 32, N, P, block * block_columns + own * (32 / R) * CPL};
+  const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index % 32, N, P, block * SG + own);
   const SsdInput<decltype(u), decltype(delta), decltype(B), decltype(A), R, RPL, CPL> input = {
       u, delta, B, A, h, b * L * H + h, b * L * G + h / (H / G), H, G, lane};
   const bool is_first = block == part;
@@ -71,26 +72,40 @@ for (int block = part; block * block_columns < P; block += parts) {
         }
         store_columns(columns, du, input.row(t) * P, lane);
 
-        for (int n = 0; n < 2; ++n)
-          for (int i = 0; i < RPL; ++i) {
-            const float sum = sum_lanes<R, 32>(rows[n][i]);
-            if (lane.index < R) shared[t % 2][own][n][lane.row(i)] = sum;
-          }
-        step_grad = simd_sum(step_grad);
-        if (lane.index == 0) shared_step[t % 2][own] = step_grad;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
         const long at = part * batch * L * H + input.row(t);
-        for (int r = thread_index; r < N; r += 32 * SG) {
-          float sums[2] = {};
-          for (int g = 0; g < SG; ++g)
-            for (int n = 0; n < 2; ++n) sums[n] += shared[t % 2][g][n][r];
-          put(dC, at * N + r, sums[0], is_first);
-          put(dB, at * N + r, sums[1], is_first);
+        for (int i = 0; i < RPL; ++i) {
+          const float dc = sum_lanes<R, 32>(rows[0][i]), db = sum_lanes<R, 32>(rows[1][i]);
+          if (lane.index < R) {
+            if (SG > 1) {
+              shared[t % 2][own][0][lane.row(i)] = dc;
+              shared[t % 2][own][1][lane.row(i)] = db;
+            } else if (lane.has_row(i)) {
+              put(dC, at * N + lane.row(i), dc, is_first);
+              put(dB, at * N + lane.row(i), db, is_first);
+            }
+          }
         }
-        if (thread_index == 0) {
-          float sum = 0.0f;
-          for (int g = 0; g < SG; ++g) sum += shared_step[t % 2][g];
-          put(ddelta, at, sum, is_first);
+        step_grad = simd_sum(step_grad);
+        if (lane.index == 0) {
+          if (SG > 1)
+            shared_step[t % 2][own] = step_grad;
+          else
+            put(ddelta, at, step_grad, is_first);
+        }
+        if (SG > 1) {
+          threadgroup_barrier(mem_flags::mem_threadgroup);
+          for (int r = thread_index; r < N; r += 32 * SG) {
+            float sums[2] = {};
+            for (int g = 0; g < SG; ++g)
+              for (int n = 0; n < 2; ++n) sums[n] += shared[t % 2][g][n][r];
+            put(dC, at * N + r, sums[0], is_first);
+            put(dB, at * N + r, sums[1], is_first);
+          }
+          if (thread_index == 0) {
+            float sum = 0.0f;
+            for (int g = 0; g < SG; ++g) sum += shared_step[t % 2][g];
+            put(ddelta, at, sum, is_first);
+          }
         }
       }
     }
@@ -98,17 +113,25 @@ for (int block = part; block * block_columns < P; block += parts) {
   store_state(dS, dS0 + (b * H + h) * P * N, 1, N, lane);
 
   // the barrier: other simdgroups may still read the buffers for the first tokens
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (SG > 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+  const long rate = ((part * batch + b) * H + h) * N;
   for (int i = 0; i < RPL; ++i) {
     const float sum = sum_lanes<R, 32>(rate_grads[i]);
-    if (lane.index < R) shared[0][own][0][lane.row(i)] = sum;
+    if (lane.index < R) {
+      if (SG > 1)
+        shared[0][own][0][lane.row(i)] = sum;
+      else if (lane.has_row(i))
+        put(dA, rate + lane.row(i), sum, is_first);
+    }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int r = thread_index; r < N; r += 32 * SG) {
-    float sum = 0.0f;
-    for (int g = 0; g < SG; ++g) sum += shared[0][g][0][r];
-    put(dA, ((part * batch + b) * H + h) * N + r, sum, is_first);
+  if (SG > 1) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int r = thread_index; r < N; r += 32 * SG) {
+      float sum = 0.0f;
+      for (int g = 0; g < SG; ++g) sum += shared[0][g][0][r];
+      put(dA, rate + r, sum, is_first);
+    }
+    // and again before the next block writes them
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  // and again before the next block writes them
-  threadgroup_barrier(mem_flags::mem_threadgroup);
 }

@@ -1,10 +1,10 @@
 // S = exp(delta A) S + B (delta u)^T;  y = S^T C. A threadgroup runs SG simdgroups, each with its columns of one head's
 // state. Reads u [B, L, H, P], delta [B, L, H], B, C [B, L, G, N], A [H, N] and S0 [B, H, P, N]; writes y like u and
 // last like S0.
-const int L = u_shape[1], H = u_shape[2], P = u_shape[3], G = B_shape[2], N = B_shape[3];
+const int L = u_shape[1], H = u_shape[2], G = B_shape[2];
 const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.z;
 const int simdgroup = threadgroup_position_in_grid.x * SG + simdgroup_index_in_threadgroup;
-const Lane<R, RPL, CPL> lane = {int(thread_index_in_simdgroup), N, P, simdgroup * (32 / R) * CPL};
+const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index_in_simdgroup, N, P, simdgroup);
 const SsdInput<decltype(u), decltype(delta), decltype(B), decltype(A), R, RPL, CPL> input = {
     u, delta, B, A, h, b * L * H + h, b * L * G + h / (H / G), H, G, lane};
 

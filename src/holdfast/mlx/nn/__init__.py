@@ -1,4 +1,4 @@
-"""Sequence mixers for mlx around the four scans: `layer(x, state) -> (y, state)`, and `layer.step` for decoding."""
+"""Sequence mixers for mlx around four of the scans: `layer(x, state) -> (y, state)`, and `layer.step` for decoding."""
 
 from .gla import GLA
 from .mamba2 import Mamba2

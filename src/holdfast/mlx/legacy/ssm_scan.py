@@ -8,7 +8,7 @@ from ..kernel import Kernel
 from ..tile import Tile
 from ..tile import join as join_parts
 from .chunks import cut, join
-from .history import run
+from .history import require_kernels, run
 
 FORWARD = Kernel("selective_forward", ("u", "delta", "B", "C", "A"), ("y", "states"), ("tile",))
 BACKWARD = Kernel(
@@ -28,7 +28,7 @@ def _forward(inputs: Arrays) -> tuple[mx.array, mx.array]:
     tile = Tile.of(A.shape[1], u.shape[2])
     y, states = FORWARD(
         inputs=inputs,
-        template={"Y": u.dtype} | tile.template,
+        template={"Y": u.dtype, "D": u.shape[2], "N": A.shape[1]} | tile.template,
         grid=tile.grid(1, u.shape[0]),
         threadgroup=tile.threadgroup,
         outputs=[(u.shape, u.dtype), ((*u.shape, A.shape[1]), mx.float32)],
@@ -42,7 +42,9 @@ def _backward(inputs: Arrays, kept: mx.array, grad_y: mx.array) -> list[mx.array
     parts = [((tile.blocks, *x.shape), tile.sum_dtype(x.dtype)) for x in (B, C)]
     du, ddelta, dB, dC, dA = BACKWARD(
         inputs=[*inputs, kept, grad_y],
-        template={"DU": u.dtype, "DD": delta.dtype, "DB": parts[0][1], "DC": parts[1][1]} | tile.template,
+        template={"DU": u.dtype, "DD": delta.dtype, "DB": parts[0][1], "DC": parts[1][1]}
+        | {"D": u.shape[2], "N": A.shape[1]}
+        | tile.template,
         grid=tile.grid(1, u.shape[0]),
         threadgroup=tile.threadgroup,
         outputs=[(u.shape, u.dtype), (delta.shape, delta.dtype), *parts, ((u.shape[0], *A.shape), mx.float32)],
@@ -98,3 +100,28 @@ def selective_scan_chunked(
         entering = states[-1][:, -1]
     y = (join(mx.stack(states, 1), u.shape[1]) * C[:, :, None]).sum(-1)
     return y.astype(u.dtype)
+
+
+def _ssm_forward_kernel(
+    u: mx.array, delta: mx.array, B_in: mx.array, C_in: mx.array, A_neg: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`selective_scan_metal` without its gradient: y, and every state, float32 [B, L, D, N]. Kernels alone."""
+    _check(u, delta, B_in, C_in, A_neg)
+    require_kernels()
+    return _forward([u, delta, B_in, C_in, A_neg])
+
+
+def _ssm_backward_metal(
+    grad_y: mx.array, h_all: mx.array, u: mx.array, delta: mx.array, B_in: mx.array, C_in: mx.array, A_neg: mx.array
+) -> tuple[mx.array, ...]:
+    """Gradients of u, delta, B_in, C_in and A_neg, from y's and every state."""
+    _check(u, delta, B_in, C_in, A_neg)
+    require_kernels()
+    return tuple(_backward([u, delta, B_in, C_in, A_neg], h_all, grad_y))
+
+
+def _ssm_backward_chunked(
+    grad_y: mx.array, h_all: mx.array, u: mx.array, delta: mx.array, B_in: mx.array, C_in: mx.array, A_neg: mx.array
+) -> tuple[mx.array, ...]:
+    """`_ssm_backward_metal` in plain mlx: the gradient of `selective_scan_chunked`, which finds the states again."""
+    return tuple(mx.vjp(selective_scan_chunked, [u, delta, B_in, C_in, A_neg], [grad_y.astype(u.dtype)])[1])

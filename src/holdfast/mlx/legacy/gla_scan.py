@@ -9,7 +9,7 @@ from ..kernel import SIMD_WIDTH, Kernel
 from ..tile import Tile
 from ..tile import join as join_parts
 from .chunks import cut, join
-from .history import run
+from .history import require_kernels, run
 
 # Tokens that the backward pass takes at a time; the states are all there.
 SEG = 32
@@ -31,7 +31,7 @@ def _forward(inputs: Arrays) -> tuple[mx.array, mx.array]:
     kept = (B * H * tile.blocks * tile.SG, slots, SIMD_WIDTH * tile.RPL * tile.CPL)
     y, states = FORWARD(
         inputs=inputs,
-        template={"Y": v.dtype, "GK": 1, "SEG": SEG} | tile.template,
+        template={"Y": v.dtype, "GK": 1, "K": q.shape[3], "V": V, "SEG": SEG} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(v.shape, v.dtype), (kept, mx.float32)],
@@ -49,7 +49,7 @@ def _backward(inputs: Arrays, kept: mx.array, grad_y: mx.array) -> list[mx.array
     dq, dk, dv, dgates, _ = BACKWARD(
         inputs=[*inputs, zeros, grad_y, zeros, kept],
         template={"DQ": parts[0][1], "DK": parts[1][1], "DV": v.dtype, "DG": parts[2][1]}
-        | {"GK": 1, "SEG": SEG, "SUB": SEG}
+        | {"GK": 1, "K": K, "V": V, "SEG": SEG, "SUB": SEG}
         | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
@@ -97,3 +97,26 @@ def gla_scan_chunked(q: mx.array, k: mx.array, v: mx.array, gates: mx.array, chu
         outs.append(inside[:, :, n] + (q_[:, :, n] * from_start[:, :, n, :, None]) @ S)
         S = from_start[:, :, n, -1, None, None] * S + writes[:, :, n]
     return join(mx.stack(outs, 2).moveaxis(1, 3), v.shape[1]).astype(v.dtype)
+
+
+def _gla_forward_kernel(q: mx.array, k: mx.array, v: mx.array, gates: mx.array) -> tuple[mx.array, mx.array]:
+    """`gla_scan_metal` without its gradient: y, and every state as `_gla_backward_metal` takes them. Kernels alone."""
+    _check(q, k, v, gates)
+    require_kernels()
+    return _forward([q, k, v, gates])
+
+
+def _gla_backward_metal(
+    grad_out: mx.array, h_all: mx.array, q: mx.array, k: mx.array, v: mx.array, gates: mx.array
+) -> tuple[mx.array, ...]:
+    """Gradients of q, k, v and gates, from y's and what `_gla_forward_kernel` kept."""
+    _check(q, k, v, gates)
+    require_kernels()
+    return tuple(_backward([q, k, v, gates], h_all, grad_out))
+
+
+def _gla_backward_chunked(
+    grad_out: mx.array, h_all: mx.array, q: mx.array, k: mx.array, v: mx.array, gates: mx.array
+) -> tuple[mx.array, ...]:
+    """`_gla_backward_metal` in plain mlx: the gradient of `gla_scan_chunked`, which finds the states again."""
+    return tuple(mx.vjp(gla_scan_chunked, [q, k, v, gates], [grad_out.astype(v.dtype)])[1])

@@ -1,8 +1,5 @@
-// Metal's names in CUDA, for NVRTC: simdgroups are warps, threadgroups are blocks.
-#define FROM_ANYWHERE __device__ inline
-#define BITS_OF __float_as_uint
-#define FLOAT_OF __uint_as_float
-#include "metal_types.h"
+// Metal's names in CUDA: a simdgroup is a warp, a threadgroup is a block.
+#define FUNCTION __device__ inline
 #define threadgroup __shared__
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
 __device__ inline float simd_sum(float x) {
