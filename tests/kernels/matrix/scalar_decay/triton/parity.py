@@ -170,6 +170,20 @@ def rate_of_long_steps():
         assert found <= 5e-2, (seed, rate, right)
 
 
+def sums_of_dg_in_float32():
+    """The sum of dg over tokens, a constant decay's gradient, of the root of the sum of squares of its terms."""
+    for T in (130, 132):
+        call = example(T=T, K=32, V=32)
+        do = torch.randn(call.v.shape, generator=torch.Generator().manual_seed(7))
+        which = plan(chunk=32, columns=32, keys=32, keep=2)
+        stepwise = (Plan("reference", (("segment", 64), ("chunk", 64))),) * 2
+        right = run(Reference(), stepwise, moved(call, "cpu", torch.float64), None, (do.double(), None))["dg"]
+        dg = run(TritonSinglePass(), (which, which), call, None, (do, None))["dg"].double()
+        found = ((dg - right).sum(1) / right.norm(dim=1)).abs().max().item()
+        print("sums", T, f"{found:.1e}")
+        assert found <= 3e-6, (T, found)
+
+
 def what_passes_the_last_chunk(device="cpu", dtype=torch.float16, width=16):
     """dg of a gradient through the final state alone, where the last chunk leaves e^-7 of the state before it."""
     for T, keep in ((65, 2), (130, 1), (63, 2), (66, 1)):

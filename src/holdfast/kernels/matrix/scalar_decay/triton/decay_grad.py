@@ -1,12 +1,13 @@
 """The log decay's gradient from what the sweeps leave of it: sums inside a chunk, and what passes the whole of it.
 
 For a chunk, <decay S, dS>, with S the state that enters it and dS the gradient of the one that leaves it, counts for
-every token. It is exact of the last chunk, before which the state is saved, and where one was saved: <S, dS> at the
-chunk's start less what the chunk reads. Between saved states it is carried on, less what one chunk writes for later and
-plus what the next reads, and collects rounding that a sum over tokens shows. Its size is about the decay's share of
-<S, dS>, what carries it on errs by the operands' rounding of that, and the next saved state shows how far it has
-strayed: the estimate of least mean square from both sides, by a filter and a smoother of one number (Rauch, Tung,
-Striebel 1965), whose weights depend on the decays alone.
+every token. It is exact of the last chunk, before which the state is saved, and where one was saved: in float32 as it
+is; else as <S, dS> at the chunk's start less what the chunk reads, which are of numbers rounded alike. In float32 that
+difference had ten times the rounding that the product has, and a sum of dg over tokens showed it. Between saved states
+it is carried on, less what one chunk writes for later and plus what the next reads, and collects rounding that a sum
+over tokens shows. Its size is about the decay's share of <S, dS>, what carries it on errs by the operands' rounding of
+that, and the next saved state shows how far it has strayed: the estimate of least mean square from both sides, by a
+filter and a smoother of one number (Rauch, Tung, Striebel 1965), whose weights depend on the decays alone.
 """
 
 import triton
@@ -74,7 +75,7 @@ def pairs_across(later, earlier, g):
 def scalar_decay_dg(
     g_ptr, read_ptr, written_ptr, products_ptr, out_ptr, grad_m_ptr, cu_seqlens, T, H, segment, tokens, products_size,
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
-    VARIANCE: tl.constexpr,
+    VARIANCE: tl.constexpr, BEHIND: tl.constexpr,
 ):  # fmt: skip
     """Turn the sums of the passes for dq and dk into dg.
 
@@ -89,7 +90,8 @@ def scalar_decay_dg(
     written:
         out      [B, T, H]: dg
         grad_m   float32 [B, T, H], or None: of each sequence's last token less <S, dS> of the final state, as dg has it
-    VARIANCE: of a rounded operand, relative to its square.
+    VARIANCE: of a rounded operand, relative to its square. BEHIND: the products are of saved states and the gradients
+    behind their chunks, not before.
     """
     head = tl.program_id(1)
     n = tl.program_id(0)
@@ -107,6 +109,13 @@ def scalar_decay_dg(
         innovations = tl.zeros([KEEP], tl.float32)
         rts_gains = tl.zeros([KEEP], tl.float32)
         carry = _product(products_ptr + (window + 1) * H * BLOCK, products_size, SPLITS, BLOCK)
+        if BEHIND and high < count:
+            # <S, dS> where the next window starts
+            at = base + (high * CHUNK + steps).to(tl.int64) * H
+            live = high * CHUNK + steps < end - first
+            g = tl.load(g_ptr + at, mask=live, other=0.0)
+            carry *= tl.exp2(tl.sum(tl.maximum(g, LOG_DECAY_FLOOR).to(tl.float32) * LOG2E, 0))
+            carry += tl.sum(_rows(read_ptr, at, live, 3 * plane, SPLITS), 0)
         variance = tl.zeros([], tl.float32) + VARIANCE
         for i in range(high - low):
             chunk = high - 1 - i
@@ -132,7 +141,10 @@ def scalar_decay_dg(
                 tl.store(last, tl.load(last, mask=ends, other=0.0) - (past + written), mask=ends)
             if chunk == low:
                 exact = _product(products_ptr + window * H * BLOCK, products_size, SPLITS, BLOCK)
-                past = tl.where(is_last, past, tl.where(decay > 0.0, exact - read, 0.0))
+                if BEHIND:
+                    past = decay * exact
+                else:
+                    past = tl.where(is_last, past, tl.where(decay > 0.0, exact - read, 0.0))
             carry = past + read
             here = slots == chunk - low
             pasts = tl.where(here, past, pasts)

@@ -201,6 +201,21 @@ def scalar_decay_single_pass(
         k = load_tile(k_ptr + start * k_step, steps, rows, k_step, live, WIDTH, EVEN_K)
         v = load_tile(v_ptr + start * v_step, steps, columns, v_step, live, COLUMNS, EVEN_V)
 
+        # with the gradient behind the chunk, or, of rounded numbers, before it: decay_grad.py
+        if products_ptr is not None and WIDE:  # noqa: SIM102 (compile time, then run time)
+            if chunk % KEEP == 0:
+                entry = (chunk // KEEP) * H
+                left = products_ptr + entry * BLOCK_V
+                store_state_product(
+                    States(state=state, added=added),
+                    saved_ptr + entry * saved_offset,
+                    left,
+                    columns,
+                    rows,
+                    COLUMNS,
+                    WIDTH,
+                    ADD,
+                )
         if x_ptr is not None:
             x = load_tile(x_ptr + start * x_step, steps, columns, x_step, live, COLUMNS, EVEN_V)
         if NORMALIZE:
@@ -344,7 +359,7 @@ def scalar_decay_single_pass(
             if (chunk == count - 2) | ((chunk % KEEP == KEEP - 1) & (chunk < count - 1)):
                 entry = saved_ptr + tl.cdiv(chunk + 1, KEEP) * H * saved_offset
                 save_state(States(state=state, added=added), entry, columns, rows, COLUMNS, WIDTH, ADD)
-        if products_ptr is not None:  # noqa: SIM102
+        if products_ptr is not None and not WIDE:  # noqa: SIM102
             if chunk % KEEP == 0:
                 entry = (chunk // KEEP) * H
                 left = products_ptr + entry * BLOCK_V
