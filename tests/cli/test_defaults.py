@@ -24,6 +24,8 @@ PARITY = {
 DEFAULTS = {
     "bench": {"device": "auto"},
     "bench report": {"out": Path("benchmarks/results/report.html")},
+    "data": {},
+    "data prepare": {"tokenizer": "bytes", "vocabulary": 32000},
     "doctor": {},
     "explain": {"dtype": "float32", "device": "cpu", "grad": True},
     "train": {},
@@ -49,7 +51,7 @@ def test_settings_that_are_left_out():
     assert asdict(LanguageModelConfig()) == {
         "mixer": "gla", "layers": 4, "width": 256, "heads": 4, "length": 256, "batch": 16, "accumulate": 1,
         "steps": 2000, "lr": 2e-3, "seed": 0, "dtype": "float32", "validate_every": 200, "save_every": 200,
-        "threads": 0, "sharding": "ddp", "cp": 1, "text": None, "glob": (),
+        "threads": 0, "sharding": "ddp", "cp": 1, "text": None, "glob": (), "data": None,
     }  # fmt: skip
     assert DEMO == {
         "mixer": "gla", "layers": 2, "width": 128, "heads": 2, "length": 128, "batch": 16, "steps": 400, "lr": 4e-3,
@@ -61,7 +63,7 @@ def test_the_sample_of_train_lm():
     parameters = inspect.signature(generate).parameters
     sampled = {name: x.default for name, x in parameters.items() if x.default is not x.empty}
     assert sampled == {"seed": 0, "temperature": 0.8}
-    assert (train_lm.PROMPT_BYTES, train_lm.SAMPLE_BYTES, train_lm.LONGEST_WARMUP) == (48, 400, 200)
+    assert (train_lm.PROMPT_TOKENS, train_lm.SAMPLE_TOKENS, train_lm.LONGEST_WARMUP) == (48, 400, 200)
 
 
 def test_checkpoints_that_were_saved_are_still_read():

@@ -6,7 +6,7 @@ import torch
 from holdfast.cli.config import MIXERS
 from holdfast.cli.errors import UserError
 from holdfast.cli.generate import generate, printable
-from holdfast.cli.language_model import LanguageModel, next_byte_loss
+from holdfast.cli.language_model import LanguageModel, next_token_loss
 from holdfast.cli.schedule import learning_rate, make_optimizer
 
 
@@ -28,7 +28,7 @@ def test_one_byte_at_a_time_equals_the_whole(mixer):
 def test_every_weight_learns(mixer):
     model = LanguageModel(mixer, layers=1, width=16, heads=2)
     windows = torch.randint(256, (2, 20))
-    next_byte_loss(model, windows[:, :-1], windows[:, 1:]).backward()
+    next_token_loss(model, windows[:, :-1], windows[:, 1:]).backward()
     assert [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()] == []
 
 
@@ -36,8 +36,8 @@ def test_the_likeliest_bytes_are_those_of_the_whole_forward():
     model = LanguageModel("gla", layers=2, width=32, heads=2)
     made = generate(model, b"def ", 20, temperature=0)
     with torch.no_grad():
-        logits, _ = model(torch.tensor([list(b"def " + made)]))
-    assert bytes(logits[0, 3:-1].argmax(-1).tolist()) == made
+        logits, _ = model(torch.tensor([[*b"def ", *made]]))
+    assert logits[0, 3:-1].argmax(-1).tolist() == made
 
 
 def test_a_sample_repeats_with_its_seed_and_leaves_the_global_one_alone():

@@ -20,7 +20,7 @@ SCRIPT = """
 import os, signal, sys
 from holdfast.cli.app import run
 from holdfast.cli import train_lm
-train_lm.SAMPLE_BYTES = 4
+train_lm.SAMPLE_TOKENS = 4
 take = train_lm.Training.train_step
 def step(training):
     if training.step == 3 and os.environ["RANK"] == "1" and {number}:

@@ -17,7 +17,7 @@ SETTINGS = {"mixer": "gla", "layers": 1, "width": 16, "heads": 2, "length": 16, 
 
 @pytest.fixture(autouse=True)
 def short_sample(monkeypatch):
-    monkeypatch.setattr(train_lm, "SAMPLE_BYTES", 4)
+    monkeypatch.setattr(train_lm, "SAMPLE_TOKENS", 4)
 
 
 def train(text=None, out=None, resume=None, **given):

@@ -55,7 +55,7 @@ def test_neither_part_is_ever_empty(monkeypatch, digests, chosen):
 
 
 def test_a_folder_is_split_by_file(folder):
-    text = texts.read_folder(folder)
+    text = texts.read_text(str(folder))
     whole = bytes(text.train) + bytes(text.validation)
     assert (text.train_files, text.validation_files) == (2, 1)
     for place in ("a.py", "b.md", "sub/c.txt"):
@@ -72,10 +72,10 @@ def test_one_file_is_cut_at_nine_tenths(text_file):
 
 
 def test_the_fingerprint_sees_every_byte(folder):
-    before = texts.read_folder(folder).fingerprint
-    assert texts.read_folder(folder).fingerprint == before
+    before = texts.read_text(str(folder)).fingerprint
+    assert texts.read_text(str(folder)).fingerprint == before
     (folder / "a.py").write_text((folder / "a.py").read_text().replace("t", "u", 1))
-    assert texts.read_folder(folder).fingerprint != before
+    assert texts.read_text(str(folder)).fingerprint != before
 
 
 def test_the_standard_library_is_the_default():
@@ -119,7 +119,7 @@ def test_windows_reach_from_the_first_byte_to_the_last():
     # as many as fit one after the other, evenly spread
     assert len(windows) == 10
     assert set(np.diff(windows[:, 0])) <= {22, 23}
-    assert len(texts.validation_windows(counted(1, 2 * texts.VALIDATION_BYTES), 64)) == texts.VALIDATION_BYTES // 64
+    assert len(texts.validation_windows(counted(1, 2 * texts.VALIDATION_TOKENS), 64)) == texts.VALIDATION_TOKENS // 64
     assert texts.validation_windows(counted(1, 21), 20).tolist() == [list(range(21))]
 
 
@@ -166,9 +166,9 @@ def test_a_pipe_is_refused(tmp_path):
 
 @pytest.mark.parametrize("which", ["file", "folder"])
 def test_an_unreadable_file_is_named(folder, monkeypatch, which):
-    def refuse(path):
+    def refuse(path, mode):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(texts.Path, "read_bytes", refuse)
+    monkeypatch.setattr(texts.Path, "open", refuse)
     with pytest.raises(UserError, match=r"--text: cannot read .*a.py: Permission denied"):
         texts.read_text(str(folder / "a.py" if which == "file" else folder))

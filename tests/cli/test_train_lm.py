@@ -14,7 +14,7 @@ from holdfast.cli import checkpoint, train_lm
 from holdfast.cli.config import DEMO, LanguageModelConfig
 from holdfast.cli.errors import UserError
 from holdfast.cli.interrupt import Interrupt
-from holdfast.cli.language_model import LanguageModel, SwiGLU, autocast, count_parameters, next_byte_loss
+from holdfast.cli.language_model import LanguageModel, SwiGLU, autocast, count_parameters, next_token_loss
 from holdfast.cli.ranks import ALONE
 from holdfast.cli.report import Report
 from holdfast.cli.text import Text
@@ -135,7 +135,7 @@ def test_validation_is_the_mean_over_all_windows(monkeypatch):
     windows = one._windows
     assert windows.shape == (37, 9)
     with torch.no_grad():
-        total = next_byte_loss(one.model, windows[:, :-1].long(), windows[:, 1:].long()).item()
+        total = next_token_loss(one.model, windows[:, :-1].long(), windows[:, 1:].long()).item()
     assert one.validate() == pytest.approx(total / (37 * 8) / math.log(2), rel=1e-5)
 
 
@@ -192,7 +192,7 @@ def test_the_loss_is_of_the_byte_that_follows():
     model, windows = LanguageModel("gla", 1, 16, 2), torch.randint(256, (2, 6))
     logits, _ = model(windows[:, :-1])
     right = logits.log_softmax(-1).gather(-1, windows[:, 1:, None]).sum()
-    assert next_byte_loss(model, windows[:, :-1], windows[:, 1:]).item() == pytest.approx(-right.item(), rel=1e-5)
+    assert next_token_loss(model, windows[:, :-1], windows[:, 1:]).item() == pytest.approx(-right.item(), rel=1e-5)
 
 
 def test_the_model_by_hand():

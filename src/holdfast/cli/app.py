@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .bench_command import bench
+from .data import data
 from .doctor import doctor
 from .errors import UserError, one_line
 from .explain import explain
@@ -22,6 +23,7 @@ app.command()(doctor)
 app.command()(explain)
 app.add_typer(train, name="train")
 app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
 
 
 def _show_version(wanted: bool) -> None:

@@ -64,6 +64,7 @@ class LanguageModelConfig:
     cp: int = 1
     text: str | None = None
     glob: tuple[str, ...] = ()
+    data: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("mixer", self.mixer, MIXERS)
@@ -76,6 +77,8 @@ class LanguageModelConfig:
         check_at_least("seed", self.seed, 0)
         check_at_least("threads", self.threads, 0)
         check_learning_rate(self.lr)
+        if self.data is not None and (self.text is not None or self.glob):
+            raise UserError("--data: expected no --text or --glob beside it; its tokens are of the text it was made of")
         if self.width % self.heads:
             raise UserError(f"--width: expected a multiple of --heads ({self.heads}); got {self.width}")
 
@@ -97,7 +100,7 @@ class LanguageModelConfig:
 
 
 # What a resumed run may change: where the text is (its content is checked), when to save, how processes share work.
-FREE_ON_RESUME = {"text", "glob", "save_every", "accumulate", "sharding", "cp"}
+FREE_ON_RESUME = {"text", "glob", "data", "save_every", "accumulate", "sharding", "cp"}
 
 DEMO = {
     "mixer": "gla",

@@ -1,5 +1,6 @@
-"""Bytes from a language model, one at a time, the mixers' states updated in place."""
+"""Tokens from a language model, one at a time, the mixers' states updated in place."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -11,21 +12,22 @@ from .language_model import LanguageModel
 
 
 @torch.inference_mode()
-def generate(model: LanguageModel, prompt: bytes, count: int, seed: int = 0, temperature: float = 0.8) -> bytes:
-    """`count` bytes that follow the prompt. Temperature 0 takes the likeliest byte."""
+def generate(
+    model: LanguageModel, prompt: Sequence[int], count: int, seed: int = 0, temperature: float = 0.8
+) -> list[int]:
+    """`count` tokens that follow the prompt, which has one at least. Temperature 0 takes the likeliest."""
     device = model.embedding.weight.device
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.frombuffer(bytearray(prompt), dtype=torch.uint8).long().to(device)[None]
+    tokens = torch.tensor([[*prompt]], device=device)
     logits, states = model(tokens)
     token = tokens[:, -1:].clone()
     # a step is many small launches: as a graph the host starts them at once
     step = CapturedStep(model, token, state=states) if device.type == "cuda" else partial(model.step, states=states)
-    made = bytearray()
+    made = []
     for _ in range(count):
-        byte = _pick(logits[0, -1].float().cpu(), temperature, generator)
-        made.append(byte)
-        logits = step(token.fill_(byte))
-    return bytes(made)
+        made.append(_pick(logits[0, -1].float().cpu(), temperature, generator))
+        logits = step(token.fill_(made[-1]))
+    return made
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> int:

@@ -1,4 +1,4 @@
-"""A byte-level language model around any Holdfast mixer."""
+"""A language model around any Holdfast mixer."""
 
 from typing import Any
 
@@ -10,8 +10,6 @@ from holdfast.nn.step import Mixer
 
 from .config import MIXERS
 from .errors import UserError
-
-BYTES = 256
 
 
 class TorchLikeMixer(Mixer):
@@ -73,17 +71,17 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Bytes in, logits of the next byte out. The head shares the embedding's weights."""
+    """Tokens in, logits of the next one out. The head shares the embedding's weights."""
 
-    def __init__(self, mixer: str, layers: int, width: int, heads: int) -> None:
+    def __init__(self, mixer: str, layers: int, width: int, heads: int, vocabulary: int = 256) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(BYTES, width)
+        self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(make_mixer(mixer, width, heads), width) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor, states: list[Any] | None = None) -> tuple[Tensor, list[Any]]:
-        """Logits [B, T, 256] for tokens [B, T], and the state of every block to continue from."""
+        """Logits [B, T, vocabulary] for tokens [B, T], and the state of every block to continue from."""
         x = self.embedding(tokens)
         after = []
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
@@ -93,15 +91,15 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, states: list[Any]) -> Tensor:
-        """Logits [B, 1, 256] for tokens [B, 1]; the states of all blocks are updated in place."""
+        """Logits [B, 1, vocabulary] for tokens [B, 1]; the states of all blocks are updated in place."""
         x = self.embedding(tokens)
         for block, state in zip(self.blocks, states, strict=True):
             x = block.step(x, state)
         return F.linear(self.norm(x), self.embedding.weight)
 
 
-def next_byte_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss in nats, summed over targets [B, T], each the byte after that of inputs."""
+def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss in nats, summed over targets [B, T], each the token after that of inputs."""
     logits, _ = model(inputs)
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
 

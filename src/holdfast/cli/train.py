@@ -27,11 +27,14 @@ def lm(
     glob: Annotated[
         list[str] | None, typer.Option(help='Which files of the folder, such as "*.rs". May be repeated.')
     ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Instead of text, tokens that `holdfast data prepare` made.")
+    ] = None,
     mixer: Annotated[str | None, _option(MIXER_HELP, "mixer", "Model")] = None,
     layers: Annotated[int | None, _option("Blocks of a mixer and an MLP.", "layers", "Model")] = None,
     width: Annotated[int | None, _option("Channels of the model.", "width", "Model")] = None,
     heads: Annotated[int | None, _option("Heads (rglru and rotlru have none).", "heads", "Model")] = None,
-    length: Annotated[int | None, _option("Bytes a sequence.", "length")] = None,
+    length: Annotated[int | None, _option("Tokens a sequence: bytes, or those of --data.", "length")] = None,
     batch: Annotated[int | None, _option("Sequences a step, of all processes together.", "batch")] = None,
     accumulate: Annotated[
         int | None, _option("Parts that a process takes its sequences in, one after another.", "accumulate")
@@ -71,7 +74,7 @@ def lm(
         bool, typer.Option("--demo", help="A small model on the standard library, done in under two minutes.")
     ] = False,
 ) -> None:
-    """Train a byte-level language model on text.
+    """Train a language model on text, byte by byte, or on tokens.
 
     Prints validation in bits a byte on the way and a sample at the end. On several GPUs:
     torchrun --nproc-per-node 4 -m holdfast.cli train lm ...
@@ -81,6 +84,7 @@ def lm(
     given = {
         "text": None if text is None else str(Path(text).absolute()),
         "glob": tuple(glob) if glob else None,
+        "data": None if data is None else str(Path(data).absolute()),
         "mixer": mixer,
         "layers": layers,
         "width": width,

@@ -15,14 +15,15 @@ from .device import choose_device, explained_memory_errors
 from .errors import UserError
 from .generate import generate, printable
 from .interrupt import Interrupt
-from .language_model import LanguageModel, autocast, count_parameters, next_byte_loss
+from .language_model import LanguageModel, autocast, count_parameters, next_token_loss
 from .ranks import ALONE, Ranks, joined, load_whole_state, local_device, whole_state
 from .report import Report, sparkline
 from .schedule import learning_rate, make_optimizer, update
 from .text import Text, check_long_enough, read_text, training_batch, validation_windows
+from .tokens import load as load_tokens
 
-PROMPT_BYTES = 48
-SAMPLE_BYTES = 400
+PROMPT_TOKENS = 48
+SAMPLE_TOKENS = 400
 LONGEST_WARMUP = 200
 
 
@@ -47,13 +48,18 @@ class Training:
 
     def _fresh_model(self) -> LanguageModel:
         config = self.config
-        return LanguageModel(config.mixer, config.layers, config.width, config.heads).to(self.device)
+        model = LanguageModel(config.mixer, config.layers, config.width, config.heads, self.text.vocabulary)
+        return model.to(self.device)
 
     def _loss(self, windows: torch.Tensor) -> torch.Tensor:
         """In nats, summed over this rank's tokens of windows [B, length + 1]."""
         inputs, targets = (self.ranks.tokens(x).to(self.device, torch.long) for x in (windows[:, :-1], windows[:, 1:]))
         with autocast(self.device, self.config.dtype):
-            return next_byte_loss(self.model, inputs, targets)
+            return next_token_loss(self.model, inputs, targets)
+
+    def _bits_a_byte(self, nats: float, part: int) -> float:
+        """Of nats a token in the training part, 0, or the validation part, 1."""
+        return nats / math.log(2) / self.text.bytes_per_token[part]
 
     def train_step(self) -> float:
         """Takes one step; returns its loss in bits a byte."""
@@ -70,7 +76,7 @@ class Training:
         warmup = min(LONGEST_WARMUP, max(1, config.steps // 10))
         update(self.model, self.optimizer, learning_rate(self.step, config.steps, config.lr, warmup))
         self.step += 1
-        self.losses.append(self.ranks.sum(nats) / self.ranks.count / math.log(2))
+        self.losses.append(self._bits_a_byte(self.ranks.sum(nats) / self.ranks.count, 0))
         return self.losses[-1]
 
     @torch.no_grad()
@@ -79,7 +85,7 @@ class Training:
         rows = max(1, self.config.batch // (self.ranks.dp * self.config.accumulate))
         nats = sum(self._loss(windows).item() for windows in self._windows.split(rows))
         count = len(self._windows) * self.config.length * self.ranks.dp
-        self.validations.append((self.step, self.ranks.sum(nats) / count / math.log(2)))
+        self.validations.append((self.step, self._bits_a_byte(self.ranks.sum(nats) / count, 1)))
         return self.validations[-1][1]
 
     def whole_model(self) -> LanguageModel | None:
@@ -157,12 +163,14 @@ def start(
 ) -> Training:
     """A training at its first step, or where saved, from path, has it."""
     torch.set_num_threads(config.threads)
-    text = read_text(config.text, config.glob)
+    text = read_text(config.text, config.glob) if config.data is None else load_tokens(Path(config.data))
     check_long_enough(text, config.length)
     training = Training(config, text, device, ranks)
     if saved is not None:
         if saved.get("text") != text.fingerprint:
-            raise UserError(f"{path} was made on other text than {text.name} has now: name the same one with --text")
+            raise UserError(
+                f"{path} was made on other text than {text.name} has now: name the same one with --text or --data"
+            )
         training.restore(saved, path)
     return training
 
@@ -214,13 +222,14 @@ def summarise(training: Training, report: Report) -> None:
 
 
 def show_sample(training: Training, report: Report, prompt: str | None) -> None:
-    first = bytes(training.text.validation[:PROMPT_BYTES]) if prompt is None else prompt.encode()
+    text = training.text
+    first = [*map(int, text.validation[:PROMPT_TOKENS])] if prompt is None else text.encode(prompt.encode())
     model = training.whole_model()
     if model is None:
         return
     with autocast(training.device, training.config.dtype):
-        made = generate(model, first, SAMPLE_BYTES, training.config.seed)
-    report.sample(printable(first), printable(made))
+        made = generate(model, first, SAMPLE_TOKENS, training.config.seed)
+    report.sample(printable(text.decode(first)), printable(text.decode(made)))
 
 
 def train_language_model(
@@ -250,7 +259,7 @@ def train_language_model(
             f"{training.parameters:,} parameters, {config.dtype} on {ranks.described(device, config.sharding)}"
         )
         report.line(
-            f"{text.name}: {len(text.train):,} bytes to train on ({text.train_files} files), "
+            f"{text.name}: {len(text.train):,} {text.unit} to train on ({text.train_files} files), "
             f"{len(text.validation):,} to validate on ({text.validation_files} files)"
         )
         if resume is not None:
