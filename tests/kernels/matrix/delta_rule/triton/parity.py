@@ -130,6 +130,20 @@ def small_heads():
         assert max(found[name][0] for name in ("o", "dq", "dk", "dv")) <= 2.0**-11, found
 
 
+def sums_of_dg_in_float32():
+    """The sum of dg over tokens, a rate's gradient, of the root of the sum of squares of its terms."""
+    for T in (96, 98):
+        call = example(T=T, H=4, Hq=4, K=32, V=32, beta="two")
+        call = call._replace(g=8 * call.g)
+        do = torch.randn(call.v.shape, generator=torch.Generator().manual_seed(7))
+        which = plan(chunk=32, columns=32)
+        right = run(Reference(), (REFERENCE,) * 2, moved(call, "cpu", torch.float64), None, (do.double(), None))["dg"]
+        dg = run(TritonDelta(), (which, which), call, None, (do, None))["dg"].double()
+        found = ((dg - right).sum(1) / right.norm(dim=1)).abs().max().item()
+        print("sums", T, f"{found:.1e}")
+        assert found <= 7e-7, (T, found)
+
+
 def error_of_dg_through_states(call, which, backend, packed=None) -> float:
     """The largest relative error of dg where nothing is read or written: a sequence's decay times <S, dS'>."""
     call = call._replace(beta=torch.zeros_like(call.beta))

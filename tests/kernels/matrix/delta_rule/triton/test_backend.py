@@ -38,6 +38,10 @@ def test_small_heads_are_rounded_once():
     assert "dstate" in interpret("kernels.matrix.delta_rule.triton.parity", "small_heads")
 
 
+def test_sums_of_dg_in_float32():
+    assert "sums 98" in interpret("kernels.matrix.delta_rule.triton.parity", "sums_of_dg_in_float32")
+
+
 def test_dg_of_a_sequence_of_one_chunk_is_of_unrounded_states():
     assert "dg" in interpret("kernels.matrix.delta_rule.triton.parity", "sequences_of_one_chunk")
 

@@ -180,7 +180,11 @@ def _add_key_grads(tiles, grads):
 
 @triton.jit
 def _pair_grads(q, chunk, sums, causal_decay, is_self, scale):
-    """Return E and F, [C, C], the pairs' part of dg, and dbeta, when all blocks are in the sums."""
+    """Return E and F, [C, C], the pairs' part of dg, and dbeta, when all blocks are in the sums.
+
+    The pairs' part of a token is of those with one before it and one that is not. Float32's is the sum of these; of
+    others it is what this token reads less what it writes, to be summed from the chunk's end.
+    """
     k = chunk.k
     z = tl.where(is_self, 0.0, sums.z * causal_decay)
     pairs = z * tl.dot(k, tl.trans(k), input_precision=PRECISION)
@@ -189,7 +193,14 @@ def _pair_grads(q, chunk, sums, causal_decay, is_self, scale):
     e = z * -chunk.beta[:, None]
     pairs *= -chunk.beta[:, None]
     pairs += tl.where(is_self, 0.0, dp * tl.dot(q, tl.trans(k), input_precision=PRECISION))
-    dg = tl.sum(pairs, 1) - tl.sum(pairs, 0)
+    if k.dtype == tl.float32:
+        # the rounding of such a sum would be the same for all earlier tokens, which a rate's gradient shows
+        steps = tl.arange(0, pairs.shape[0])
+        before = (steps[:, None] < steps[None, :]).to(tl.float32)
+        across = tl.dot(pairs, before, input_precision=PRECISION)
+        dg = tl.sum(tl.where(steps[:, None] >= steps[None, :], across, 0.0), 0)
+    else:
+        dg = tl.sum(pairs, 1) - tl.sum(pairs, 0)
     f = dp.to(k.dtype)
     return e.to(k.dtype), f, dg, dbeta
 
@@ -344,7 +355,11 @@ def delta_rule_triton_chunk_grads(
         key = tl.trans(load_tile(k_ptr, steps, own_rows, k_step, live, WIDTH, EVEN_K)).to(tl.float32)
         written = tl.sum(key * dk_write, 0)
         # of each token's decay: what reads past it, and what is written before it and reaches the end
-        dg = tl.cumsum(dg + tl.sum(reading + key * dk_read, 0), 0, reverse=True)
+        reads = tl.sum(reading + key * dk_read, 0)
+        if k.dtype == tl.float32:
+            dg += tl.cumsum(reads, 0, reverse=True)
+        else:
+            dg = tl.cumsum(dg + reads, 0, reverse=True)
         dg += tl.cumsum(written, 0) - written
         state_grad_dot = tl.sum(sums.state_grad_dot, 0)
         if initial_ptr is not None:  # noqa: SIM102 - known while compiling
