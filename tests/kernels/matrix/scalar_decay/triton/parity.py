@@ -170,6 +170,24 @@ def rate_of_long_steps():
         assert found <= 5e-2, (seed, rate, right)
 
 
+def dg_of_long_steps_in_float32():
+    """dg of tokens whose decay is e^-13, among others of hardly any: 1e-6 of theirs, and not their rounding."""
+    for T in (30, 130):
+        draw = torch.Generator().manual_seed(T)
+        call = example(T=T, H=1, Hq=1, K=16, V=16)
+        far = torch.rand(call.g.shape, generator=draw) < 0.5
+        call = call._replace(g=torch.where(far, -13.0, call.g / 16))
+        do = torch.randn(call.v.shape, generator=draw)
+        which = plan(chunk=32, keep=2)
+        stepwise = (Plan("reference", (("segment", 64), ("chunk", 64))),) * 2
+        right = run(Reference(), stepwise, moved(call, "cpu", torch.float64), None, (do.double(), None))["dg"]
+        dg = run(TritonSinglePass(), (which, which), call, None, (do, None))["dg"].double()
+        found = relative_error(dg[far], right[far])
+        print("far", T, f"{found:.1e}")
+        # 0.1 and more where pairs that pass a token were a difference of sums
+        assert found <= 1e-5, (T, found)
+
+
 def sums_of_dg_in_float32():
     """The sum of dg over tokens, a constant decay's gradient, of the root of the sum of squares of its terms."""
     for T in (130, 132):

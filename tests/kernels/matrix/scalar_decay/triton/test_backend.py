@@ -37,6 +37,10 @@ def test_sums_of_dg_in_float32():
     assert "sums 132" in interpret("kernels.matrix.scalar_decay.triton.parity", "sums_of_dg_in_float32")
 
 
+def test_dg_of_long_steps_in_float32():
+    assert "far 130" in interpret("kernels.matrix.scalar_decay.triton.parity", "dg_of_long_steps_in_float32")
+
+
 def test_what_passes_the_last_chunk():
     assert "passes 66" in interpret("kernels.matrix.scalar_decay.triton.parity", "what_passes_the_last_chunk")
 
@@ -69,7 +73,7 @@ def test_what_passes_a_chunk_compiles_for_gpus_that_are_not_here(capability):
     names = ("g_ptr", "read_ptr", "written_ptr", "products_ptr", "out_ptr", "grad_m_ptr")
     pointers = dict.fromkeys(names, torch.float32) | {"cu_seqlens": torch.int32}
     sizes = dict.fromkeys(("T", "H", "segment", "tokens", "products_size"), 4096)
-    sizes |= {"SPLITS": 3, "CHUNK": 64, "SEGMENTS": 1, "KEEP": 8, "BLOCK": 64, "VARIANCE": 2.0**-18, "BEHIND": False}
+    sizes |= {"SPLITS": 3, "CHUNK": 64, "SEGMENTS": 1, "KEEP": 8, "BLOCK": 64, "VARIANCE": 2.0**-18, "EXACT": False}
     assert compile_for(scalar_decay_dg, capability, pointers | sizes, num_warps=1).stack == 0
 
 

@@ -75,7 +75,7 @@ def pairs_across(later, earlier, g):
 def scalar_decay_dg(
     g_ptr, read_ptr, written_ptr, products_ptr, out_ptr, grad_m_ptr, cu_seqlens, T, H, segment, tokens, products_size,
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, SEGMENTS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
-    VARIANCE: tl.constexpr, BEHIND: tl.constexpr,
+    VARIANCE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Turn the sums of the passes for dq and dk into dg.
 
@@ -90,8 +90,8 @@ def scalar_decay_dg(
     written:
         out      [B, T, H]: dg
         grad_m   float32 [B, T, H], or None: of each sequence's last token less <S, dS> of the final state, as dg has it
-    VARIANCE: of a rounded operand, relative to its square. BEHIND: the products are of saved states and the gradients
-    behind their chunks, not before.
+    VARIANCE: of a rounded operand, relative to its square. EXACT: operands are float32; then the products are of saved
+    states and the gradients behind their chunks, not before, and pairs come summed.
     """
     head = tl.program_id(1)
     n = tl.program_id(0)
@@ -109,7 +109,7 @@ def scalar_decay_dg(
         innovations = tl.zeros([KEEP], tl.float32)
         rts_gains = tl.zeros([KEEP], tl.float32)
         carry = _product(products_ptr + (window + 1) * H * BLOCK, products_size, SPLITS, BLOCK)
-        if BEHIND and high < count:
+        if EXACT and high < count:
             # <S, dS> where the next window starts
             at = base + (high * CHUNK + steps).to(tl.int64) * H
             live = high * CHUNK + steps < end - first
@@ -141,7 +141,7 @@ def scalar_decay_dg(
                 tl.store(last, tl.load(last, mask=ends, other=0.0) - (past + written), mask=ends)
             if chunk == low:
                 exact = _product(products_ptr + window * H * BLOCK, products_size, SPLITS, BLOCK)
-                if BEHIND:
+                if EXACT:
                     past = decay * exact
                 else:
                     past = tl.where(is_last, past, tl.where(decay > 0.0, exact - read, 0.0))
@@ -158,15 +158,18 @@ def scalar_decay_dg(
             # chunk and is read, what is written and leaves, both, and pairs inside. Each is summed from the end where
             # it is small, so that rounding of large terms stays with tokens whose own is large.
             read = _rows(read_ptr, at, live, 3 * plane, SPLITS)
-            later = _rows(read_ptr + plane, at, live, 3 * plane, SPLITS)
-            earlier = _rows(read_ptr + 2 * plane, at, live, 3 * plane, SPLITS)
             # of the tokens before: a sum less its last term would leave that term's rounding
             written = _rows(written_ptr - H, at, live & (steps > 0), plane, SPLITS)
             g = tl.load(g_ptr + at, mask=live, other=0.0)
             # past is 0 in a chunk with a decay of zero, which lets nothing pass
             dg = tl.cumsum(read, 0, reverse=True) + tl.cumsum(written, 0)
-            # no pair is of a token before the first and one from it on: their sum there is rounding
-            dg += tl.where(steps > 0, pairs_across(later, earlier, g), 0.0)
+            if EXACT:
+                dg += _rows(read_ptr + plane - H, at, live & (steps > 0), 3 * plane, SPLITS)
+            else:
+                later = _rows(read_ptr + plane, at, live, 3 * plane, SPLITS)
+                earlier = _rows(read_ptr + 2 * plane, at, live, 3 * plane, SPLITS)
+                # no pair is of a token before the first and one from it on: their sum there is rounding
+                dg += tl.where(steps > 0, pairs_across(later, earlier, g), 0.0)
             dg += _at(pasts, chunk - low, slots) + error
             dg = tl.where(g <= LOG_DECAY_FLOOR, 0.0, dg)
             tl.store(out_ptr + at, dg.to(out_ptr.dtype.element_ty), mask=live)

@@ -197,7 +197,7 @@ class Passes:
             "KEEP": self.plan["keep"],
             "BLOCK": self.plan["key_columns"],
             "VARIANCE": _VARIANCE[self.v.dtype],
-            "BEHIND": self.v.dtype == torch.float32,
+            "EXACT": self.v.dtype == torch.float32,
         }
         # packed sequences may be many and short
         windows = 8

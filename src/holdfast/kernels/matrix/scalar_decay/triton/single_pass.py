@@ -111,7 +111,8 @@ def scalar_decay_single_pass(
         last    as first: the state that leaves; or None
         norm    float32 [B, T, H], with m: n . q
         rows    float32 [splits, B, T, H], with x: x . o. Without m of what the state holds alone, and forward [splits,
-                3, B, T, H], of pairs inside the chunk too, by the token that reads and by the one that writes. The log
+                3, B, T, H], of pairs inside the chunk too: of float32 operands those that lead from a token or one
+                before it to one behind it, of others by the token that reads and by the one that writes. The log
                 decay's gradient is theirs (decay_grad.py), and that of products
         full    float32 [splits, B, T, H]: x . o / after, diagonal and all; or None
         saved   the rounded state before every KEEP-th chunk and the last, written forward, read in reverse; or None.
@@ -294,9 +295,14 @@ def scalar_decay_single_pass(
                 apart = tl.where(itself, 0.0, pairs)
                 by_token = rows_ptr + 3 * out_rows + token + at
                 tl.store(by_token, through, mask=live)
-                # by the later token of each pair and by the earlier one: of the same numbers
-                tl.store(by_token + tokens * H, tl.sum(apart, 0), mask=live)
-                tl.store(by_token + 2 * tokens * H, tl.sum(apart, 1), mask=live)
+                if WIDE:
+                    # a sum of pairs that all pass the next token's decay errs by what that leaves of them
+                    over = tl.where(steps[:, None] < steps[None, :], tl.cumsum(apart, 0), 0.0)
+                    tl.store(by_token + tokens * H, tl.sum(over, 1), mask=live)
+                else:
+                    # by the later token of each pair and by the earlier one: of the same numbers
+                    tl.store(by_token + tokens * H, tl.sum(apart, 0), mask=live)
+                    tl.store(by_token + 2 * tokens * H, tl.sum(apart, 1), mask=live)
         o = tl.dot(tl.trans(v), weights, o, input_precision=PRECISION)
 
         if NORMALIZE:
