@@ -175,6 +175,7 @@ def scalar_decay_fwd(
     SAVE: gl.constexpr,
     ADDS: gl.constexpr,
     LEAVES: gl.constexpr,
+    UNROUNDED: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Grid (B * H, slices of v, segments of `segment_chunks`), or (N * H, slices, 1) of packed sequences.
@@ -210,6 +211,7 @@ def scalar_decay_fwd(
         row     float32 [slices, B, H, T]
         log     float32 [B, H, T]: log chunk_decay to base 2, those of a head beside each other for scalar_decay_bwd
     cu: [N + 1], where packed sequences begin and end, or None.
+    UNROUNDED: of sequences of one chunk, the first state and x are not rounded where row is summed.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -316,7 +318,7 @@ def scalar_decay_fwd(
                     tokens,
                     H,
                     chunks,
-                    Options(KEYS, VALUES, TRANSPOSED, SAVE, SAVE_TRANSPOSED, ADDS, LEAVES),
+                    Options(KEYS, VALUES, TRANSPOSED, SAVE, SAVE_TRANSPOSED, ADDS, LEAVES, UNROUNDED),
                 ),
             ),
             # first, since wgmma wants its four warps at a multiple of four
