@@ -96,8 +96,8 @@ def backward(
         )
         if has_unit:
             final = segments.final_state(run_state, padded, entry, longest, segment)
-            ends = bucket.valid.sum(1) - 1
-            found[5][torch.arange(len(ends), dtype=torch.int64, device=ends.device), ends] -= _of_unit(final, grad_last)
+            last = bucket.valid.sum(1) - 1
+            found[5][torch.arange(len(last), dtype=torch.int64, device=last.device), last] -= _of_unit(final, grad_last)
         for grad, piece in zip(grads, found, strict=True):
             if grad is not None:
                 bucket.unpad(piece, grad)

@@ -173,8 +173,8 @@ def scalar_decay_fwd(
     VALUES: gl.constexpr,
     TRANSPOSED: gl.constexpr,
     SAVE: gl.constexpr,
-    ADDS: gl.constexpr,
-    LEAVES: gl.constexpr,
+    SLICE: gl.constexpr,
+    UNROUNDED: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Grid (B * H, slices of v, segments of `segment_chunks`), or (N * H, slices, 1) of packed sequences.
@@ -204,12 +204,13 @@ def scalar_decay_fwd(
         before  float32 [blocks, V, K], whole tiles: room for the state that `against` meets
         passing float32 [slices, B, segments, H], or None
         sums    float32: of a state in slices of K, what the outputs of those before add up to
-                (lib/gluon/slice_sums.py); or None. ADDS: it is added to the output. LEAVES: the output is left there,
-                and o is not written.
+                (lib/gluon/slice_sums.py); or None. SLICE of 2 or 3: it is added to the output. Of 1 or 3: the output
+                is left there, and o is not written.
     written by decay, with x:
         row     float32 [slices, B, H, T]
         log     float32 [B, H, T]: log chunk_decay to base 2, those of a head beside each other for scalar_decay_bwd
     cu: [N + 1], where packed sequences begin and end, or None.
+    UNROUNDED: of sequences of one chunk, the first state and x are not rounded where row is summed.
     """
     K: gl.constexpr = k_desc.block_type.shape[3]
     V: gl.constexpr = v_desc.block_type.shape[3]
@@ -316,7 +317,9 @@ def scalar_decay_fwd(
                     tokens,
                     H,
                     chunks,
-                    Options(KEYS, VALUES, TRANSPOSED, SAVE, SAVE_TRANSPOSED, ADDS, LEAVES),
+                    Options(
+                        KEYS, VALUES, TRANSPOSED, SAVE, SAVE_TRANSPOSED, SLICE // 2 == 1, SLICE % 2 == 1, UNROUNDED
+                    ),
                 ),
             ),
             # first, since wgmma wants its four warps at a multiple of four

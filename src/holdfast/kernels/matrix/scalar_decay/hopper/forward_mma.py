@@ -36,6 +36,7 @@ class Options:
 
     KEYS, VALUES: columns of k and of v. TRANSPOSED: boundary states are [V, K]. SAVE: chunks from one saved state to
     the next, or 0. SAVE_TRANSPOSED: saved states are [K, V]. ADDS, LEAVES: outputs come from `sums`, or go there.
+    UNROUNDED: the first state is read in two parts, and x is not rounded for the row sums; sequences have one chunk.
     """
 
     KEYS: gl.constexpr
@@ -45,9 +46,10 @@ class Options:
     SAVE_TRANSPOSED: gl.constexpr
     ADDS: gl.constexpr
     LEAVES: gl.constexpr
+    UNROUNDED: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, KEYS, VALUES, TRANSPOSED, SAVE, SAVE_TRANSPOSED, ADDS, LEAVES):
+    def __init__(self, KEYS, VALUES, TRANSPOSED, SAVE, SAVE_TRANSPOSED, ADDS, LEAVES, UNROUNDED):
         self.KEYS = gl.constexpr(KEYS)
         self.VALUES = gl.constexpr(VALUES)
         self.TRANSPOSED = gl.constexpr(TRANSPOSED)
@@ -55,6 +57,7 @@ class Options:
         self.SAVE_TRANSPOSED = gl.constexpr(SAVE_TRANSPOSED)
         self.ADDS = gl.constexpr(ADDS)
         self.LEAVES = gl.constexpr(LEAVES)
+        self.UNROUNDED = gl.constexpr(UNROUNDED)
 
 
 @gluon.jit
@@ -144,20 +147,26 @@ def mma_partition(buffers, tensors, tokens, H, chunks, options):
         q = tiles.q.index(stage).reshape([CHUNK, K])
         k = tiles.k.index(stage).reshape([CHUNK, K])
         v = tiles.v.index(stage).reshape([CHUNK, V])
+        o = gl.zeros([V, CHUNK], gl.float32, o_layout)
+        if options.UNROUNDED:
+            # all that is read may be of the first state, and what its rounding leaves may be all of dg
+            low = gl.convert_layout((state - round_to(state, dtype)).to(dtype), read_layout)
+            o, low = warpgroup_mma_wait(0, deps=(o, low))
+            o = warpgroup_mma(low, q.permute((1, 0)), o, use_acc=False, is_async=True)
+            o, low = warpgroup_mma_wait(0, deps=(o, low))
         rounded_state = gl.convert_layout(state.to(dtype), read_layout)
         state = state * stages.chunk_decay.index(stage).load(gl.SliceLayout(1, s_layout))[:, None]
         # rounded here, while no product runs: the compiler would move it past the next one and then wait for each
         rounded_state, state, written = warpgroup_mma_wait(0, deps=(rounded_state, state, written))
         state = warpgroup_mma(written, k, state, is_async=True)
-        o = gl.zeros([V, CHUNK], gl.float32, o_layout)
-        o = warpgroup_mma(rounded_state, q.permute((1, 0)), o, use_acc=False, is_async=True)
+        o = warpgroup_mma(rounded_state, q.permute((1, 0)), o, use_acc=options.UNROUNDED, is_async=True)
         read = stages.decays.index(stage * VECTORS + READ_DECAY).load(gl.SliceLayout(0, o_layout))
         if options.ADDS:
             earlier = gl.load(sums_ptr + chunk * chunk_of_sums + slice_sums_index(V, o_layout))
         if stages.row_sums is not None:
             mbarrier.wait(buffers.x.ready.index(stage), phase)
             x = tiles.x.index(stage).reshape([CHUNK, V]).permute((1, 0)).load(o_layout).to(gl.float32) * read[None, :]
-            if not options.SAVE_TRANSPOSED:
+            if not (options.SAVE_TRANSPOSED or options.UNROUNDED):
                 # rounded as scalar_decay_bwd adds it to dS, so that <S, dS> changes by exactly this
                 x = round_to(x, dtype)
         state, written, o, rounded_state = warpgroup_mma_wait(0, deps=(state, written, o, rounded_state))

@@ -7,6 +7,7 @@ from torch import Tensor
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import (
     ROUNDING,
+    TOKENS,
     DecayAndBeta,
     Residuals,
     SliceSums,
@@ -76,8 +77,9 @@ def run_forward(
         "VALUES": columns,
         "TRANSPOSED": states.transposed,
         "SAVE": 0 if residuals is None else residuals.save,
-        "ADDS": sums is not None and sums.adds,
-        "LEAVES": sums is not None and sums.leaves,
+        "SLICE": 0 if sums is None else 2 * sums.adds + sums.leaves,
+        # of longer sequences the backward kernel adds what this one subtracts, of numbers rounded alike
+        "UNROUNDED": residuals is not None and states.start is not None and cu_seqlens is None and length <= TOKENS,
         "STAGES": plan.stages,
     }
     arguments = (

@@ -136,9 +136,9 @@ def scalar_decay_dg(
             past = tl.where(is_last, decay * carry, expected * gain)
             if grad_m_ptr is not None:
                 # of a segment only where it ends the sequence
-                ends = is_last & ((end == T) | (cu_seqlens is not None))
+                is_final = is_last & ((end == T) | (cu_seqlens is not None))
                 last = grad_m_ptr + base + (end - first - 1) * H
-                tl.store(last, tl.load(last, mask=ends, other=0.0) - (past + written), mask=ends)
+                tl.store(last, tl.load(last, mask=is_final, other=0.0) - (past + written), mask=is_final)
             if chunk == low:
                 exact = _product(products_ptr + window * H * BLOCK, products_size, SPLITS, BLOCK)
                 if EXACT:
