@@ -49,14 +49,14 @@ def cases(B: int, L: int, H: int, D: int, N: int) -> Iterator[tuple[str, Callabl
 
 
 def median_ms(run: Callable[[], None], runs: int) -> float:
-    for _ in range(3):
+    for _ in range(3 if runs else 1):
         run()
     times = []
     for _ in range(runs):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
+    return 1e3 * statistics.median(times) if times else 0.0
 
 
 def of_mlx(scan: Callable, inputs: Inputs, path: str, runs: int) -> dict[str, float]:
@@ -127,7 +127,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--path", choices=("metal", "cuda", "mlx"))
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["document", "model"])
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--scan", nargs="+", help="the PyTorch op's name of those to run")
+    parser.add_argument("--runs", type=int, default=20, help="0: compile alone")
     parser.add_argument("--loop", action="store_true")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -136,6 +137,8 @@ def main() -> None:
     for shape in asked.shape:
         for dtype, kind in DTYPES.items():
             for name, scan, inputs, op in cases(**SHAPES[shape]):
+                if asked.scan and op not in asked.scan:
+                    continue
                 inputs = [x.astype(kind) for x in inputs]
                 mx.eval(inputs)
                 row = {"shape": shape, "dtype": dtype, "scan": name, "mlx": of_mlx(scan, inputs, path, asked.runs)}
