@@ -77,6 +77,17 @@ def test_another_batch_or_length_compiles_nothing_new(metal, name):
     assert len({launch.source for launch in metal.launches}) == 2
 
 
+@pytest.mark.parametrize(("name", "V"), [("gla", 70), ("gated_delta", 70), ("kda", 3)])
+def test_a_forward_pass_has_a_threadgroup_a_simdgroup(metal, name, V):
+    """And no more of them than have columns."""
+    case = SCANS[name](B=1, L=3, H=2, K=16, V=V)
+    case.scan(*case.inputs)
+    (forward,) = metal.launches
+    tile = Tile.forward(16, V) if name == "gla" else Tile.backward(16, V)
+    assert forward.threadgroup == (32, 1, 1)
+    assert forward.grid == (32 * -(-V // (32 // tile.R * tile.CPL)), 2, 1)
+
+
 @every_scan
 def test_nothing_is_kept_where_no_gradient_is_wanted(metal, name):
     case = SCANS[name]()

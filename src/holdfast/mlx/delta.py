@@ -38,7 +38,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     _, _, v, gates, _ = inputs
     B, _, H, V = v.shape
     # sums over rows are in the state: another tile would round it otherwise than the backward pass does
-    tile = Tile.backward(state.shape[2], V)
+    tile = Tile.backward(state.shape[2], V).apart(V)
     y, last = FORWARD(
         inputs=[*inputs, state],
         template={"Y": v.dtype, "GK": _gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,

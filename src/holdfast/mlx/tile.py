@@ -1,6 +1,6 @@
 """How a head's K x V state is spread over lanes, simdgroups and threadgroups, and what the backward pass keeps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -36,7 +36,7 @@ class Tile:
 
     @staticmethod
     def forward(K: int, V: int) -> "Tile":
-        return Tile._of(K, V, FORWARD_ROWS, FORWARD_ROW_LANES, FORWARD_COLUMNS)
+        return Tile._of(K, V, FORWARD_ROWS, FORWARD_ROW_LANES, FORWARD_COLUMNS).apart(V)
 
     @staticmethod
     def backward(K: int, V: int) -> "Tile":
@@ -53,6 +53,10 @@ class Tile:
         fitting = max(1, THREADGROUP_BYTES // (4 * SHARED_ROWS * R * RPL))
         SG = min(simdgroups, MOST_SIMDGROUPS, fitting)
         return Tile(R, RPL, CPL, SG, -(-simdgroups // SG))
+
+    def apart(self, V: int) -> "Tile":
+        """A simdgroup a threadgroup, for a pass that exchanges nothing: they spread over more of the GPU."""
+        return replace(self, SG=1, blocks=-(-V // (SIMD_WIDTH // self.R * self.CPL)))
 
     @property
     def template(self) -> dict[str, int]:
