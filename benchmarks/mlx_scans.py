@@ -39,19 +39,24 @@ def cases(B: int, L: int, H: int, D: int, N: int) -> Iterator[tuple[str, Callabl
     q, k, v = normal((B, L, H, D)) * D**-0.5, normal((B, L, H, D)), normal((B, L, H, D))
     yield "gla, a gate a head", hm.gla_scan, [q, k, v, mx.sigmoid(normal((B, L, H)) + 3)], "simple_gla"
     yield "gla, a gate a key", hm.gla_scan, [q, k, v, mx.sigmoid(normal((B, L, H, D)) + 3)], "gla"
+    key, beta = k / mx.linalg.norm(k, axis=-1, keepdims=True), mx.sigmoid(normal((B, L, H)))
+    gates = mx.sigmoid(normal((B, L, H, D)) + 3)
+    yield "gated delta rule", hm.gated_delta_scan, [q, key, v, gates[..., 0], beta], "gated_delta_rule"
+    # PyTorch's side has no op of it
+    yield "kda", hm.kda_scan, [q, key, v, gates, beta], "kda"
     delta, rates = mx.random.uniform(0.01, 0.1, (B, L, H)), -mx.exp(normal((H, N)))
     yield "ssd", hm.ssd_scan, [v, delta, normal((B, L, H, N)), normal((B, L, H, N)), rates], "ssd"
 
 
 def median_ms(run: Callable[[], None], runs: int) -> float:
-    for _ in range(3):
+    for _ in range(3 if runs else 1):
         run()
     times = []
     for _ in range(runs):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
+    return 1e3 * statistics.median(times) if times else 0.0
 
 
 def of_mlx(scan: Callable, inputs: Inputs, path: str, runs: int) -> dict[str, float]:
@@ -70,10 +75,11 @@ def of_mlx(scan: Callable, inputs: Inputs, path: str, runs: int) -> dict[str, fl
 
 def of_loop(op: str, inputs: Inputs, runs: int) -> dict[str, float]:
     """The plain path without its chunked form."""
-    module = {"simple_gla": "gla"}.get(op, op)
-    scan = replace(getattr(hm, module).SCAN, chunked=None)
+    name = {"simple_gla": "gla", "gated_delta_rule": "gated_delta"}.get(op, op)
+    whole = {"gated_delta": hm.delta.GATED_DELTA, "kda": hm.delta.KDA}.get(name) or getattr(hm, name).SCAN
+    scan = replace(whole, chunked=None)
     value = inputs[scan.value]
-    state = getattr(hm, f"{module}_scan_with_state")(*inputs)[1]
+    state = getattr(hm, f"{name}_scan_with_state")(*inputs)[1]
     zeros = mx.zeros_like(state)
     return of_mlx(
         lambda *xs, backend: scan.run(xs, zeros, value.shape, hm.DEFAULT_SEG, backend)[0], inputs, "mlx", runs
@@ -87,21 +93,21 @@ def of_torch(op: str, inputs: Inputs, runs: int) -> dict[str, float] | None:
         import torch
     except ImportError:
         return None
-    if not torch.cuda.is_available():
-        return None
     import holdfast
 
+    if not torch.cuda.is_available() or not hasattr(holdfast, op):
+        return None
     dtype = torch.bfloat16 if inputs[0].dtype == mx.bfloat16 else torch.float32
     given = [torch.from_numpy(np.array(x.astype(mx.float32))).cuda().to(dtype) for x in inputs]
     if op == "rotlru":
         a, cs, sn, x = given
         given = [a, torch.atan2(sn.float(), cs.float()).to(dtype), x]
-    elif op in ("simple_gla", "gla"):
+    elif op in ("simple_gla", "gla", "gated_delta_rule"):
         given[3] = given[3].float().log().to(dtype)
     elif op == "ssd":
         u, delta, B, C, rates = given
         given = [u, delta, rates.float(), B, C]
-    options = {"scale": 1.0} if op in ("simple_gla", "gla") else {}
+    options = {"scale": 1.0} if op in ("simple_gla", "gla", "gated_delta_rule") else {}
     function = getattr(holdfast, op)
     given = [x.requires_grad_() for x in given]
 
@@ -121,7 +127,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--path", choices=("metal", "cuda", "mlx"))
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["document", "model"])
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--scan", nargs="+", help="the PyTorch op's name of those to run")
+    parser.add_argument("--runs", type=int, default=20, help="0: compile alone")
     parser.add_argument("--loop", action="store_true")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -130,6 +137,8 @@ def main() -> None:
     for shape in asked.shape:
         for dtype, kind in DTYPES.items():
             for name, scan, inputs, op in cases(**SHAPES[shape]):
+                if asked.scan and op not in asked.scan:
+                    continue
                 inputs = [x.astype(kind) for x in inputs]
                 mx.eval(inputs)
                 row = {"shape": shape, "dtype": dtype, "scan": name, "mlx": of_mlx(scan, inputs, path, asked.runs)}

@@ -20,6 +20,7 @@ from mlx_support.cpu import Metal
 from mlx_support.cuda_sources import Cuda
 
 SUPPORT = Path(kernels.__file__).parent
+ROOT = SUPPORT.parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,29 @@ def test_the_same_sources_compile_for_cuda(cuda, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(done.stdout.splitlines()) == {f"{label} spills 0" for label in sources}
+
+
+# of mlx-recurrence 0.3.0's kernels by the same count: `python -m mlx_support.instructions FOLDER`
+PEERS = {
+    "rglru_forward": 12, "rglru_backward": 19, "rotlru_forward": 18, "rotlru_backward": 40,
+    "gla_forward": 828, "gla_backward": 5526, "ssd_forward": 608, "ssd_backward": 2346,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_no_more_instructions_a_token_than_the_peer():
+    """In a process of its own, which replaces mlx's functions."""
+    pytest.importorskip("cuda.core", reason="needs NVRTC, which pip install 'holdfast[cuda]' brings, but no GPU")
+    pytest.importorskip("triton", reason="needs nvdisasm, which triton brings")
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_support.instructions"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "PATH": ""},
+    )
+    found = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+    assert found.keys() == PEERS.keys(), done.stderr
+    assert all(found[name] <= PEERS[name] for name in PEERS), found
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++: g++ has no address spaces")

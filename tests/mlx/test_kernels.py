@@ -47,7 +47,7 @@ def test_states_are_recomputed_bit_for_bit(metal, sizes, seg):
 
 def unpacked(held, K, V):
     """[simdgroups, elements of a simdgroup], as the lanes of a tile hold a state, -> [K, V]."""
-    tile = Tile.of(K, V)
+    tile = Tile.backward(K, V)
     column_lanes = 32 // tile.R
     # [simdgroup, i, j, column lane, row lane]: i and the row lane make the row, the others the column
     held = held.reshape(-1, tile.RPL, tile.CPL, column_lanes, tile.R)
@@ -75,6 +75,17 @@ def test_another_batch_or_length_compiles_nothing_new(metal, name):
     for B, length in ((2, 37), (1, 40), (3, 16), (2, 5)):
         SCANS[name](B=B, L=length).run(seg=SEG)
     assert len({launch.source for launch in metal.launches}) == 2
+
+
+@pytest.mark.parametrize(("name", "V"), [("gla", 70), ("gated_delta", 70), ("kda", 3)])
+def test_a_forward_pass_has_a_threadgroup_a_simdgroup(metal, name, V):
+    """And no more of them than have columns."""
+    case = SCANS[name](B=1, L=3, H=2, K=16, V=V)
+    case.scan(*case.inputs)
+    (forward,) = metal.launches
+    tile = Tile.forward(16, V) if name == "gla" else Tile.backward(16, V)
+    assert forward.threadgroup == (32, 1, 1)
+    assert forward.grid == (32 * -(-V // (32 // tile.R * tile.CPL)), 2, 1)
 
 
 @every_scan
@@ -129,7 +140,7 @@ def test_memory_at_the_documents_shapes(metal, name):
 @pytest.mark.parametrize(
     ("name", "sizes", "blocks"),
     [("gla", {"H": 3, "K": 37, "V": 150}, 3), ("gla", {"H": 3, "K": 65, "V": 70, "vector": True}, 3),
-     ("ssd", {"H": 4, "P": 150, "N": 37}, 3), ("ssd", {"H": 4, "P": 100, "N": 130}, 6)],
+     ("ssd", {"H": 4, "P": 150, "N": 37}, 3), ("ssd", {"H": 4, "P": 100, "N": 130}, 5)],
 )  # fmt: skip
 @pytest.mark.parametrize("threadgroups", [1, 8, 80])
 def test_blocks_of_a_large_head_in_turn(metal, monkeypatch, name, sizes, blocks, threadgroups):
@@ -137,7 +148,7 @@ def test_blocks_of_a_large_head_in_turn(metal, monkeypatch, name, sizes, blocks,
     monkeypatch.setattr(tile, "THREADGROUPS", threadgroups)
     case = SCANS[name](B=1, L=11, **sizes)
     K, V = (sizes.get("N") or sizes["K"], sizes.get("P") or sizes["V"])
-    assert Tile.of(K, V).blocks == blocks
+    assert Tile.backward(K, V).blocks == blocks
     for inputs in (case, case.cast(mx.bfloat16)):
         found = inputs.run()
         limit = 2e-5 if inputs is case else 2**-7
@@ -180,7 +191,7 @@ def test_memory_of_a_large_head():
 
 def test_parts_deal_blocks_out_evenly():
     for K, V in ((64, 64), (128, 128), (256, 256), (65, 1000)):
-        shape = Tile.of(K, V)
+        shape = Tile.backward(K, V)
         for heads in (1, 5, 36, 100, 1000):
             parts = shape.parts(heads, 1)
             assert 1 <= parts <= shape.blocks

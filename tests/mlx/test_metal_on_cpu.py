@@ -43,7 +43,7 @@ BARRIER = "      threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 )  # fmt: skip
 def test_a_wrong_number_is_seen(metal, monkeypatch, tmp_path, name, old, new):
     plant(monkeypatch, tmp_path, name, old, new)
-    case = SCANS["gla"](B=1, L=21, H=1, K=16, V=32)
+    case = SCANS["gla"](B=1, L=21, H=1, K=16, V=64)
     found = case.run()
     with pytest.raises(AssertionError, match="exceed"):
         assert_close(found, case.oracle(), 2e-5)
@@ -56,15 +56,15 @@ def test_a_wrong_number_is_seen(metal, monkeypatch, tmp_path, name, old, new):
                      id="a barrier for some simdgroups"),
         pytest.param("gla_backward", "gate_grad = simd_sum(", "if (lane.index < 7) gate_grad = simd_sum(",
                      "lanes of a simdgroup diverge", id="a sum for some lanes"),
-        pytest.param("tile", "if (lane.index % R == j % R && lane.column(j) < lane.V)", "if (lane.index % R == j % R)",
+        pytest.param("tile", "if (lane.index % R == j % R && lane.has_column(j))", "if (lane.index % R == j % R)",
                      "writes outside of", id="columns past the end"),
-        pytest.param("gla_backward", "[2][SG][SUMS][SG > 1 ? R * RPL : 1]", "[2][SG][SUMS][40 * R * RPL]",
+        pytest.param("gla_backward", "[2][SG][SUMS][SG > 1 ? R * RPL : 1]", "[2][SG][SUMS][80 * R * RPL]",
                      "bytes of threadgroup memory", id="more memory than a threadgroup has"),
     ],
 )  # fmt: skip
 def test_a_fault_is_reported(metal, monkeypatch, tmp_path, name, old, new, complaint):
     plant(monkeypatch, tmp_path, name, old, new)
-    case = SCANS["gla"](B=1, L=5, H=1, K=16, V=30)
+    case = SCANS["gla"](B=1, L=5, H=1, K=16, V=62)
     with pytest.raises(ShimError, match=complaint):
         case.run()
 

@@ -29,6 +29,25 @@ def test_a_path_that_does_not_run_here(capsys, path):
     assert err.startswith(f"backend: '{path}' cannot run: ")
 
 
+def test_parts_are_all_of_it(capsys):
+    """Every trial is in one part; without a table."""
+    labels = [trial.label for trial in selftest.trials()]
+    found = []
+    for part in ("1/6", "2/6", "3/6", "4/6", "5/6", "6/6"):
+        assert selftest.main(["--path", "mlx", "--part", part]) == 2
+        out = capsys.readouterr().out
+        assert "full history" not in out
+        found += re.findall(r"^  (.*?) +float32", out, re.M)
+    assert sorted(found) == sorted(labels)
+
+
+@pytest.mark.parametrize("part", ["0/3", "4/3", "1", "a/b"])
+def test_a_part_that_is_none(capsys, part):
+    with pytest.raises(SystemExit):
+        selftest.main(["--part", part])
+    assert "expected I/N with I from 1 to N" in capsys.readouterr().err
+
+
 def test_the_kernels_pass_it(metal, capsys, monkeypatch):
     """Its first trial of each kind of scan, by the Metal sources; mx.compile needs kernels that mlx launches."""
     some = list(selftest.trials())

@@ -37,7 +37,8 @@ def _gate_channels(gates: mx.array) -> int:
 def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.array]:
     _, _, v, gates, _ = inputs
     B, _, H, V = v.shape
-    tile = Tile.of(state.shape[2], V)
+    # sums over rows are in the state: another tile would round it otherwise than the backward pass does
+    tile = Tile.backward(state.shape[2], V).apart(V)
     y, last = FORWARD(
         inputs=[*inputs, state],
         template={"Y": v.dtype, "GK": _gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
@@ -53,7 +54,7 @@ def _backward(
 ) -> list[mx.array]:
     q, k, v, gates, beta = inputs
     B, L, H, V = v.shape
-    tile = Tile.of(state.shape[2], V)
+    tile = Tile.backward(state.shape[2], V)
     parts = tile.parts(H, B)
     sums = [((parts, *x.shape), tile.sum_dtype(x.dtype)) for x in (q, k, gates, beta)]
     dq, dk, dv, dgates, dbeta, dS0, _ = BACKWARD(

@@ -31,7 +31,7 @@ def _gate_channels(gates: mx.array) -> int:
 def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.array]:
     _, _, v, gates = inputs
     B, _, H, V = v.shape
-    tile = Tile.of(state.shape[2], V)
+    tile = Tile.forward(state.shape[2], V)
     y, last = FORWARD(
         inputs=[*inputs, state],
         template={"Y": v.dtype, "GK": _gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
@@ -47,7 +47,7 @@ def _backward(
 ) -> list[mx.array]:
     q, k, v, gates = inputs
     B, L, H, V = v.shape
-    tile = Tile.of(state.shape[2], V)
+    tile = Tile.backward(state.shape[2], V)
     parts = tile.parts(H, B)
     sums = [((parts, *x.shape), tile.sum_dtype(x.dtype)) for x in (q, k, gates)]
     dq, dk, dv, dgates, dS0, _ = BACKWARD(

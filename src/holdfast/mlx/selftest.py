@@ -2,7 +2,8 @@
 
 Every scan and every gradient is compared with the step-by-step loop in float64 on the CPU, twice, since runs repeat bit
 for bit, and where kernels run (Metal, CUDA) once more under mx.compile. There a table of times and peak memory follows,
-beside full history. `--path metal`, `cuda` or `mlx` says what to check.
+beside full history. `--path metal`, `cuda` or `mlx` says what to check. MLX compiles a CUDA kernel in some two seconds,
+most of them its own headers': `--part 1/8` to `--part 8/8` side by side share them out, and no table follows.
 
 Exit status: 0 where the kernels are right, 1 where anything is wrong, 2 where there are none to check: no Metal and no
 CUDA, so that only the plain path was checked, the path that was asked for does not run here, or mlx is not installed.
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import mlx.core as mx
 
@@ -114,16 +116,19 @@ def trials() -> Iterator[Trial]:
         yield Trial(f"ssd P={P} N={N} G={G}", ssd.SCAN, ssd.ssd_scan_with_state, inputs, normal((B, H, P, N)))
 
 
-def check(is_compiled: bool, path: str | None = None) -> bool:
-    """Prints a line for each trial and dtype; whether all are within the limits. is_compiled: under mx.compile too."""
+def check(is_compiled: bool, path: str | None = None, part: int = 0, parts: int = 1) -> bool:
+    """Prints a line for each dtype and trial; whether all are within the limits.
+
+    is_compiled: under mx.compile too. part of parts: of every so many trials, one.
+    """
     is_right = True
-    for trial in trials():
-        for dtype, limit in LIMITS.items():
+    for dtype, limit in LIMITS.items():
+        for trial in islice(trials(), part, None, parts):
             worst = max(trial.errors(dtype, is_compiled, path))
             is_right &= worst <= limit
             verdict = "right" if worst <= limit else f"WRONG, limit {limit:.1e}"
             name = str(dtype).removeprefix("mlx.core.")
-            print(f"  {trial.label:28} {name:9} largest error {worst:.1e}  {verdict}")
+            print(f"  {trial.label:28} {name:9} largest error {worst:.1e}  {verdict}", flush=True)
     return is_right
 
 
@@ -189,24 +194,36 @@ def print_formula(B: int, L: int, H: int, P: int, N: int) -> None:
         print(f"  {label:12} {kept / 1e6:7.1f} MB; full history {history / 1e6:7.1f} MB, {ratio}")
 
 
+def _part(text: str) -> tuple[int, int]:
+    """'2/8' -> (1, 8)."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"expected I/N with I from 1 to N; got {text!r}")
+    return int(part) - 1, int(parts)
+
+
 NAMES = {"metal": "the Metal kernels", "cuda": "the kernels by MLX's CUDA back end"}
 
 
 def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.mlx.selftest", description="Checks the scans.")
     parser.add_argument("--path", choices=BACKENDS, help="what to check; by default the kernels where they run")
+    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="every N-th trial from the I-th on")
+    asked = parser.parse_args(arguments)
+    part, parts = asked.part
     try:
-        path = chassis.choose_path(parser.parse_args(arguments).path)
+        path = chassis.choose_path(asked.path)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     has_kernels = path != "mlx"
     why = f"the plain path ({chassis.metal_missing()}; {chassis.cuda_missing()})"
     print(f"mlx {mx.__version__}: {NAMES.get(path, why)}")
-    is_right = check(has_kernels, path)
-    print_formula(**SHAPE)
-    if has_kernels:
-        measure(**SHAPE)
+    is_right = check(has_kernels, path, part, parts)
+    if parts == 1:
+        print_formula(**SHAPE)
+        if has_kernels:
+            measure(**SHAPE)
     if not is_right:
         print("\nSomething is wrong; see above.")
         return 1

@@ -31,7 +31,7 @@ def _step(
 def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.array]:
     u = inputs[0]
     B, _, H, P = u.shape
-    tile = Tile.of(state.shape[3], P)
+    tile = Tile.forward(state.shape[3], P)
     y, last = FORWARD(
         inputs=[*inputs, state],
         template={"Y": u.dtype, "N": state.shape[3], "P": P} | tile.template,
@@ -48,7 +48,7 @@ def _backward(
     u, delta, B_in, C_in, _ = inputs
     B, L, H, P = u.shape
     G, N = B_in.shape[2:]
-    tile = Tile.of(N, P)
+    tile = Tile.backward(N, P)
     parts = tile.parts(H, B)
     # a sum over the heads of a group is still to come where G < H
     each_head = [((parts, B, L, H, N), tile.sum_dtype(x.dtype) if G == H else mx.float32) for x in (B_in, C_in)]

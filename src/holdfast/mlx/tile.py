@@ -1,19 +1,19 @@
 """How a head's K x V state is spread over lanes, simdgroups and threadgroups, and what the backward pass keeps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from .kernel import SIMD_WIDTH
 
-# Row lanes of a simdgroup. Sums over rows cost log2(R) shuffles for each column that a lane holds, sums over columns
-# log2(32 / R) for each of its rows and three sums: at K = 64, 28 a token with 16 row lanes, 54 with 8, 40 with 32.
-# Beyond that 32 cost fewer, and registers for a token's rows run out first. Counted, not timed.
-ROW_LANES = 16
-SMALL_K = 64
-# Elements of the state that a lane holds: 16 of S, 16 of dS and 16 of the state before leave room in 128 registers.
-ELEMENTS = 16
-MOST_SIMDGROUPS = 8
+# Rows of the state that a lane holds, and the fewest row lanes of a simdgroup. Sums over rows cost log2(R) shuffles for
+# each column that a lane holds; in the backward pass sums over columns cost log2(32 / R) for each of its rows and sum.
+# Chosen by instructions a token (`tests/mlx_support/instructions.py`), not by time.
+FORWARD_ROWS, FORWARD_ROW_LANES, FORWARD_COLUMNS = 8, 4, 4
+BACKWARD_ROWS, BACKWARD_ROW_LANES, BACKWARD_COLUMNS = 4, 8, 8
+# Elements of the state that a lane holds. The backward pass has three of each: S, dS and the state before.
+ELEMENTS = 32
+MOST_SIMDGROUPS = 4
 # Of the 32 KiB that a threadgroup may have on every Apple GPU, so that one can start while another ends.
 THREADGROUP_BYTES = 24 * 1024
 # Row sums that the simdgroups of a threadgroup exchange, in two buffers.
@@ -35,16 +35,28 @@ class Tile:
     blocks: int
 
     @staticmethod
-    def of(K: int, V: int) -> "Tile":
-        R = min(ROW_LANES if K <= SMALL_K else SIMD_WIDTH, 1 << (K - 1).bit_length())
+    def forward(K: int, V: int) -> "Tile":
+        return Tile._of(K, V, FORWARD_ROWS, FORWARD_ROW_LANES, FORWARD_COLUMNS).apart(V)
+
+    @staticmethod
+    def backward(K: int, V: int) -> "Tile":
+        return Tile._of(K, V, BACKWARD_ROWS, BACKWARD_ROW_LANES, BACKWARD_COLUMNS)
+
+    @staticmethod
+    def _of(K: int, V: int, rows: int, row_lanes: int, columns: int) -> "Tile":
+        R = min(SIMD_WIDTH, max(_power_of_two(-(-K // rows)), min(row_lanes, _power_of_two(K))))
         RPL = -(-K // R)
         column_lanes = SIMD_WIDTH // R
-        # 4 columns: more would leave too few simdgroups to fill a GPU at small batches
-        CPL = max(1, min(4, ELEMENTS // RPL, -(-V // column_lanes)))
+        # no more than 32 columns a simdgroup: more would leave too few of them to fill a GPU at small batches
+        CPL = max(1, min(columns, R, ELEMENTS // RPL, -(-V // column_lanes)))
         simdgroups = -(-V // (column_lanes * CPL))
         fitting = max(1, THREADGROUP_BYTES // (4 * SHARED_ROWS * R * RPL))
         SG = min(simdgroups, MOST_SIMDGROUPS, fitting)
         return Tile(R, RPL, CPL, SG, -(-simdgroups // SG))
+
+    def apart(self, V: int) -> "Tile":
+        """A simdgroup a threadgroup, for a pass that exchanges nothing: they spread over more of the GPU."""
+        return replace(self, SG=1, blocks=-(-V // (SIMD_WIDTH // self.R * self.CPL)))
 
     @property
     def template(self) -> dict[str, int]:
@@ -74,6 +86,10 @@ class Tile:
     def sum_dtype(self, dtype: mx.Dtype) -> mx.Dtype:
         """Of a sum over columns as the kernel writes it: float32 unless one block makes it whole."""
         return dtype if self.blocks == 1 else mx.float32
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def join(parts: mx.array) -> mx.array:

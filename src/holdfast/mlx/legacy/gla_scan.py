@@ -26,7 +26,7 @@ BACKWARD = Kernel(
 def _forward(inputs: Arrays) -> tuple[mx.array, mx.array]:
     q, _, v, _ = inputs
     B, L, H, V = v.shape
-    tile = Tile.of(q.shape[3], V)
+    tile = Tile.backward(q.shape[3], V)
     slots = -(-L // SEG) * SEG + 1
     kept = (B * H * tile.blocks * tile.SG, slots, SIMD_WIDTH * tile.RPL * tile.CPL)
     y, states = FORWARD(
@@ -43,7 +43,7 @@ def _backward(inputs: Arrays, kept: mx.array, grad_y: mx.array) -> list[mx.array
     q, k, v, gates = inputs
     B, _, H, V = v.shape
     K = q.shape[3]
-    tile = Tile.of(K, V)
+    tile = Tile.backward(K, V)
     zeros = mx.zeros((B, H, K, V), mx.float32)
     parts = [((tile.blocks, *x.shape), tile.sum_dtype(x.dtype)) for x in (q, k, gates)]
     dq, dk, dv, dgates, _ = BACKWARD(

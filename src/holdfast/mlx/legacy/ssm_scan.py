@@ -25,7 +25,7 @@ def _step(
 
 def _forward(inputs: Arrays) -> tuple[mx.array, mx.array]:
     u, A = inputs[0], inputs[4]
-    tile = Tile.of(A.shape[1], u.shape[2])
+    tile = Tile.backward(A.shape[1], u.shape[2])
     y, states = FORWARD(
         inputs=inputs,
         template={"Y": u.dtype, "D": u.shape[2], "N": A.shape[1]} | tile.template,
@@ -38,7 +38,7 @@ def _forward(inputs: Arrays) -> tuple[mx.array, mx.array]:
 
 def _backward(inputs: Arrays, kept: mx.array, grad_y: mx.array) -> list[mx.array]:
     u, delta, B, C, A = inputs
-    tile = Tile.of(A.shape[1], u.shape[2])
+    tile = Tile.backward(A.shape[1], u.shape[2])
     parts = [((tile.blocks, *x.shape), tile.sum_dtype(x.dtype)) for x in (B, C)]
     du, ddelta, dB, dC, dA = BACKWARD(
         inputs=[*inputs, kept, grad_y],

@@ -8,7 +8,7 @@ const long h = threadgroup_position_in_grid.y, b = threadgroup_position_in_grid.
 const int part = threadgroup_position_in_grid.x, parts = threadgroups_per_grid.x;
 const long B = threadgroups_per_grid.z;
 const int own = simdgroup_index_in_threadgroup, thread_index = own * 32 + int(thread_index_in_simdgroup);
-const int block_columns = SG * (32 / R) * CPL;
+constexpr int block_columns = SG * (32 / R) * CPL;
 
 const int segments = (L + SEG - 1) / SEG;
 const long place = ((b * H + h) * parts + part) * SG + own;
@@ -25,7 +25,7 @@ for (int block = part; block * block_columns < V; block += parts) {
   const Lane<R, RPL, CPL> lane = lane_of<R, RPL, CPL, SG>(thread_index % 32, K, V, block * SG + own);
   const GlaInput<decltype(k), decltype(v), decltype(gates), GK, R, RPL, CPL> input = {
       k, v, gates, b * L * H + h, H, lane};
-  const bool is_first = block == part;
+  const bool is_first = block_columns >= V || block == part;
 
   float S[RPL][CPL], dS[RPL][CPL];
   load_state(S, S0 + (b * H + h) * K * V, V, 1, lane);
