@@ -30,8 +30,8 @@ def digest(scenarios):
 
 def test_scenarios_are_those_of_another_day():
     """A report names a seed and a number, so a change of what is drawn has to be meant: then put the new ones here."""
-    on_cpu = [draw(5, index, "cpu") for index in range(1000)]
-    assert (digest(MANY), digest(on_cpu)) == ("06a39aed1bf8dfe3", "79cdc830e7360ef4")
+    on_cpu = [draw(5, index, "cpu") for index in range(300)]
+    assert (digest(MANY), digest(on_cpu)) == ("06a39aed1bf8dfe3", "7844d3b78ba16ccd")
 
 
 def test_every_op_mode_and_layout_is_drawn():

@@ -507,6 +507,7 @@ def test_a_child_has_one_block_and_one_layer_and_takes_no_time(monkeypatch, tmp_
     path.write_text(json.dumps({"mixer": "gla", "parts": ["host", "longer"], "scale": asdict(FULL), "device": "cpu"}))
     monkeypatch.setattr(warm.sys, "argv", ["warm", str(path)])
     monkeypatch.setattr(warm, "Suite", Suite)
+    monkeypatch.setattr(warm, "compile_here", lambda: None)
     warm.main()
     (scale, seconds, least), *parts = found
     assert (scale.blocks, scale.decode_layers, seconds) == (1, 1, 0.0)

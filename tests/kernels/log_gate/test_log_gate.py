@@ -27,6 +27,17 @@ def test_compiles_for_gpus_that_are_not_here(kernel, capability):
     assert "ld.global.v4.b32" in made.ptx
 
 
+@pytest.mark.parametrize(
+    ("channels", "rows", "warps"), [(13, 64, 4), (384, 2, 4), (1024, 1, 4), (2048, 1, 8), (4096, 1, 16), (8192, 1, 16)]
+)
+def test_a_block_has_rows_for_four_warps_of_eight_elements_a_thread_and_more_warps_for_a_wider_row(
+    channels, rows, warps
+):
+    count, tiles, constants, found = _shape(torch.empty(3, 100, channels, device="meta"))
+    assert (count, tiles, constants["ROWS"], found) == (300, -(-300 // rows), rows, warps)
+    assert (constants["D"], channels <= constants["BLOCK"] < 2 * channels) == (channels, True)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_a_gpu(dtype):

@@ -10,6 +10,7 @@ from holdfast.planner.models.matrix.delta_rule.triton import candidates, states_
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.delta_rule.triton.chunk_grads import delta_rule_triton_chunk_grads
 from holdfast.kernels.matrix.delta_rule.triton.chunk_inverse import delta_rule_triton_chunk_inverse
+from holdfast.kernels.matrix.delta_rule.triton.launch import _sums_are_wide
 from holdfast.kernels.matrix.delta_rule.triton.states import delta_rule_triton_dstates, delta_rule_triton_fwd
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
@@ -28,6 +29,12 @@ ABSENT = {
     "states": ("o_ptr", "last_ptr"),
     "gradients": ("initial_ptr", "dfinal_ptr"),
 }
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("bfloat16", False), ("float16", True), ("float32", True)])
+def test_sums_are_wide_where_inputs_hold_more_than_bfloat16(dtype, wide):
+    """In float32 a sum that holds a decay of zero is off by 1e-3, less than bfloat16 shows."""
+    assert _sums_are_wide(getattr(torch, dtype)) == {"WIDE": wide}
 
 
 def test_interpreted():
