@@ -61,25 +61,34 @@ def assert_alike(one: Path, other: Path) -> None:
         torch.testing.assert_close(x, y, rtol=1e-5, atol=0)
 
 
-def test_ranks_share_a_batch_and_a_sequence(train, tmp_path):
+@pytest.fixture
+def alone(train, tmp_path):
+    """What a process by itself reaches."""
     train(1, "alone")
+    return tmp_path / "alone"
+
+
+def test_ranks_share_a_batch(train, alone, tmp_path):
     said = train(2, "ddp", "--accumulate", 2)
     assert "on 2 x cpu (ddp)" in said
     # one rank speaks
     assert said.count("validation after 6 steps") == said.count("sample") == 1
-    assert_alike(tmp_path / "ddp", tmp_path / "alone")
+    assert_alike(tmp_path / "ddp", alone)
+
+
+@pytest.mark.slow
+def test_ranks_share_a_sequence_and_the_weights(train, alone, tmp_path):
     assert "on 2 x cpu (fsdp, 2 to a sequence)" in train(2, "fsdp", "--sharding", "fsdp", "--cp", 2)
-    assert_alike(tmp_path / "fsdp", tmp_path / "alone")
+    assert_alike(tmp_path / "fsdp", alone)
 
 
 SHARED = ("--sharding", "fsdp", "--cp", 2, "--accumulate", 2)
 
 
 @pytest.mark.slow
-def test_four_ranks_stop_together_and_go_on_as_one_as_two_and_as_four(train, tmp_path):
-    train(1, "alone")
+def test_four_ranks_stop_together_and_go_on_as_one_as_two_and_as_four(train, alone, tmp_path):
     train(4, "four", *SHARED)
-    assert_alike(tmp_path / "four", tmp_path / "alone")
+    assert_alike(tmp_path / "four", alone)
     said = train(4, "stopped", *SHARED, sent=signal.SIGINT, ends=(130,))
     assert said.count("stopped at step 4 of 6; go on with: holdfast train lm --resume") == 1
     for processes in (1, 2, 4):

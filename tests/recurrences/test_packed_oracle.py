@@ -1,5 +1,6 @@
 """The oracle of packed sequences is that of each sequence alone, from its own state; an empty one keeps its state."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ def test_each_sequence_by_itself(name):
     axis = 1 if recurrence.family == "dense" else 0
     whole = states if isinstance(given["initial_state"], tuple) else states[0]
     output, final = oracle(recurrence, given | {"initial_state": whole}, torch.tensor(BOUNDS))
-    for n, (start, end) in enumerate(zip(BOUNDS, BOUNDS[1:], strict=False)):
+    for n, (start, end) in enumerate(itertools.pairwise(BOUNDS)):
         own = tuple(x.narrow(axis, n, 1) for x in states)
         # what has no axis of time is a parameter
         alone = {k: x[:, start:end] if k != "initial_state" and x.shape[:2] == (1, 5) else x for k, x in given.items()}

@@ -111,6 +111,7 @@ def test_compiles_in_float32():
     assert "tf32" in made.ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "columns", "exact"), [(16, 16, True), (5, 16, True), (16, 32, False), (32, 16, False)]
 )
