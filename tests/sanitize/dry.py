@@ -87,6 +87,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str], note: Callable[..
             note(self.name, grid, args, {k: x for k, x in kwargs.items() if not callable(x)})
 
         def repeated(self, *args: Any) -> Any:
+            note(self.name, (), args)
             return lambda *args: None
 
     def load(source: str, arch: str, name: str, *rest: Any) -> Kernel:

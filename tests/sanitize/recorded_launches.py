@@ -52,7 +52,7 @@ def lines(calls: Sequence[Call] = CALLS) -> list[str]:
                 call.run(torch.device("cpu"))
             for name, grid, given in noted:
                 digest = hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
-                found.append(f"{call.name}: {name} {'x'.join(map(str, grid))} {digest}")
+                found.append(f"{call.name}: {name} {'x'.join(map(str, grid)) or '-'} {digest}")
     return found
 
 
