@@ -34,7 +34,7 @@ ALSO = {
     ],
     "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
     "src/holdfast/ops": ["tests/ops/test_signatures.py", "tests/test_strides.py"],
-    "src/holdfast/kernels": ["tests/kernels/test_launched_warps.py"],
+    "src/holdfast/kernels": ["tests/kernels/test_launched_warps.py", "tests/sanitize/test_recorded_launches.py"],
     "src/holdfast/nn": ["tests/nn/test_starting_values.py"],
     "src/holdfast/ops/gla_layer.py": ["tests/nn/test_gla.py"],
     "src/holdfast/ops/mamba2_layer.py": ["tests/nn/test_mamba2.py"],

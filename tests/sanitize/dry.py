@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -23,30 +23,17 @@ from holdfast.kernels.runtime.replay.recording import RECORDING, note_launch
 from holdfast.planner import Device
 
 from . import sources
-from .calls import Call, planned
 from .launched import name_of, name_of_cuda
 
 H200 = Device.named("h200")
 
 
-def launched(calls: Iterable[Call]) -> dict[str, set[str]]:
-    """Of each call the kernels that it launches. What they compute is what uninitialised memory holds.
-
-    Raises what a call raises.
-    """
-    of = {}
-    with pretending() as found:
-        for call in calls:
-            found.clear()
-            with planned(call.plan):
-                call.run(torch.device("cpu"))
-            of[call.name] = set(found)
-    return of
-
-
 @contextmanager
-def pretending() -> Iterator[set[str]]:
-    """Has tensors of this machine pass for an H200's; the set that kernels come into where they would be launched."""
+def pretending(note: Callable[..., None] = lambda name, grid, *given: None) -> Iterator[set[str]]:
+    """Has tensors of this machine pass for an H200's; the set that kernels come into where they would be launched.
+
+    note: called with the name, the grid and all else that a launch is given.
+    """
     found: set[str] = set()
     # what is imported meanwhile would keep what it finds in place of a launch
     for path in sources.KERNELS.rglob("*.py"):
@@ -54,7 +41,7 @@ def pretending() -> Iterator[set[str]]:
     _forget()
     try:
         with pytest.MonkeyPatch.context() as monkeypatch:
-            _pretend(monkeypatch, found)
+            _pretend(monkeypatch, found, note)
             yield found
     finally:
         _forget()
@@ -82,27 +69,34 @@ def _forget() -> None:
         remembered.cache_clear()
 
 
-def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str]) -> None:
+def _pretend(monkeypatch: pytest.MonkeyPatch, found: set[str], note: Callable[..., None]) -> None:
     def noting(kernel: Any, grid: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
         found.add(name_of(kernel))
+        note(name_of(kernel), grid, arguments, args, kwargs)
         if RECORDING:
             note_launch(_NoKernel(arguments), grid, arguments)
 
     def noting_numbers(kernel: Any, blocks: Any, tensors: Any, numbers: Any, *args: Any, **kwargs: Any) -> None:
-        noting(kernel, blocks, (*tensors, *numbers))
+        noting(kernel, blocks, (*tensors, *numbers), *args, **kwargs)
 
     class Kernel:
-        def launch(self, *args: Any, **kwargs: Any) -> None: ...
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def launch(self, grid: Any, *args: Any, **kwargs: Any) -> None:
+            note(self.name, grid, args, {k: x for k, x in kwargs.items() if not callable(x)})
 
         def repeated(self, *args: Any) -> Any:
+            note(self.name, (), args)
             return lambda *args: None
 
     def load(source: str, arch: str, name: str, *rest: Any) -> Kernel:
         found.add(name_of_cuda(name))
-        return Kernel()
+        return Kernel(name_of_cuda(name))
 
-    def running(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
+    def running(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.add(name_of(self))
+        note(name_of(self), grid if isinstance(grid, tuple) else (), args, kwargs)
 
     monkeypatch.setattr(JITFunction, "run", running)
     for name, value in {"load": load, "missing": lambda *_: None, "is_made": lambda *_: True}.items():

@@ -188,10 +188,10 @@ def test_what_the_loop_keeps_survives_the_other_form(which, lengths):
     assert torch.equal(back[1], gates)
 
 
-def refusal(monkeypatch, H=2, grad=True, triton=True):
+def refusal(monkeypatch, H=2, grad=True, triton=True, **others):
     found = importlib.util.find_spec
     monkeypatch.setattr(fused, "find_spec", lambda name: found(name) if triton or name != "triton" else None)
-    sizes = {"B": 2, "T": 3, "H": H, "D": 32, "S": 2, "G": 4, "Gi": 4, "Gr": 4}
+    sizes = {"B": 2, "T": 3, "H": H, "D": 32, "S": 2, "G": 4, "Gi": 4, "Gr": 4} | others
     what = Problem.of("lstm", "dense", "bfloat16", sizes, {f"cell={lstm.key}": True, "needs_grad": grad})
     return fused.Fused().reject(what, Device.named("h200"))
 
@@ -199,6 +199,8 @@ def refusal(monkeypatch, H=2, grad=True, triton=True):
 def test_what_a_launch_could_not_serve_is_refused(monkeypatch):
     monkeypatch.setattr(fused.nvrtc, "missing", lambda capability: None)
     assert refusal(monkeypatch) is None
+    assert refusal(monkeypatch, B=1, T=1, H=1) is None
+    assert all(refusal(monkeypatch, **{axis: 0}) for axis in "BTHD")
     assert refusal(monkeypatch, H=65536) == "takes 65535 heads at most; got 65536"
     assert "Triton is not installed" in refusal(monkeypatch, triton=False)
     assert refusal(monkeypatch, grad=False, triton=False) is None

@@ -10,7 +10,7 @@ from holdfast.planner.models.matrix.delta_rule.triton import candidates, states_
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.delta_rule.triton.chunk_grads import delta_rule_triton_chunk_grads
 from holdfast.kernels.matrix.delta_rule.triton.chunk_inverse import delta_rule_triton_chunk_inverse
-from holdfast.kernels.matrix.delta_rule.triton.launch import _sums_are_wide
+from holdfast.kernels.matrix.delta_rule.triton.launch import _sums_are_wide, _tokenwise
 from holdfast.kernels.matrix.delta_rule.triton.states import delta_rule_triton_dstates, delta_rule_triton_fwd
 from interpreted import interpret
 from triton_compile import TARGETS, compile_for
@@ -29,6 +29,13 @@ ABSENT = {
     "states": ("o_ptr", "last_ptr"),
     "gradients": ("initial_ptr", "dfinal_ptr"),
 }
+
+
+def test_tokens_are_copied_only_where_64_of_them_go_past_32_bits():
+    near, far = (torch.empty_strided((2, 3, 2, 4), (2**36, step, 4, 1), device="meta") for step in (2**25 - 8, 2**25))
+    assert _tokenwise(near) is near
+    assert _tokenwise(far).is_contiguous()
+    assert _tokenwise(near.transpose(2, 3)).is_contiguous()
 
 
 @pytest.mark.parametrize(("dtype", "wide"), [("bfloat16", False), ("float16", True), ("float32", True)])
