@@ -86,9 +86,8 @@ SHARED = ("--sharding", "fsdp", "--cp", 2, "--accumulate", 2)
 
 
 @pytest.mark.slow
-def test_four_ranks_stop_together_and_go_on_as_one_as_two_and_as_four(train, alone, tmp_path):
+def test_four_ranks_stop_together_and_go_on_as_one_as_two_and_as_four(train, tmp_path):
     train(4, "four", *SHARED)
-    assert_alike(tmp_path / "four", alone)
     said = train(4, "stopped", *SHARED, sent=signal.SIGINT, ends=(130,))
     assert said.count("stopped at step 4 of 6; go on with: holdfast train lm --resume") == 1
     for processes in (1, 2, 4):
