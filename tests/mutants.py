@@ -184,14 +184,19 @@ class Copy:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Plants small faults, and says which of them no test notices.")
-    parser.add_argument("files", nargs="*", help="files of src, all of whose lines count; without, the changed lines")
+    parser.add_argument(
+        "files", nargs="*", help="files and folders of src, all of whose lines count; without, the changed lines"
+    )
     parser.add_argument("--base", default="main", help="branch that changes are counted from")
     parser.add_argument("--most", type=int, default=20, help="faults to plant at most, drawn from all")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--tests", nargs="+", help="tests to run, in place of the nearest")
     parser.add_argument("-k", default="", help="pytest's: of these tests those alone")
     asked = parser.parse_args()
-    lines = {str(Path(path)): all_lines(path) for path in asked.files} or changed_lines(asked.base)
+    files = [
+        file for path in map(Path, asked.files) for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
+    ]
+    lines = {str(path): all_lines(path) for path in files} or changed_lines(asked.base)
     faults = [fault for path, which in sorted(lines.items()) for fault in faults_of(path, which)]
     drawn = sorted(
         random.Random(asked.seed).sample(faults, min(asked.most, len(faults))), key=lambda each: (each.path, each.line)

@@ -61,6 +61,13 @@ def test_tokens_of_bpe_are_the_text_again(folder, tmp_path):
     assert (again.fingerprint, again.vocabulary) == (made.fingerprint, 300)
 
 
+@pytest.mark.parametrize(("vocabulary", "size"), [(256, 1), (257, 2), (2**16, 2), (2**16 + 1, 4)])
+def test_a_token_takes_as_few_bytes_as_hold_it(vocabulary, size):
+    dtype = tokens.narrowest(vocabulary)
+    assert dtype.itemsize == size
+    assert np.iinfo(dtype).max >= vocabulary - 1
+
+
 def test_a_loss_is_told_in_bits_a_byte(folder, tmp_path):
     made = prepared(folder, tmp_path, "bpe")
     one = Training(LanguageModelConfig().changed(SETTINGS), made, CPU)

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import holdfast
 from every_call import CALLS
+from holdfast.ops import step
 
 KINDS = {
     "numpy": (lambda x: x.numpy(), TypeError, "expected a tensor; got ndarray"),
@@ -155,3 +156,11 @@ def test_a_wrong_kind_is_named_after_calls_that_recorded_gradients(name, kind):
     for key, x in right.items():
         with pytest.raises(error, match=f"^{key}: "):
             call(right | {key: change(x.detach()).requires_grad_()})
+
+
+def test_a_token_of_mlstm_takes_no_negative_eps():
+    token = {name: torch.randn(2, 1, 2, 8) for name in "qkv"} | {name: torch.randn(2, 1, 2) for name in "if"}
+    state = torch.zeros(2, 2, 8, 8), torch.zeros(2, 2, 8), torch.zeros(2, 2)
+    for eps in (-1, -0.5):
+        with pytest.raises(ValueError, match=rf"^eps: expected a finite number >= 0; got {eps}"):
+            step("mlstm", token | {"eps": eps}, state)

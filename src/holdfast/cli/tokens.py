@@ -76,6 +76,11 @@ def _encoded(documents: list[Document], tokenizer: Any, end: int) -> Iterator[tu
         yield from ((len(x) + 1, [*y.ids, end]) for x, y in zip(read, made, strict=True))
 
 
+def narrowest(vocabulary: int) -> np.dtype[Any]:
+    """Of unsigned integers that hold the numbers of so many tokens."""
+    return np.dtype("uint8" if vocabulary <= 2**8 else "<u2" if vocabulary <= 2**16 else "<u4")
+
+
 def prepare(corpus: Corpus, out: Path, tokenizer: str, vocabulary: int) -> Text:
     """Writes the corpus as tokens to a new folder, which appears when it is whole.
 
@@ -89,7 +94,7 @@ def prepare(corpus: Corpus, out: Path, tokenizer: str, vocabulary: int) -> Text:
     else:
         made = train_tokenizer(corpus.train, vocabulary) if tokenizer == "bpe" else load_tokenizer(path)
         end, size = _end_of(made, path), made.get_vocab_size()
-    dtype = np.dtype("uint8" if size <= 2**8 else "<u2" if size <= 2**16 else "<u4")
+    dtype = narrowest(size)
     partial = out.with_name(f"{out.name}.partial")
     about: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": corpus.name, "vocabulary": size}
     about |= {"dtype": dtype.name, "tokenizer": None if made is None else TOKENIZER}

@@ -5,6 +5,7 @@ import torch
 
 from holdfast.cli.bench import page
 from holdfast.cli.bench.case import Case
+from holdfast.cli.bench.chunk_primitives import intra_chunk_example
 from holdfast.cli.bench.floor import floor_bytes, history_bytes, operations
 from holdfast.cli.bench.measure import measure
 from holdfast.cli.bench.peers import PEERS
@@ -95,6 +96,13 @@ def test_a_state_goes_through_memory_twice():
 def test_the_chunk_primitives_take_no_state():
     with pytest.raises(ValueError, match="takes no initial state here"):
         Case("inter_chunk_scan", (("B", 1), ("G", 2), ("H", 1), ("K", 4), ("V", 4)), state=True)
+
+
+def test_keys_of_the_chunk_primitives_are_of_length_one():
+    sizes = {"B": 2, "T": 64, "H": 4, "K": 64, "V": 8, "C": 16}
+    drawn = intra_chunk_example(sizes, torch.float32, "cpu", 0, False)
+    assert drawn["k"].norm(dim=-1).mean().item() == pytest.approx(1, abs=0.1)
+    assert drawn["q"].norm(dim=-1).mean().item() == pytest.approx(8, abs=0.5)
 
 
 def test_peers_that_are_not_set_up_to_decode_say_so(roof):
