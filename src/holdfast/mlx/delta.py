@@ -8,6 +8,7 @@ import mlx.core as mx
 from . import chunked
 from .chassis import DEFAULT_SEG, Arrays, Scan
 from .check import check_arrays, check_divides, check_state
+from .gla import gate_channels
 from .kernel import Kernel
 from .tile import Tile, join, part_of
 
@@ -30,10 +31,6 @@ def _step(
     return (q[..., None] * S).sum(-2), S
 
 
-def _gate_channels(gates: mx.array) -> int:
-    return 1 if gates.ndim == 3 else gates.shape[3]
-
-
 def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.array]:
     _, _, v, gates, _ = inputs
     B, _, H, V = v.shape
@@ -41,7 +38,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     tile = Tile.backward(state.shape[2], V).apart(V)
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": v.dtype, "GK": _gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
+        template={"Y": v.dtype, "GK": gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(v.shape, v.dtype), (state.shape, mx.float32)],
@@ -60,7 +57,7 @@ def _backward(
     dq, dk, dv, dgates, dbeta, dS0, _ = BACKWARD(
         inputs=[*inputs, state, grad_y, grad_final],
         template={"DQ": sums[0][1], "DK": sums[1][1], "DV": v.dtype, "DG": sums[2][1], "DBETA": sums[3][1]}
-        | {"GK": _gate_channels(gates), "K": state.shape[2], "V": V, "SEG": seg, "SUB": part_of(seg)}
+        | {"GK": gate_channels(gates), "K": state.shape[2], "V": V, "SEG": seg, "SUB": part_of(seg)}
         | tile.template,
         grid=tile.grid(H, B, parts),
         threadgroup=tile.threadgroup,

@@ -24,7 +24,8 @@ def _step(q: mx.array, k: mx.array, v: mx.array, gates: mx.array, S: mx.array) -
     return (q[..., None] * S).sum(-2), S
 
 
-def _gate_channels(gates: mx.array) -> int:
+def gate_channels(gates: mx.array) -> int:
+    """Gates a head and token: one, or [B, L, H, K]'s K."""
     return 1 if gates.ndim == 3 else gates.shape[3]
 
 
@@ -34,7 +35,7 @@ def _forward(inputs: Arrays, state: mx.array, seg: int) -> tuple[mx.array, mx.ar
     tile = Tile.forward(state.shape[2], V)
     y, last = FORWARD(
         inputs=[*inputs, state],
-        template={"Y": v.dtype, "GK": _gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
+        template={"Y": v.dtype, "GK": gate_channels(gates), "K": state.shape[2], "V": V} | tile.template,
         grid=tile.grid(H, B),
         threadgroup=tile.threadgroup,
         outputs=[(v.shape, v.dtype), (state.shape, mx.float32)],
@@ -53,7 +54,7 @@ def _backward(
     dq, dk, dv, dgates, dS0, _ = BACKWARD(
         inputs=[*inputs, state, grad_y, grad_final],
         template={"DQ": sums[0][1], "DK": sums[1][1], "DV": v.dtype, "DG": sums[2][1]}
-        | {"GK": _gate_channels(gates), "K": state.shape[2], "V": V, "SEG": seg, "SUB": part_of(seg)}
+        | {"GK": gate_channels(gates), "K": state.shape[2], "V": V, "SEG": seg, "SUB": part_of(seg)}
         | tile.template,
         grid=tile.grid(H, B, parts),
         threadgroup=tile.threadgroup,
