@@ -33,6 +33,15 @@ def seed_torch(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+@pytest.fixture
+def one_thread():
+    """Calls this small gain nothing from a second thread, and lose much to it where other processes run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class TorchRandom:
     """Lets hypothesis reseed torch for each example, so that a failing one can be replayed."""
 

@@ -6,18 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from cli.tiny import SOURCE, make_text
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Models this small gain nothing from a second thread, and lose much to it where other processes run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread):
+    """For every test below."""
 
 
 @pytest.fixture

@@ -20,12 +20,7 @@ from holdfast.kernels.matrix.torch.chunked import Chunked
 PLAIN = Scenario("simple_gla", "cpu", 3, B=2, T=20, H=2, Hq=1, K=8, V=4, options=("g",), state=True)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_slice_of_scenarios_is_right():

@@ -22,12 +22,7 @@ S = Scenario("simple_gla", "cpu", 3, B=4, T=250, H=8, Hq=4, K=16, V=16, D=16, st
 SMALL = Scenario("simple_gla", "cpu", 3, B=2, T=5, H=2, Hq=1, K=4, V=4, options=("g",), state=True)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def drawn(s):
