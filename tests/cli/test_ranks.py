@@ -82,6 +82,7 @@ def test_ranks_share_a_sequence_and_the_weights(train, alone, tmp_path):
     assert_alike(tmp_path / "fsdp", alone)
 
 
+AGAIN = "torchrun --nproc-per-node 4 -m holdfast.cli"
 SHARED = ("--sharding", "fsdp", "--cp", 2, "--accumulate", 2)
 
 
@@ -89,7 +90,7 @@ SHARED = ("--sharding", "fsdp", "--cp", 2, "--accumulate", 2)
 def test_four_ranks_stop_together_and_go_on_as_one_as_two_and_as_four(train, tmp_path):
     train(4, "four", *SHARED)
     said = train(4, "stopped", *SHARED, sent=signal.SIGINT, ends=(130,))
-    assert said.count("stopped at step 4 of 6; go on with: holdfast train lm --resume") == 1
+    assert said.count(f"stopped at step 4 of 6; go on with: {AGAIN} train lm --resume {tmp_path}") == 1
     for processes in (1, 2, 4):
         folder = tmp_path / f"on{processes}"
         shutil.copytree(tmp_path / "stopped", folder)
@@ -130,4 +131,5 @@ def test_a_process_by_itself_has_all():
     assert torch.equal(ALONE.rows(x), x)
     assert torch.equal(ALONE.tokens(x), x)
     assert (ALONE.sum(torch.tensor(2.5)), ALONE.largest(3), ALONE.count) == (2.5, 3, 1)
+    assert ALONE.command == "holdfast"
     assert Ranks(dp=3, cp=2).count == 6

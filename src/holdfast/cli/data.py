@@ -5,6 +5,13 @@ from typing import Annotated
 
 import typer
 
+# which text, here and in `holdfast train lm`
+TextPath = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="A file, or a folder to walk. By default the Python standard library."),
+]
+Globs = Annotated[list[str] | None, typer.Option(help='Which files of the folder, such as "*.rs". May be repeated.')]
+
 data = typer.Typer(help="Make what models are trained on.", no_args_is_help=True)
 
 
@@ -16,13 +23,8 @@ def _group() -> None:
 @data.command()
 def prepare(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
-    text: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="A file, or a folder to walk. By default the Python standard library."),
-    ] = None,
-    glob: Annotated[
-        list[str] | None, typer.Option(help='Which files of the folder, such as "*.rs". May be repeated.')
-    ] = None,
+    text: TextPath = None,
+    glob: Globs = None,
     tokenizer: Annotated[
         str, typer.Option(help="bytes; bpe, trained on the text; or a tokenizer.json of the tokenizers library.")
     ] = "bytes",

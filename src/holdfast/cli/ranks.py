@@ -33,6 +33,11 @@ class Ranks:
     def is_first(self) -> bool:
         return self.mesh is None or dist.get_rank() == 0
 
+    @property
+    def command(self) -> str:
+        """What starts as many processes again."""
+        return "holdfast" if self.mesh is None else f"torchrun --nproc-per-node {self.count} -m holdfast.cli"
+
     def described(self, device: torch.device, sharding: str) -> str:
         """What a run says of where it is."""
         if self.mesh is None:

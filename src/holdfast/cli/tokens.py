@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,15 @@ def _end_of(tokenizer: Any, path: Path) -> int:
     raise UserError(f"{path}: expected a token that ends a document, one of {', '.join(ENDS)}; it has none")
 
 
-def _encoded(documents: list[Document], tokenizer: Any, end: int) -> Iterator[tuple[int, list[int]]]:
+def _encoded(documents: list[Document], tokenizer: Any, end: int) -> Iterator[tuple[int, Sequence[int] | np.ndarray]]:
     """Of each document its bytes and its tokens, the end's among both."""
+    if tokenizer is None:
+        for document in documents:
+            read = np.frombuffer(document.read() + SEPARATOR, np.uint8)
+            yield len(read), read
+        return
     for first in range(0, len(documents), AT_ONCE):
         read = [x.read() for x in documents[first : first + AT_ONCE]]
-        if tokenizer is None:
-            yield from ((len(x) + 1, [*(x + SEPARATOR)]) for x in read)
-            continue
         made = tokenizer.encode_batch([*map(_characters, read)], add_special_tokens=False)
         yield from ((len(x) + 1, [*y.ids, end]) for x, y in zip(read, made, strict=True))
 

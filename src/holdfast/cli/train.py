@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .config import DEMO, DTYPES, MIXERS, LanguageModelConfig
+from .data import Globs, TextPath
 
 train = typer.Typer(help="Train small models with any Holdfast mixer.", no_args_is_help=True)
 
@@ -20,13 +21,8 @@ def _option(text: str, name: str, panel: str = "Training") -> object:
 
 @train.command()
 def lm(
-    text: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="A file, or a folder to walk. By default the Python standard library."),
-    ] = None,
-    glob: Annotated[
-        list[str] | None, typer.Option(help='Which files of the folder, such as "*.rs". May be repeated.')
-    ] = None,
+    text: TextPath = None,
+    glob: Globs = None,
     data: Annotated[
         str | None, typer.Option(metavar="DIR", help="Instead of text, tokens that `holdfast data prepare` made.")
     ] = None,

@@ -267,7 +267,7 @@ def train_language_model(
         with report:
             stopped = run_training(training, report, out, interrupt)
         if stopped:
-            how = f"go on with: holdfast train lm --resume {out}" if out else "nothing is saved without --out"
+            how = f"go on with: {ranks.command} train lm --resume {out}" if out else "nothing is saved without --out"
             report.line(f"stopped at step {training.step} of {config.steps}; {how}")
             return 128 + stopped
         summarise(training, report)
