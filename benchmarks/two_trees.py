@@ -38,8 +38,8 @@ SMALL = {"B": 2, "T": 64, "H": 2, "Hq": 2, "K": 16, "V": 16, "D": 16}
 HOST = {"B": 2, "T": 512, "H": 4, "Hq": 4}
 
 
-def measure(device: torch.device) -> list[dict[str, Any]]:
-    """The rows by the tree that Python imports; small on a CPU."""
+def measure(device: torch.device, ops: list[str] | None = None) -> list[dict[str, Any]]:
+    """The rows, all or of some ops, by the tree that Python imports; small on a CPU."""
     from holdfast.cli.bench import clock
     from holdfast.cli.bench.measure import one_pass
     from holdfast.cli.bench.workload import workload
@@ -49,6 +49,8 @@ def measure(device: torch.device) -> list[dict[str, Any]]:
         # enough to see that it runs
         clock.SECONDS = 0.01
     for op, full, dtype, options in ROWS:
+        if ops and op not in ops:
+            continue
         sizes = full if on_gpu else {name: min(n, SMALL[name]) for name, n in full.items()}
         few = {name: min(n, HOST.get(name, n)) for name, n in sizes.items()}
         work = workload(op)
@@ -76,8 +78,8 @@ def measure(device: torch.device) -> list[dict[str, Any]]:
     return found
 
 
-def _turn(source: Path, device: str) -> list[dict[str, Any]]:
-    command = [sys.executable, __file__, "--device", device, "--one"]
+def _turn(source: Path, device: str, ops: list[str] | None) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, "--device", device, "--one", *(["--op", *ops] if ops else [])]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(source.resolve()), os.environ.get("PYTHONPATH", "")])
     }
@@ -90,18 +92,19 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="folder of the first tree's packages")
     parser.add_argument("--after", type=Path, default=Path("src"), help="of the second's")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--op", nargs="+", choices=sorted({op for op, *_ in ROWS}), help="those alone")
     parser.add_argument("--turns", type=int, default=2, help="of each tree")
     parser.add_argument("--commits", default="", help="of both trees, for the record")
     parser.add_argument("--out", type=Path, help="where to write")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(torch.device(given.device))))
+        print(json.dumps(measure(torch.device(given.device), given.op)))
         return
     if given.before is None or given.out is None:
         parser.error("expected --before and --out")
     turns = [
-        (name, _turn(getattr(given, name), given.device)) for _ in range(given.turns) for name in ("before", "after")
+        (name, _turn(getattr(given, name), given.device, given.op)) for _ in range(given.turns) for name in ("before", "after")
     ]
     on_gpu = given.device.startswith("cuda")
     record: dict[str, Any] = {"device": torch.cuda.get_device_name() if on_gpu else "cpu"}
