@@ -173,6 +173,38 @@ def test_what_rounding_does_is_not_left_to_one_draw(o, is_right, monkeypatch):
     assert found.is_right == is_right
 
 
+def test_what_is_one_number_in_memory_rounds_as_one():
+    """A key that is one number along K is off in all its products in one direction."""
+    case = Case(replace(PLAIN, dtype="bfloat16", layout="expanded", grads="none"))
+    assert case.has_expanded
+    for name, x in case.tensors.items():
+        by = case._off(name, torch.ones_like(case.before[name]), -1)
+        apart = case._off(name, torch.ones_like(case.before[name]), 1)
+        for axis, stride in enumerate(x.stride()):
+            if x.shape[axis] > 1 and not stride:
+                assert torch.equal(by, by.narrow(axis, 0, 1).expand_as(by)), name
+                assert not torch.equal(apart, apart.narrow(axis, 0, 1).expand_as(apart)), name
+    assert not Case(replace(PLAIN, dtype="bfloat16")).has_expanded
+
+
+@pytest.mark.parametrize(("off", "is_right"), [(1.5e-7, True), (2e-6, False)])
+def test_a_gates_gradient_that_cancels_is_a_sum_over_channels(off, is_right, monkeypatch):
+    """Of terms as large as dv, so that float32 leaves as much of each of its V terms."""
+    case = Case(replace(PLAIN, op="simple_gla", V=64, final=False))
+    sizes = {"o": 1.0, "dq": 1e-3, "dk": 1e-3, "dv": 0.1, "dg": 1e-12}
+    right = {name: torch.full_like(x, sizes[name]) for name, x in case.exact().items() if name in sizes}
+    monkeypatch.setattr(case, "exact", lambda which, draw=0: right)
+    monkeypatch.setattr(case, "by_backend", lambda *_: {})
+    got = {name: x.to(torch.float32) for name, x in right.items()}
+    for name, judged in (("dg", is_right), ("dq", True)):
+        moved = got | {name: got[name] + (off if name == "dg" else 1e-8)}
+        found = {each.name: each for each in Judge().compare(Result(case, moved))}
+        assert found[name].is_right == judged, found[name]
+    # a number of its own, which none is the sum of
+    moved = got | {"dq": got["dq"] + 3e-7}
+    assert not {each.name: each for each in Judge().compare(Result(case, moved))}["dq"].is_right
+
+
 @pytest.mark.parametrize(
     ("dtype", "size", "is_right"), [("float16", 5e-8, True), ("float16", 1e-6, False), ("bfloat16", 5e-8, False)]
 )

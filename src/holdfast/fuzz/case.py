@@ -150,7 +150,8 @@ class Case:
     def exact(self, which: int = 0, draw: int = 0) -> Tensors:
         """What is right, in float64: results, and gradients for the which-th gradients of the results.
 
-        draw: from 1 on, of arguments off by up to one rounding of their dtype, by other numbers in each draw.
+        draw: from 1 on, of arguments off by up to one rounding of their dtype, by other numbers in each draw; below 0
+        likewise, but elements that are one number in memory are off by one number.
         """
         key = which, draw
         if key not in self._found:
@@ -169,6 +170,11 @@ class Case:
                 found |= self.pulled_back([results[name] for name in names], grads, tensors)
         return found
 
+    @property
+    def has_expanded(self) -> bool:
+        """Whether elements of some argument are one number in memory."""
+        return not all(is_writable(x) for x in self.tensors.values())
+
     def settle(self, right: Tensors) -> None:
         """Lets `exact` return what was computed elsewhere."""
         self._settled = right
@@ -184,9 +190,11 @@ class Case:
         if self.kinds[name] == "bool":
             return x
         dtype = self.s.torch_dtype if self.kinds[name] == "input" else self.tensors[name].dtype
-        source = Source((self.s.seed + len(name) + ord(name[0]) + 7927 * draw) % 2**63)
-        # of an expanded tensor each element by itself, which is what rounding within an op would do
-        by = (2 * source.uniform(*x.shape) - 1).to(x.device, x.dtype)
+        source = Source((self.s.seed + len(name) + ord(name[0]) + 7927 * abs(draw)) % 2**63)
+        shape = x.shape
+        if draw < 0:
+            shape = [1 if not stride else n for n, stride in zip(shape, self.tensors[name].stride(), strict=True)]
+        by = (2 * source.uniform(*shape) - 1).to(x.device, x.dtype)
         moved = x * (1 + torch.finfo(dtype).eps / 2 * by)
         return torch.where(x.isfinite(), moved, x)
 

@@ -39,6 +39,8 @@ class ModuleCase:
 
     def __init__(self, s: Scenario, n: int, module: nn.Module) -> None:
         self.s, self.module = s, module
+        self.kinds: dict[str, str] = {}
+        self.has_expanded = False
         source = Source((s.seed * 64 + n) % 2**63)
         x = source.normal(s.B, s.T, s.D).to(s.device, s.torch_dtype)
         self.x = x.requires_grad_()

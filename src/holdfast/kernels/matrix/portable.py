@@ -1,5 +1,6 @@
 """What the portable GPU backends of the matrix family share: where plans come from and how a pass is launched."""
 
+from dataclasses import replace
 from types import ModuleType
 
 from torch import Tensor
@@ -8,12 +9,16 @@ from holdfast.kernels.lib.triton.support import refusal
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 
+from .small_heads import is_small, is_small_call
+
 
 class TritonMatrix:
     """NVIDIA GPUs from Ampere on, K and V up to the model's WIDEST.
 
     model: candidates and WIDEST. launches: the module with `forward` and `backward`, which imports Triton: not every
     machine has it. refused: (trait, whether it is there, why such a problem is refused).
+
+    A pass that float32 has to compute takes the call in float32 and rounds what comes out.
     """
 
     name = "triton"
@@ -30,22 +35,42 @@ class TritonMatrix:
             return f"K and V are at most {self.model.WIDEST}; got {problem['K']} and {problem['V']}"
         return None
 
+    def is_in_float32(self, problem: Problem, direction: Direction) -> bool:
+        """Whether a pass is, whatever the inputs' dtype."""
+        return is_small(problem)
+
+    def is_call_in_float32(self, call: MatrixCall, direction: Direction) -> bool:
+        """The same of a call."""
+        return is_small_call(call)
+
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        if self.is_in_float32(problem, direction):
+            problem = replace(problem, dtype="float32")
         return self.model.candidates(problem, device, direction)
 
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         from holdfast.kernels.runtime.launch import on_device_of
 
+        wide = _widened(call) if self.is_call_in_float32(call, "forward") else call
         with on_device_of(call.v):
-            return self.launches().forward(plan, call, cu_seqlens)
+            o, final = self.launches().forward(plan, wide, cu_seqlens)
+            return o.to(call.v.dtype), final
 
     def backward(
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
         from holdfast.kernels.runtime.launch import on_device_of
 
+        wide = _widened(call) if self.is_call_in_float32(call, "backward") else call
+        if grad_o is not None:
+            grad_o = grad_o.to(wide.v.dtype)
         with on_device_of(call.v):
-            return self.launches().backward(plan, call, cu_seqlens, grad_o, grad_final)
+            grads, grad_state = self.launches().backward(plan, wide, cu_seqlens, grad_o, grad_final)
+            return [*(x.to(call.v.dtype) for x in grads[:3]), *grads[3:]], grad_state
 
     def launches(self) -> ModuleType:
         raise NotImplementedError
+
+
+def _widened(call: MatrixCall) -> MatrixCall:
+    return call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())

@@ -37,6 +37,7 @@ def problem(sizes=(), traits=(), dtype="bfloat16"):
         (problem(traits={"normalizer": True}), H200, "a normaliser"),
         (problem({"V": 20}), H200, "a V that 8 divides; got 20"),
         (problem({"K": 264}), H200, "got K = 264"),
+        (problem({"K": 16, "V": 64}), H200, "computed in float32"),
         (problem({"T": 2**23}), H200, "a T up to 4194240; got 8388608"),
     ],
 )
@@ -44,7 +45,7 @@ def test_a_refusal_says_why(given, device, reason):
     assert reason in HopperDelta().reject(given, device)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"K": 64, "V": 40}, {"Hq": 1, "V": 256}, {"T": 1}])
+@pytest.mark.parametrize("sizes", [{}, {"K": 64, "V": 40}, {"Hq": 1, "V": 256}, {"T": 1}, {"K": 24}, {"K": 16}])
 def test_it_serves_the_others(sizes):
     pytest.importorskip("triton.experimental.gluon")
     assert HopperDelta().reject(problem(sizes), H200) is None

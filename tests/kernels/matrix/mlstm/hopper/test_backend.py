@@ -41,6 +41,7 @@ def problem(sizes=(), traits=(), dtype="bfloat16"):
         (problem({"K": 256}), H200, "got K = 256"),
         (problem({"K": 64}), H200, "no wider than K; got 128 and 64"),
         (problem(dtype="float16"), H200, "float16 does not hold"),
+        (problem({"K": 16, "V": 16}), H200, "computed in float32"),
     ],
 )
 def test_a_refusal_says_why(given, device, reason):
@@ -53,6 +54,7 @@ def test_it_serves_the_others():
     inference = {"needs_grad": False}
     assert HopperMLSTM().reject(problem({"K": 104, "V": 40, "Hq": 1}, inference, dtype="float16"), H200) is None
     assert HopperMLSTM().reject(problem({"K": 64}, {"needs_grad": False}), H200) is None
+    assert HopperMLSTM().reject(problem({"K": 24, "V": 16}), H200) is None
 
 
 def example(B=1, T=130, H=2, Hq=None, K=64, V=64, dtype=torch.bfloat16, f=2.0, state=True, device="cpu"):

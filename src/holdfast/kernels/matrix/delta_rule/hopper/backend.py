@@ -5,6 +5,7 @@ from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.small_heads import REFUSAL, is_small
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.delta_rule import hopper as model
 from holdfast.planner.models.matrix.delta_rule import hopper_wide as wide
@@ -27,6 +28,8 @@ class HopperDelta:
             return "it has the delta rule alone"
         if reason := refusal(problem, device, _UNSERVED):
             return reason
+        if is_small(problem):
+            return REFUSAL
         if problem["K"] > wide.WIDEST:
             return f"its registers hold a state of {wide.WIDEST} rows; got K = {problem['K']}"
         if problem.needs_grad and problem["K"] <= WIDEST and problem["V"] > GRADIENTS_WIDEST:

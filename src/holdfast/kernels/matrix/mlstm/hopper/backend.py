@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.small_heads import REFUSAL, is_small
 from holdfast.kernels.matrix.variants import GradRoom, SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.mlstm import hopper as model
@@ -33,6 +34,8 @@ class HopperMLSTM:
             return "it takes a normaliser with a scalar decay and a write strength"
         if reason := refusal(problem, device, _UNSERVED):
             return reason
+        if is_small(problem):
+            return REFUSAL
         if problem.needs_grad and problem.dtype == "float16":
             return "float16 does not hold the numbers between its gradients' products; bfloat16 does"
         for name in "KV":

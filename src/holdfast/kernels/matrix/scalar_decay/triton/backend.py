@@ -1,13 +1,11 @@
 """The portable GPU backend: one Triton kernel, the state in registers from a sequence's first token to its last."""
 
-from dataclasses import replace
 from types import ModuleType
 
 import torch
-from torch import Tensor
 
 from holdfast.kernels.matrix.portable import TritonMatrix
-from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner import Direction, Problem
 from holdfast.planner.models.matrix.scalar_decay import triton as triton_model
 from holdfast.recurrences.definition import MatrixCall
 
@@ -31,17 +29,10 @@ class TritonSinglePass(TritonMatrix):
 
         return launch
 
-    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        if direction == "backward" and problem.dtype == "float16" and "normalizer" in problem.traits:
-            problem = replace(problem, dtype="float32")
-        return super().candidates(problem, device, direction)
+    def is_in_float32(self, problem: Problem, direction: Direction) -> bool:
+        is_float16 = problem.dtype == "float16" and "normalizer" in problem.traits
+        return super().is_in_float32(problem, direction) or (direction == "backward" and is_float16)
 
-    def backward(
-        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
-    ) -> tuple[list[Tensor | None], Tensor | None]:
-        if call.stabilizer is None or call.v.dtype != torch.float16:
-            return super().backward(plan, call, cu_seqlens, grad_o, grad_final)
-        wide = call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
-        grad_o = None if grad_o is None else grad_o.float()
-        grads, grad_state = super().backward(plan, wide, cu_seqlens, grad_o, grad_final)
-        return [*(x.to(torch.float16) for x in grads[:3]), *grads[3:]], grad_state
+    def is_call_in_float32(self, call: MatrixCall, direction: Direction) -> bool:
+        is_float16 = call.v.dtype == torch.float16 and call.stabilizer is not None
+        return super().is_call_in_float32(call, direction) or (direction == "backward" and is_float16)
