@@ -1,4 +1,4 @@
-"""Processes that are the ranks of one gloo group on this machine's CPU, kept for many cases."""
+"""Processes that are the ranks of one group on this machine, kept for many cases."""
 
 import multiprocessing
 import os
@@ -24,9 +24,9 @@ CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch._inductor.confi
 
 
 class Pool:
-    """size processes, one rank each of a gloo group."""
+    """size processes, one rank each of a group: of gloo, or of NCCL with a GPU each."""
 
-    def __init__(self, size: int, patience: float = PATIENCE, ends: bool = False) -> None:
+    def __init__(self, size: int, patience: float = PATIENCE, ends: bool = False, backend: str = "gloo") -> None:
         """patience: seconds that a rank waits for another. ends: a process ends with the first case that it fails."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
@@ -34,7 +34,7 @@ class Pool:
         pipes = [CONTEXT.Pipe() for _ in range(size)]
         self._pipes = [ours for ours, _ in pipes]
         self.processes = [
-            CONTEXT.Process(target=_serve, args=(theirs, rank, size, store, patience, ends), daemon=True)
+            CONTEXT.Process(target=_serve, args=(theirs, rank, size, store, patience, ends, backend), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self.processes:
@@ -113,12 +113,14 @@ def _run_script(script: Path, said: Path, rank: int, size: int, port: int) -> No
             raise
 
 
-def _serve(pipe: Any, rank: int, size: int, store: str, patience: float, ends: bool) -> None:
+def _serve(pipe: Any, rank: int, size: int, store: str, patience: float, ends: bool, backend: str) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     timeout = timedelta(seconds=patience)
-    dist.init_process_group("gloo", rank=rank, world_size=size, init_method=f"file://{store}", timeout=timeout)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, rank=rank, world_size=size, init_method=f"file://{store}", timeout=timeout)
     while True:
         try:
             case, arguments = pipe.recv()
