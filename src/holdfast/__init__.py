@@ -26,6 +26,7 @@ _OPS = (
     "hgrn",
     "inter_chunk_scan",
     "intra_chunk",
+    "kda",
     "lightning",
     "linear_attention",
     "lstm",

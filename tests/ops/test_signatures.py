@@ -24,6 +24,7 @@ DEFAULTS = {
     "mlstm": EVERY | {"gating": "exp", "normalize": True, "scale": None, "eps": 1e-6},
     "delta_rule": DELTA,
     "gated_delta_rule": DELTA | {"A_log": None, "dt_bias": None},
+    "kda": DELTA | {"A_log": None, "dt_bias": None, "lower_bound": None},
     "rglru": EVERY,
     "rotlru": EVERY,
     "hgrn": EVERY,

@@ -10,8 +10,8 @@ from .scenario import Scenario
 from .subjects import SUBJECTS, backends
 
 _OPS = {
-    "simple_gla": 12, "gla": 9, "ssd": 9, "mlstm": 13, "delta_rule": 7, "gated_delta_rule": 11, "linear_attention": 5,
-    "retnet": 3, "lightning": 3, "rglru": 5, "rotlru": 5, "hgrn": 4, "lstm": 5, "gru": 4, "elman": 4, "slstm": 4,
+    "simple_gla": 12, "gla": 9, "ssd": 9, "mlstm": 13, "delta_rule": 7, "gated_delta_rule": 11, "kda": 5,
+    "linear_attention": 5, "retnet": 3, "lightning": 3, "rglru": 5, "rotlru": 5, "hgrn": 4, "lstm": 5, "gru": 4, "elman": 4, "slstm": 4,
     "rnn": 4, "gated_rms_norm": 3, "inter_chunk_scan": 5, "intra_chunk": 5,
     "causal_conv1d": 3,
 }  # fmt: skip
@@ -134,12 +134,14 @@ def _options(dice: _Dice, op: str) -> list[str]:
         return scaled + dice.some(layer=0.5)
     if op == "ssd":
         return dice.some(AN=0.3, z=0.5, dt_bias=0.4, softplus=0.5) + dice.of({"D": 3, "DP": 2, "": 3}).split()
-    if op in ("delta_rule", "gated_delta_rule"):
+    if op in ("delta_rule", "gated_delta_rule", "kda"):
         found = scaled + dice.some(l2=0.4, sig=0.4)
         if "sig" in found:
             found += dice.some(neg=0.3)
         if op == "gated_delta_rule":
             found += dice.of({"A_log": 2, "A_log dt_bias": 2, "g1": 1, "": 6}).split()
+        if op == "kda":
+            found += dice.of({"A_log": 1, "A_log dt_bias": 2, "A_log dt_bias bound": 2, "bound": 1, "": 5}).split()
         return found
     if op == "mlstm":
         return scaled + dice.some(eps=0.1) + dice.of({"": 6, "sigmoid": 3, "sigmoid unnormalized": 2}).split()
@@ -206,7 +208,7 @@ def _fitting(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, state=False, final=False)
     if s.grads == "state" and not s.final:
         s = replace(s, grads="out")
-    if family in ("matrix", "diagonal") and s.op.endswith("delta_rule") and s.keys == "raw":
+    if family in ("matrix", "diagonal") and s.op in ("delta_rule", "gated_delta_rule", "kda") and s.keys == "raw":
         s = replace(s, keys="raw" if "l2" in s.options else "model")
     if s.mode in ("inference", "step"):
         s = replace(s, grads="none")

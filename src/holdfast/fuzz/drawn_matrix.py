@@ -103,6 +103,19 @@ def gated_delta_rule(s: Scenario, source: Source) -> Values:
     return found
 
 
+def kda(s: Scenario, source: Source) -> Values:
+    found = delta_rule(s, source)
+    if "A_log" in s.options:
+        found["A_log"] = Value("gate", source.normal(s.H) + {"strong": 4.0, "weak": -6.0}.get(s.strength, 0.0))
+    if "dt_bias" in s.options:
+        found["dt_bias"] = Value("gate", source.uniform(s.H, s.K))
+    if "A_log" in s.options or "bound" in s.options:
+        found["g"] = Value("gate", source.normal(s.B, s.T, s.H, s.K))
+    else:
+        found["g"] = Value("gate", source.log_decay(s.strength, s.B, s.T, s.H, s.K))
+    return found
+
+
 def mlstm(s: Scenario, source: Source) -> Values:
     shape = s.B, s.T, s.H
     i, f = source.normal(*shape), source.normal(*shape) + 3

@@ -102,7 +102,10 @@ def _delta(rows: Rows, q, k, v, decay, beta, scale, state, qk_l2norm, beta_sigmo
     q, k, v, beta = (rows.split(x) for x in (per_value_head(q, heads) * scale, per_value_head(k, heads), v, beta))
     qs, ks, columns = q[..., None, :].unbind(1), k[..., None, :].unbind(1), k[..., None].unbind(1)
     vs, strengths = v[..., None, :].unbind(1), beta[..., None, None].unbind(1)
-    decays = None if decay is None else rows.split(decay)[..., None, None].unbind(1)
+    if decay is not None:
+        # of a head, or of each row of the state
+        decay = rows.split(decay if decay.dim() == 4 else decay[..., None])
+    decays = None if decay is None else decay[..., None].unbind(1)
     S = v.new_zeros(rows.count, heads, k.shape[-1], v.shape[-1]) if state is None else state
 
     def step(t: int, state: tuple[Tensor, ...]) -> Any:
@@ -152,6 +155,32 @@ def gated_delta_rule(
     decay = torch.exp(g).expand(v.shape[:3])
     options = qk_l2norm, beta_sigmoid, allow_neg_eigval
     return _delta(rows, q, k, v, decay, beta, scale_of(k, scale), initial_state, *options)
+
+
+def kda(
+    rows: Rows,
+    q,
+    k,
+    v,
+    g,
+    beta,
+    A_log=None,
+    dt_bias=None,
+    initial_state=None,
+    scale=None,
+    qk_l2norm=False,
+    beta_sigmoid=False,
+    allow_neg_eigval=False,
+    lower_bound=None,
+):
+    moved = g if dt_bias is None else g + dt_bias
+    rate = 1.0 if A_log is None else torch.exp(A_log)[:, None]
+    if lower_bound is not None:
+        g = lower_bound * torch.sigmoid(rate * moved)
+    elif A_log is not None:
+        g = -rate * F.softplus(moved)
+    options = qk_l2norm, beta_sigmoid, allow_neg_eigval
+    return _delta(rows, q, k, v, torch.exp(g), beta, scale_of(k, scale), initial_state, *options)
 
 
 def mlstm(

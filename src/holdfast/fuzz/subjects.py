@@ -55,6 +55,7 @@ SUBJECTS: dict[str, Subject] = {
         "ssd": drawn_matrix.ssd,
         "delta_rule": drawn_matrix.delta_rule,
         "gated_delta_rule": drawn_matrix.gated_delta_rule,
+        "kda": drawn_matrix.kda,
     }.items()
 }
 SUBJECTS["mlstm"] = Subject("matrix", drawn_matrix.mlstm, exact_matrix.mlstm, ("o", "C", "n", "m"), "chunked")
@@ -84,6 +85,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "clip": ("recurrent_grad_clip", 0.05),
     "cut": ("cut_recurrent_grad", True),
     "scale": ("scale", 0.3),
+    "bound": ("lower_bound", -5.0),
     "layer": ("layer", 2),
     "eps": ("eps", 1e-3),
     "opened": ("gate_activation", "sigmoid"),

@@ -11,6 +11,7 @@ from .gru import gru
 from .hgrn import hgrn
 from .inter_chunk_scan import inter_chunk_scan
 from .intra_chunk import intra_chunk
+from .kda import kda
 from .lightning import lightning
 from .linear_attention import linear_attention
 from .lstm import lstm
@@ -37,6 +38,7 @@ __all__ = [
     "hgrn",
     "inter_chunk_scan",
     "intra_chunk",
+    "kda",
     "lightning",
     "linear_attention",
     "lstm",

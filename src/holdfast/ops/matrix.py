@@ -19,6 +19,7 @@ from holdfast.kernels.matrix.torch.reference import Reference
 from holdfast.kernels.matrix.variants import BackendVariants, GradRoom, SavedShape, takes_room, uses_forward_output
 from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
 from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
+from holdfast.kernels.matrix.vector_decay.triton.delta.backend import TritonKDA
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.kernels.select import clearable_cache, resolve
@@ -34,7 +35,7 @@ from .unserved import warn_of_unserved
 _KERNELS = (
     BackendVariants(*map(Wide, (Hopper(), HopperGLA(), HopperDelta(), HopperMLSTM()))),
     TritonDecode(),
-    BackendVariants(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA()))),
+    BackendVariants(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA(), TritonKDA()))),
 )
 BACKENDS = (*_KERNELS, Chunked(), Reference())
 

@@ -26,7 +26,7 @@ from .mlstm import check_gating, fastest_gates
 _PARAMETERS = {name: frozenset(signature(recurrence.map).parameters) for name, recurrence in RECURRENCES.items()}
 # what its mapping takes beyond belongs to longer sequences
 _PARAMETERS["mlstm"] -= {"cu_seqlens", "gates_of"}
-_DELTA = ("delta_rule", "gated_delta_rule")
+_DELTA = ("delta_rule", "gated_delta_rule", "kda")
 for _name in _DELTA:
     _PARAMETERS[_name] -= {"inputs_of"}
 

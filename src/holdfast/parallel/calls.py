@@ -143,7 +143,7 @@ class SpanCall:
 
     def _matrix(self) -> Summary:
         added = self._final(None)
-        if self.name in ("delta_rule", "gated_delta_rule"):
+        if self.name in ("delta_rule", "gated_delta_rule", "kda"):
             return Summary(added, self._transition(added))
         g = self._mapped().g
         if g is None:

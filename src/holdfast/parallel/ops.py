@@ -68,6 +68,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 delta_rule = _over_ranks("delta_rule")
 gated_delta_rule = _over_ranks("gated_delta_rule")
+kda = _over_ranks("kda")
 gla = _over_ranks("gla")
 hgrn = _over_ranks("hgrn")
 lightning = _over_ranks("lightning")

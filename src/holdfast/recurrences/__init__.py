@@ -9,6 +9,7 @@ from .gated_delta_rule import GATED_DELTA_RULE
 from .gla import GLA
 from .gru import GRU
 from .hgrn import HGRN
+from .kda import KDA
 from .lightning import LIGHTNING
 from .linear_attention import LINEAR_ATTENTION
 from .lstm import LSTM
@@ -37,6 +38,7 @@ RECURRENCES: dict[str, Recurrence] = {
         MLSTM,
         DELTA_RULE,
         GATED_DELTA_RULE,
+        KDA,
         RGLRU,
         ROTLRU,
         HGRN,

@@ -3,7 +3,8 @@
 Inside a chunk of C tokens, with decay a, P = causal(q k^T) * (decay from s to t) and S the state that enters:
 o = P (beta v) + (q * decay to t) S, and S' = (decay of the chunk) S + (k * decay to the end)^T (beta v).
 The delta rule replaces beta v by U - W S, the WY form: (I + L) [U | W] = beta [v | k * decay to t] with
-L = strictly lower(beta (k k^T) * decay) (Yang et al. 2024, arXiv:2406.06484, with the decay of arXiv:2412.06464).
+L = strictly lower(beta (k k^T) * decay) (Yang et al. 2024, arXiv:2406.06484, with the decay of arXiv:2412.06464; a
+vector decay weighs each channel of the product, arXiv:2510.26692).
 """
 
 from dataclasses import dataclass
@@ -28,8 +29,6 @@ class Chunked:
     name = "chunked"
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if "delta" in problem.traits and "decay=vector" in problem.traits:
-            return "the delta rule with a vector decay has no chunkwise form here"
         return None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -90,15 +89,15 @@ class ChunkedCall:
         if not self.delta:
             write = self.v if self.beta is None else self.beta * self.v
             return _additive_states(self.state, k_out @ write, total), write
-        u, w = _wy(self.k, self.v, self.within, decay.to_here(self.rows), self.beta)
+        u, w = _wy(self.pairs(self.k), self.v, self.k * decay.to_here(self.rows), self.beta)
         states = _delta_states(self.state, k_out @ w, k_out @ u, total)
         return states, u - w @ states[:, :, :-1]
 
-    def scores(self) -> Tensor:
-        """Causal q . k with the decay from key to query, [B, H, n, C, C]."""
+    def pairs(self, x: Tensor) -> Tensor:
+        """Causal x . k with the decay from key to x [B, H, n, C, K], [B, H, n, C, C]."""
         if self.rows.shape[-1] > 1:
-            return decay.scores(self.q, self.k, self.rows)
-        return (self.q @ self.k.mT) * self.within
+            return decay.scores(x, self.k, self.rows)
+        return (x @ self.k.mT) * self.within
 
 
 def _step(chunk: int) -> runner.Step:
@@ -111,7 +110,7 @@ def _run(call: MatrixCall, chunk: int) -> tuple[Tensor, Tensor]:
     cut = ChunkedCall.of(call, chunk)
     states, write = cut.states()
     inter = (cut.q * decay.to_here(cut.rows)) @ states[:, :, :-1]
-    o = torch.baddbmm(inter.flatten(0, 2), cut.scores().flatten(0, 2), write.flatten(0, 2))
+    o = torch.baddbmm(inter.flatten(0, 2), cut.pairs(cut.q).flatten(0, 2), write.flatten(0, 2))
     o = chunks.join(call.scale * o.view_as(write), call.v.shape[1])
     if call.stabilizer is not None:
         o = normalize(o, call.stabilizer.to(o.dtype), call.eps)
@@ -127,14 +126,13 @@ def _additive_states(state: Tensor, writes: Tensor, total: Tensor) -> Tensor:
     return (decay.between(logs) @ sums.movedim(3, 2)).movedim(2, 3)
 
 
-def _wy(k: Tensor, v: Tensor, within: Tensor, from_start: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """U and W of the WY form, [B, H, n, C, V] and [B, H, n, C, K]."""
-    lower = ((k @ k.mT) * within).tril(-1)
-    right = torch.cat([v, k * from_start], -1)
+def _wy(pairs: Tensor, v: Tensor, k_in: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """U and W of the WY form, [B, H, n, C, V] and [B, H, n, C, K]. k_in: keys, decayed from the chunk's start."""
+    lower, right = pairs.tril(-1), torch.cat([v, k_in], -1)
     if beta is not None:
         lower, right = beta * lower, beta * right
     solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-    return solved.split([v.shape[-1], k.shape[-1]], -1)
+    return solved.split([v.shape[-1], k_in.shape[-1]], -1)
 
 
 def _delta_states(state: Tensor, erase: Tensor, write: Tensor, total: Tensor) -> Tensor:

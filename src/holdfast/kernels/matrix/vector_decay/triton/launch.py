@@ -25,7 +25,7 @@ def _ceil(size: int, part: int) -> int:
     return -(-size // part)
 
 
-def _tokenwise(x: Tensor) -> Tensor:
+def tokenwise(x: Tensor) -> Tensor:
     """Return x itself if the kernels can read it, else a copy: the last axis dense, a chunk within 32 bits."""
     return x if x.stride(-1) == 1 and CHUNK * x.stride(1) < 2**31 else x.contiguous()
 
@@ -60,7 +60,7 @@ class Passes:
         batch, length = call.v.shape[:2]
         cu_seqlens = varlen.on_device(cu_seqlens, length, call.v.device)
         sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        q, k, v = (_tokenwise(x) for x in call[:3])
+        q, k, v = (tokenwise(x) for x in call[:3])
         assert call.g is not None
         g = call.g.contiguous()
         if g.dtype == torch.float64:
@@ -99,11 +99,11 @@ class Passes:
         """Return what decides precision: beside float32 inputs decays are exact to float32, and products 3xTF32."""
         return {"WIDE": self.v.dtype == torch.float32, "PRECISION": "tf32x3"}
 
-    def prepare(self, q_decayed: Tensor, k_decayed: Tensor) -> Prepared:
-        """Launch `gla_chunk_prepare`, which fills q_decayed and k_decayed [B, T, H, K]."""
+    def prepare(self, q_decayed: Tensor, k_decayed: Tensor, scores: Tensor | None = None) -> Prepared:
+        """Launch `gla_chunk_prepare`, which fills q_decayed and k_decayed [B, T, H, K], and scores [B, T, H, CHUNK]."""
         width = self.k.shape[3]
         chunk_decay = self.v.new_empty(self.slots, self.heads, width, dtype=torch.float32)
-        scores = self.per_head(CHUNK)
+        scores = self.per_head(CHUNK) if scores is None else scores
         tensors = (self.q, self.k, self.g, self.beta, q_decayed, k_decayed, chunk_decay, scores, self.cu_seqlens)
         numbers = (
             self.v.shape[1], self.sequences, _ceil(width, PIECE), self.scale,
@@ -180,7 +180,7 @@ def backward(
     )
     if run.sequences == 0:
         return [dq, dk, dv, dg, dbeta, None], grad_state
-    do = _tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
+    do = tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
     width, columns = call.k.shape[3], call.v.shape[3]
     grouped = run.heads != call.q.shape[2]
     # the gradients' memory holds the decayed q and k until they are written

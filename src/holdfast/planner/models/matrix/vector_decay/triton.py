@@ -60,6 +60,11 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 yield _all_chunks(problem, device, plan, "gla_chunk_grads").after(found)
 
 
+def prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
+    """Model `gla_chunk_prepare`, which other recurrences launch too."""
+    return _all_chunks(problem, device, plan, "gla_chunk_prepare")
+
+
 def _shared(width: int, block: int, warps: int, stages: int, size: int) -> int:
     """Return the bytes of a block of `gla_chunk_fwd`, an upper bound of what Triton 3.6 allots.
 

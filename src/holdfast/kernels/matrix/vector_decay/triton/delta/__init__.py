@@ -1,0 +1,1 @@
+"""In Triton: the chunks of vector decay, their inverses, and a pass each way with the state in registers."""

@@ -1,0 +1,27 @@
+"""The portable GPU backend of the delta rule with a decay of each key channel."""
+
+from types import ModuleType
+
+from holdfast.kernels.matrix.portable import TritonMatrix
+from holdfast.planner.models.matrix.vector_decay import delta as triton_model
+
+
+class TritonKDA(TritonMatrix):
+    """Vector decay, delta write.
+
+    Forward four launches: the decayed q and k and their products, of queries and of keys, the inverses of all chunks,
+    and one pass over the sequence. Backward these again, one pass back, and vector decay's backward pass twice. Tensor
+    cores take operands in the inputs' dtype (float32 as three TF32 products, "3xTF32") and add in float32.
+    """
+
+    model = triton_model
+    refused = (
+        ("delta", False, "it has the delta rule alone"),
+        ("decay=vector", False, "it takes one log decay a key channel"),
+        ("normalizer", True, "it has no normaliser"),
+    )
+
+    def launches(self) -> ModuleType:
+        from . import launch
+
+        return launch

@@ -1,0 +1,89 @@
+"""The delta rule with a vector decay in Triton: all chunks at once, a pass each way, and vector decay's gradients.
+
+Rates are those of vector_decay/triton.py, whose kernels these are or resemble; nothing here is fitted to a GPU.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.models import ranked
+from holdfast.planner.models.matrix.vector_decay import triton as additive
+from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, padded
+
+# of both K and V: wider states leave no registers for anything else
+WIDEST = additive.WIDEST
+# of the state in float32 a thread, beside the tiles of a chunk: operands of 2 bytes, and of 4, which spill
+STATE_REGISTERS = {2: 64, 4: 16}
+# dependent products of a chunk over those of vector decay's pass, forward and backward
+FORWARD_CHAIN, BACKWARD_CHAIN = 2.0, 2.5
+
+
+def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+    """Return plans, the fastest first.
+
+    values: columns, the block of V's columns of the passes; warps; stages of loads in flight.
+    """
+    return ranked(_candidates(problem, device, direction))
+
+
+def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+    K, V = padded(problem["K"]), padded(problem["V"])
+    size = 4 if problem.dtype == "float32" else 2
+    written = replace(problem, traits=problem.traits - {"delta", "beta"})
+    gradients = additive.candidates(written, device, "backward") if direction == "backward" else ()
+    for block in (block for block in (64, 32, 16) if block <= V):
+        for warps in additive.WARPS[size]:
+            if K * block > STATE_REGISTERS[size] * 32 * warps and block > 16:
+                continue
+            for stages in (2, 1):
+                plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
+                shared = shared_bytes(K, block, stages, size, direction)
+                fitting = [each for each in gradients if each.plan == plan]
+                if shared > (device.shared_per_block or 0) or (direction == "backward" and not fitting):
+                    continue
+                found = _prepared(problem, device, plan)
+                found = _pass(problem, device, plan, shared, FORWARD_CHAIN).after(found)
+                if direction == "backward":
+                    found = _pass(problem, device, plan, shared, BACKWARD_CHAIN).after(found)
+                    for _ in range(2):
+                        found = fitting[0].after(found)
+                yield found
+
+
+def shared_bytes(width: int, block: int, stages: int, size: int, direction: Direction) -> int:
+    """Return the bytes of a block of a pass, an upper bound of what Triton 3.6 allots.
+
+    In a pipeline the tiles of a chunk in each stage, and a state that changes hands between warps.
+    """
+    if stages == 1:
+        # a tile at a time
+        return CHUNK * (2 * width + block) * size + 1024
+    squares = 2 * size if direction == "forward" else 2 * size + 4
+    tiles = CHUNK * ((3 * width + (1 if direction == "forward" else 2) * block) * size + CHUNK * squares)
+    return stages * tiles + width * block * size
+
+
+def _prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
+    """Of `gla_chunk_prepare` twice and the inverses, which move the chunks' squares."""
+    once = additive.prepared(problem, device, plan)
+    pairs, chunks = problem["B"] * problem["H"], -(-problem["T"] // CHUNK)
+    size = 4 if problem.dtype == "float32" else 2
+    grid = Grid(pairs * chunks, 128, 255, 4 * CHUNK * CHUNK * size)
+    moved = pairs * problem["T"] * CHUNK * (4 + size)
+    inverse = Candidate.of(plan, device, grid, moved, grid.blocks * 10 * 2 * CHUNK**3, serial=additive.PREPARE_SECONDS)
+    return inverse.after(once.after(once))
+
+
+def _pass(problem: Problem, device: Device, plan: Plan, shared: int, chain: float) -> Candidate:
+    K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
+    block, warps = plan["columns"], plan["warps"]
+    size, chunks = 4 if problem.dtype == "float32" else 2, -(-T // CHUNK)
+    grid = Grid(pairs * -(-V // block), 32 * warps, 255 if warps == 4 else 232, shared)
+    splits = -(-V // block)
+    moved = pairs * (T * size * (splits * (3 * K + 2 * CHUNK) + 2 * V) + 8 * K * V + 4 * splits * chunks * K)
+    operations = 2 * CHUNK * block * (3 * padded(K) + 3 * CHUNK)
+    working = min(warps, max(1, block // 16))
+    factor = additive.STAGE_FACTORS[plan["stages"]]
+    serial = factor * chunks * chain * (additive.CHUNK_SECONDS + operations / (working * additive.WARP_RATE))
+    return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)

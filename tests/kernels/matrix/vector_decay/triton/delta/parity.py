@@ -1,0 +1,66 @@
+"""KDA's kernels, called as their backend is, against the step loop in float64: interpreted and on a GPU."""
+
+import json
+
+import torch
+import torch.nn.functional as F
+
+from holdfast.kernels.backend import describe
+from holdfast.kernels.matrix.torch.chunked import Chunked
+from holdfast.kernels.matrix.torch.reference import Reference
+from holdfast.kernels.matrix.vector_decay.triton.delta.backend import TritonKDA
+from holdfast.ops import matrix
+from kernels.matrix.scalar_decay.triton.parity import layouts_and_neighbours
+from kernels.matrix.vector_decay.triton.parity import LIMITS, plan
+from kernels.matrix.vector_decay.triton.parity import errors as errors_of
+from kernels.matrix.vector_decay.triton.parity import example as additive_example
+
+
+def example(keys="random", **which):
+    """As vector decay's, with keys of length 1. keys: "random", or "alike": a common direction four times the noise."""
+    call = additive_example(**which)
+    k = call.k.float()
+    if keys == "alike":
+        k = F.normalize(k, dim=-1) + 4 * F.normalize(k[:, :1], dim=-1)
+    return call._replace(k=F.normalize(k, dim=-1).to(call.k.dtype), delta=True)
+
+
+def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
+    """As vector decay's."""
+    return errors_of(call, plans, packed, device, exact, ends, TritonKDA())
+
+
+def check(label, call, which, packed=None, limit=None, **options):
+    found = errors(call, (which, which), packed, **options)
+    limit = limit or LIMITS[call.v.dtype]
+    assert all(mine <= limit for mine, _ in found.values()), (label, str(which), found)
+    print(label, {name: f"{mine:.0e}" for name, (mine, _) in found.items()})
+
+
+def on_gpu(which: dict, packed, ends: bool) -> None:
+    """Prints `errors` of an example with the planner's plans, in a process of its own."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    call, device = example(packed=packed, **which), describe(torch.device("cuda", 0))
+    problem = matrix.problem("kda", call, torch.tensor([0, 1]) if packed else None, True)
+    plans = tuple(TritonKDA().candidates(problem, device, way)[0].plan for way in ("forward", "backward"))
+    print(json.dumps(errors(call, plans, packed, device="cuda", exact=Chunked, ends=ends)))
+
+
+def interpreted():
+    """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    check("split columns, a ragged tail", example(K=24), plan(columns=16))
+    check("no strength, no states", example(K=24, beta=False, state=False, T=20), plan(), ends=False)
+    check("grouped, widths of no tile", example(H=2, T=17, K=20, V=24), plan())
+    check("packed", example(T=80, K=24, packed=(0, 0, 66, 80)), plan(), packed=(0, 0, 66, 80))
+    check("resets", example(K=24, g="resets"), plan())
+    check("channels", example(K=24, g="channels"), plan())
+    check("decays of fifty", example(K=24, T=20, g="strong", state=False), plan(), ends=False)
+    check("keys alike, hardly any decay", example(K=24, T=130, keys="alike", g="weak"), plan(), limit=1e-4)
+    check("half precision", example(K=24, dtype=torch.float16), plan(), limit=2 * LIMITS[torch.float16])
+    layouts_and_neighbours(example(T=90, K=24, V=24), plan(), TritonKDA(), (0, 20, 50, 90))
+    check("small heads", example(T=40, K=8, V=16, dtype=torch.float16), plan())
+    check("one token", example(T=1), plan())
+    check("no token", example(T=0), plan())
