@@ -32,8 +32,9 @@ def test_every_weight_learns(mixer):
     assert [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()] == []
 
 
-def test_the_likeliest_bytes_are_those_of_the_whole_forward():
-    model = LanguageModel("gla", layers=2, width=32, heads=2)
+@pytest.mark.parametrize("mixer", ["gla", "attention"])
+def test_the_likeliest_bytes_are_those_of_the_whole_forward(mixer):
+    model = LanguageModel(mixer, layers=2, width=32, heads=2)
     made = generate(model, b"def ", 20, temperature=0)
     with torch.no_grad():
         logits, _ = model(torch.tensor([[*b"def ", *made]]))

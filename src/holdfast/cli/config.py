@@ -8,7 +8,8 @@ from .errors import UserError
 
 # How ranks that share a batch hold the model: each all of it, or each a part.
 SHARDINGS = ("ddp", "fsdp")
-# Name on the command line -> class in holdfast.nn.
+# Name on the command line -> class in holdfast.nn, but for attention, which is there to be held against.
+ATTENTION = "attention"
 MIXERS = {
     "gla": "GLA",
     "retnet": "RetNet",
@@ -22,6 +23,7 @@ MIXERS = {
     "lstm": "LSTM",
     "gru": "GRU",
     "elman": "RNN",
+    ATTENTION: "Attention",
 }
 DTYPES = ("float32", "bfloat16")
 
@@ -79,6 +81,8 @@ class LanguageModelConfig:
         check_learning_rate(self.lr)
         if self.data is not None and (self.text is not None or self.glob):
             raise UserError("--data: expected no --text or --glob beside it; its tokens are of the text it was made of")
+        if self.mixer == ATTENTION and self.cp > 1:
+            raise UserError(f"--cp: expected 1 for attention, whose tokens read all tokens before them; got {self.cp}")
         if self.width % self.heads:
             raise UserError(f"--width: expected a multiple of --heads ({self.heads}); got {self.width}")
 

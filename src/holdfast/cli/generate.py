@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.nn import CapturedStep
+from holdfast.nn.captured_step import WARM_UPS
 
 from .language_model import LanguageModel
 
@@ -21,6 +22,7 @@ def generate(
     tokens = torch.tensor([[*prompt]], device=device)
     logits, states = model(tokens)
     token = tokens[:, -1:].clone()
+    states = model.with_room(states, max(count, WARM_UPS))
     # a step is many small launches: as a graph the host starts them at once
     step = CapturedStep(model, token, state=states) if device.type == "cuda" else partial(model.step, states=states)
     made = []

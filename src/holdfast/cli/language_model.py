@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from holdfast.nn.step import Mixer
 
-from .config import MIXERS
+from .attention import Attention, with_room
+from .config import ATTENTION, MIXERS
 from .errors import UserError
 
 
@@ -26,7 +27,7 @@ class TorchLikeMixer(Mixer):
 def make_mixer(name: str, width: int, heads: int) -> nn.Module:
     from holdfast import nn as holdfast_nn
 
-    layer = getattr(holdfast_nn, MIXERS[name])
+    layer = Attention if name == ATTENTION else getattr(holdfast_nn, MIXERS[name])
     try:
         if name in ("lstm", "gru", "elman"):
             return TorchLikeMixer(layer, width, heads)
@@ -88,6 +89,11 @@ class LanguageModel(nn.Module):
             x, state = block(x, state)
             after.append(state)
         return F.linear(self.norm(x), self.embedding.weight), after
+
+    def with_room(self, states: list[Any], tokens: int) -> list[Any]:
+        """The states, of which those that grow with the tokens have places for so many more."""
+        pairs = zip(self.blocks, states, strict=True)
+        return [with_room(x, tokens) if isinstance(block.mixer, Attention) else x for block, x in pairs]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, states: list[Any]) -> Tensor:
