@@ -50,6 +50,30 @@ def test_a_sample_repeats_with_its_seed_and_leaves_the_global_one_alone():
     assert torch.get_rng_state().equal(before)
 
 
+def test_a_head_of_its_own_has_other_weights():
+    tied, free = (LanguageModel("gla", 1, 16, 2, 40, tie) for tie in (True, False))
+    assert free.head.weight.shape == free.embedding.weight.shape == (40, 16)
+    assert {name for name, _ in free.named_parameters()} - {name for name, _ in tied.named_parameters()} == {
+        "head.weight"
+    }
+    assert LanguageModel("gla", 1, 64, 2, 256, False).head.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
+    tokens = torch.randint(40, (1, 5))
+    with torch.no_grad():
+        before, states = free(tokens[:, :4])
+        free.head.weight[7] = 0
+        after, _ = free(tokens)
+        assert not after[..., 7].any()
+        assert torch.equal(after[:, :4, :7], before[..., :7])
+        # a step reads the same head
+        assert not free.step(tokens[:, 4:], states)[..., 7].any()
+
+
+def test_rows_beyond_the_vocabulary_are_not_sampled():
+    model = LanguageModel("gla", 1, 16, 2, 64, False)
+    assert max(generate(model, [1], 60, temperature=9.0)) >= 8
+    assert max(generate(model, [1], 60, temperature=9.0, vocabulary=8)) < 8
+
+
 def test_a_sample_cannot_steer_the_terminal():
     assert printable(b"a\x1b[2J\tb\r\n\xff\x00") == "a\ufffd[2J b\ufffd\n\ufffd\ufffd"
 

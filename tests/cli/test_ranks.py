@@ -124,6 +124,8 @@ def test_what_does_not_fit_is_named():
         _axes(LanguageModelConfig(batch=18, accumulate=3, cp=2), 8)
     with pytest.raises(UserError, match="--batch: expected a multiple of 5, for 1 processes"):
         _axes(LanguageModelConfig(batch=16, accumulate=5), 1)
+    with pytest.raises(UserError, match=r"--batch: expected a multiple of 12, for 4 .* --local-batch 3; got 16"):
+        _axes(LanguageModelConfig(batch=16, local_batch=3), 4)
 
 
 def test_a_process_by_itself_has_all():

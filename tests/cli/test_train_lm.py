@@ -3,6 +3,8 @@
 import io
 import math
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,7 +149,35 @@ def test_the_rate_follows_the_schedule_after_a_tenth_of_warm_up(monkeypatch):
         one = training(steps=steps, lr=0.25)
         one.step = 3
         one.train_step()
-        assert rates.pop() == (3, steps, 0.25, warmup)
+        assert rates.pop() == (3, steps, 0.25, warmup, 0.1)
+    one = training(lr=0.25, min_lr=0.125, warmup_steps=5)
+    one.train_step()
+    assert rates.pop() == (0, 7, 0.25, 5, 0.5)
+
+
+def test_a_local_batch_is_taken_at_a_time(monkeypatch):
+    whole, parts, taken = training(batch=6), training(batch=6, local_batch=2), []
+    loss = parts._loss
+    monkeypatch.setattr(parts, "_loss", lambda windows: taken.append(len(windows)) or loss(windows))
+    assert parts.train_step() == pytest.approx(whole.train_step(), rel=1e-6)
+    assert taken == [2, 2, 2]
+    torch.testing.assert_close(parts.model.embedding.weight, whole.model.embedding.weight)
+
+
+def test_the_model_has_the_rows_and_the_head_that_are_asked_for():
+    one = training(vocabulary=320, tie=False)
+    assert one.model.embedding.weight.shape == one.model.head.weight.shape == (320, 16)
+    assert one.parameters == training().parameters + (2 * 320 - 256) * 16
+    with pytest.raises(UserError, match=r"--vocabulary: expected the 256 tokens of text, .*; got 50,257. .* bpe"):
+        training(vocabulary=50257)
+
+
+def test_validation_tells_the_perplexity_of_tokens():
+    one = training()
+    one.validations = [(0, 0.5)]
+    assert one.validation_said() == "0.500 bits a byte"
+    one.text = replace(one.text, tokenizer=Path("a"), bytes_per_token=(9.0, 4.0))
+    assert one.validation_said() == "0.500 bits a byte, perplexity 4.00"
 
 
 def test_the_summary_has_the_mean_loss_since_each_validation():

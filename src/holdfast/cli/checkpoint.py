@@ -14,8 +14,8 @@ from .errors import UserError, first_line, reason
 
 NAME = "checkpoint.pt"
 FORMAT = "holdfast train lm"
-# 2: what the optimizer keeps goes by the names of the weights
-VERSION = 2
+# 2: what the optimizer keeps goes by the names of the weights; 3: more settings
+VERSION = 3
 
 
 def write_bytes(path: Path, content: memoryview) -> None:

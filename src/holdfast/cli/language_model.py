@@ -72,14 +72,20 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tokens in, logits of the next one out. The head shares the embedding's weights."""
+    """Tokens in, logits of the next one out. tie: whether the head shares the embedding's weights."""
 
-    def __init__(self, mixer: str, layers: int, width: int, heads: int, vocabulary: int = 256) -> None:
+    def __init__(
+        self, mixer: str, layers: int, width: int, heads: int, vocabulary: int = 256, tie: bool = True
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(make_mixer(mixer, width, heads), width) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        self.head = None
+        if not tie:
+            self.head = nn.Linear(width, vocabulary, bias=False)
+            nn.init.normal_(self.head.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor, states: list[Any] | None = None) -> tuple[Tensor, list[Any]]:
         """Logits [B, T, vocabulary] for tokens [B, T], and the state of every block to continue from."""
@@ -88,7 +94,10 @@ class LanguageModel(nn.Module):
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             x, state = block(x, state)
             after.append(state)
-        return F.linear(self.norm(x), self.embedding.weight), after
+        return self._logits(x), after
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), (self.embedding if self.head is None else self.head).weight)
 
     def with_room(self, states: list[Any], tokens: int) -> list[Any]:
         """The states, of which those that grow with the tokens have places for so many more."""
@@ -101,7 +110,7 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         for block, state in zip(self.blocks, states, strict=True):
             x = block.step(x, state)
-        return F.linear(self.norm(x), self.embedding.weight)
+        return self._logits(x)
 
 
 def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

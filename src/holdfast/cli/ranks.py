@@ -117,11 +117,12 @@ def _axes(config: LanguageModelConfig, processes: int) -> tuple[int, int]:
             "has from its checkpoint unless --cp is given"
         )
     dp = processes // config.cp
-    parts = dp * config.accumulate
-    if config.batch % parts:
+    at_once = config.local_batch or config.accumulate
+    if config.batch % (dp * at_once):
+        option = "--accumulate" if config.local_batch is None else "--local-batch"
         raise UserError(
-            f"--batch: expected a multiple of {parts}, for {dp} processes that share it and --accumulate "
-            f"{config.accumulate}; got {config.batch}"
+            f"--batch: expected a multiple of {dp * at_once}, for {dp} processes that share it and {option} {at_once}; "
+            f"got {config.batch}"
         )
     return dp, config.cp
 

@@ -24,7 +24,6 @@ from .tokens import load as load_tokens
 
 PROMPT_TOKENS = 48
 SAMPLE_TOKENS = 400
-LONGEST_WARMUP = 200
 
 
 class Training:
@@ -37,6 +36,7 @@ class Training:
         self.ranks = ranks
         torch.manual_seed(config.seed)
         # under the names that a checkpoint has
+        self._rows = config.rows_for(text.vocabulary, text.name)
         self._bare = self._fresh_model()
         self.parameters = count_parameters(self._bare)
         self.model = ranks.wrapped(self._bare, config.sharding)
@@ -48,7 +48,7 @@ class Training:
 
     def _fresh_model(self) -> LanguageModel:
         config = self.config
-        model = LanguageModel(config.mixer, config.layers, config.width, config.heads, self.text.vocabulary)
+        model = LanguageModel(config.mixer, config.layers, config.width, config.heads, self._rows, config.tie)
         return model.to(self.device)
 
     def _loss(self, windows: torch.Tensor) -> torch.Tensor:
@@ -61,11 +61,19 @@ class Training:
         """Of nats a token in the training part, 0, or the validation part, 1."""
         return nats / math.log(2) / self.text.bytes_per_token[part]
 
+    def validation_said(self) -> str:
+        """The last validation's loss; of tokens that are not bytes their perplexity too."""
+        found = self.validations[-1][1]
+        said = f"{found:.3f} bits a byte"
+        if self.text.tokenizer is None:
+            return said
+        return f"{said}, perplexity {2 ** (found * self.text.bytes_per_token[1]):.2f}"
+
     def train_step(self) -> float:
         """Takes one step; returns its loss in bits a byte."""
         config = self.config
         windows = training_batch(self.text, config.seed, self.step, config.batch, config.length)
-        parts = self.ranks.rows(torch.from_numpy(windows)).chunk(config.accumulate)
+        parts = self.ranks.rows(torch.from_numpy(windows)).chunk(config.parts(self.ranks.dp))
         nats = 0.0
         for n, part in enumerate(parts):
             with self.ranks.gradients_stay(self.model, n + 1 < len(parts)):
@@ -73,8 +81,8 @@ class Training:
                 loss = self._loss(part) * (self.ranks.count / (config.batch * config.length))
                 loss.backward()
             nats += loss.detach()
-        warmup = min(LONGEST_WARMUP, max(1, config.steps // 10))
-        update(self.model, self.optimizer, learning_rate(self.step, config.steps, config.lr, warmup))
+        rate = learning_rate(self.step, config.steps, config.lr, config.warmup, config.floor)
+        update(self.model, self.optimizer, rate)
         self.step += 1
         self.losses.append(self._bits_a_byte(self.ranks.sum(nats) / self.ranks.count, 0))
         return self.losses[-1]
@@ -82,7 +90,7 @@ class Training:
     @torch.no_grad()
     def validate(self) -> float:
         """Bits a byte over the fixed validation windows, which all ranks take that share a batch."""
-        rows = max(1, self.config.batch // (self.ranks.dp * self.config.accumulate))
+        rows = max(1, self.config.batch // (self.ranks.dp * self.config.parts(self.ranks.dp)))
         nats = sum(self._loss(windows).item() for windows in self._windows.split(rows))
         count = len(self._windows) * self.config.length * self.ranks.dp
         self.validations.append((self.step, self._bits_a_byte(self.ranks.sum(nats) / count, 1)))
@@ -187,7 +195,8 @@ def run_training(training: Training, report: Report, out: Path | None, interrupt
                 checkpoint.save(out, state)
 
     if not training.validations:
-        report.line(f"validation before training: {training.validate():.3f} bits a byte")
+        training.validate()
+        report.line(f"validation before training: {training.validation_said()}")
         save()
     spent, first = 0.0, training.step
     while training.step < config.steps:
@@ -203,7 +212,8 @@ def run_training(training: Training, report: Report, out: Path | None, interrupt
         report.step(training.step, f"loss {loss:.3f} bits a byte  {speed:,.0f} tokens/s")
         is_last = training.step == config.steps
         if training.step % config.validate_every == 0 or is_last:
-            report.line(f"validation after {training.step} steps: {training.validate():.3f} bits a byte")
+            training.validate()
+            report.line(f"validation after {training.step} steps: {training.validation_said()}")
         if training.step % config.save_every == 0 or is_last:
             save()
     return 0
@@ -228,7 +238,7 @@ def show_sample(training: Training, report: Report, prompt: str | None) -> None:
     if model is None:
         return
     with autocast(training.device, training.config.dtype):
-        made = generate(model, first, SAMPLE_TOKENS, training.config.seed)
+        made = generate(model, first, SAMPLE_TOKENS, training.config.seed, vocabulary=text.vocabulary)
     report.sample(printable(text.decode(first)), printable(text.decode(made)))
 
 

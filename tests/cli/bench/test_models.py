@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from holdfast import nn as hnn
 from holdfast.cli.app import app
+from holdfast.cli.attention import with_room
 from holdfast.cli.bench import session
 from holdfast.cli.bench.models import device_time, live, mixers, suite, training, warm
-from holdfast.cli.attention import with_room
 from holdfast.cli.bench.models.attention import Attention
 from holdfast.cli.bench.models.check import check
 from holdfast.cli.bench.models.decoding import decode_step
