@@ -117,7 +117,8 @@ def test_speed_counts_the_tokens_of_this_run(monkeypatch):
     with Interrupt() as interrupt:
         run_training(one, report, None, interrupt)
     # 3 sequences of 8 bytes each half second
-    assert sum(line.endswith("48 tokens/s") for line in report.lines) == 2
+    assert sum(line.endswith("48 tokens/s") for line in report.lines if line.startswith("step")) == 2
+    assert report.lines[-1] == "median step 0.500 s  48 tokens/s"
 
 
 def test_losses_are_bits_a_byte():
@@ -175,9 +176,9 @@ def test_the_model_has_the_rows_and_the_head_that_are_asked_for():
 def test_validation_tells_the_perplexity_of_tokens():
     one = training()
     one.validations = [(0, 0.5)]
-    assert one.validation_said() == "0.500 bits a byte"
+    assert one.last_validation() == {"bits_a_byte": 0.5}
     one.text = replace(one.text, tokenizer=Path("a"), bytes_per_token=(9.0, 4.0))
-    assert one.validation_said() == "0.500 bits a byte, perplexity 4.00"
+    assert one.last_validation() == {"bits_a_byte": 0.5, "perplexity": 4.0}
 
 
 def test_the_summary_has_the_mean_loss_since_each_validation():

@@ -106,6 +106,10 @@ def lm(
     prompt: Annotated[
         str | None, typer.Option(help="What the sample starts with. By default, how the validation text starts.")
     ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to keep curves for TensorBoard, which has to be installed."),
+    ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -152,7 +156,9 @@ def lm(
         "sharding": sharding,
         "cp": cp,
     }
-    raise typer.Exit(train_language_model(given, _preset(preset, demo, resume), device, out, resume, prompt))
+    raise typer.Exit(
+        train_language_model(given, _preset(preset, demo, resume), device, out, resume, prompt, tensorboard)
+    )
 
 
 @train.command()

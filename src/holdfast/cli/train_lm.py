@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from . import checkpoint
 from .config import FREE_ON_RESUME, LanguageModelConfig
 from .device import choose_device, explained_memory_errors
 from .errors import UserError
+from .flops import flops_per_token, peak_rate
 from .generate import generate, printable
 from .interrupt import Interrupt
 from .language_model import LanguageModel, autocast, count_parameters, next_token_loss
 from .ranks import ALONE, Ranks, joined, load_whole_state, local_device, whole_state
 from .report import Report, sparkline
+from .scalars import Scalars, check_tensorboard
 from .schedule import learning_rate, make_optimizer, update
 from .text import Text, check_long_enough, read_text, training_batch, validation_windows
+from .throughput import Throughput
 from .tokens import load as load_tokens
 
 PROMPT_TOKENS = 48
@@ -39,6 +43,7 @@ class Training:
         self._rows = config.rows_for(text.vocabulary, text.name)
         self._bare = self._fresh_model()
         self.parameters = count_parameters(self._bare)
+        self.flops = flops_per_token(self._bare, config.length)
         self.model = ranks.wrapped(self._bare, config.sharding)
         self.optimizer = make_optimizer(self.model, config.lr)
         self.step = 0
@@ -61,13 +66,24 @@ class Training:
         """Of nats a token in the training part, 0, or the validation part, 1."""
         return nats / math.log(2) / self.text.bytes_per_token[part]
 
-    def validation_said(self) -> str:
-        """The last validation's loss; of tokens that are not bytes their perplexity too."""
+    @property
+    def rate(self) -> float:
+        """The learning rate of the step to come."""
+        config = self.config
+        return learning_rate(self.step, config.steps, config.lr, config.warmup, config.floor)
+
+    def throughput(self) -> Throughput:
+        """Of this training on these devices, before its steps."""
+        config, peak = self.config, peak_rate(self.device, self.config.dtype)
+        peak = None if peak is None else self.ranks.count * peak
+        return Throughput(config.batch * config.length, self.flops, peak, self.device)
+
+    def last_validation(self) -> dict[str, float]:
+        """Bits a byte, and of tokens that are not bytes the perplexity."""
         found = self.validations[-1][1]
-        said = f"{found:.3f} bits a byte"
         if self.text.tokenizer is None:
-            return said
-        return f"{said}, perplexity {2 ** (found * self.text.bytes_per_token[1]):.2f}"
+            return {"bits_a_byte": found}
+        return {"bits_a_byte": found, "perplexity": 2 ** (found * self.text.bytes_per_token[1])}
 
     def train_step(self) -> float:
         """Takes one step; returns its loss in bits a byte."""
@@ -81,8 +97,7 @@ class Training:
                 loss = self._loss(part) * (self.ranks.count / (config.batch * config.length))
                 loss.backward()
             nats += loss.detach()
-        rate = learning_rate(self.step, config.steps, config.lr, config.warmup, config.floor)
-        update(self.model, self.optimizer, rate)
+        update(self.model, self.optimizer, self.rate)
         self.step += 1
         self.losses.append(self._bits_a_byte(self.ranks.sum(nats) / self.ranks.count, 0))
         return self.losses[-1]
@@ -183,10 +198,13 @@ def start(
     return training
 
 
-def run_training(training: Training, report: Report, out: Path | None, interrupt: Interrupt) -> int:
+def run_training(
+    training: Training, report: Report, out: Path | None, interrupt: Interrupt, scalars: Scalars | None = None
+) -> int:
     """Steps until the end or an interrupt, validating and saving on the way. Returns the signal that some rank got; 0
     at the end."""
     config = training.config
+    scalars = scalars or Scalars()
 
     def save() -> None:
         if out is not None:
@@ -194,28 +212,35 @@ def run_training(training: Training, report: Report, out: Path | None, interrupt
             if training.ranks.is_first:
                 checkpoint.save(out, state)
 
-    if not training.validations:
+    def validate(when: str) -> None:
         training.validate()
-        report.line(f"validation before training: {training.validation_said()}")
+        found = training.last_validation()
+        perplexity = f", perplexity {found['perplexity']:.2f}" if "perplexity" in found else ""
+        report.line(f"validation {when}: {found['bits_a_byte']:.3f} bits a byte{perplexity}")
+        scalars.add(training.step, {f"validation/{name}": value for name, value in found.items()})
+
+    if not training.validations:
+        validate("before training")
         save()
-    spent, first = 0.0, training.step
+    throughput = training.throughput()
     while training.step < config.steps:
         if stopped := training.ranks.largest(interrupt.signal or 0):
             save()
             return stopped
-        began = time.perf_counter()
+        rate, began = training.rate, time.perf_counter()
         loss = training.train_step()
-        spent += time.perf_counter() - began
+        throughput.add(time.perf_counter() - began)
         if not math.isfinite(loss):
             raise UserError(f"the loss is {loss} at step {training.step}: try a lower --lr than {config.lr}")
-        speed = (training.step - first) * config.batch * config.length / spent
-        report.step(training.step, f"loss {loss:.3f} bits a byte  {speed:,.0f} tokens/s")
+        report.step(training.step, f"loss {loss:.3f} bits a byte  {throughput.said()}")
+        scalars.add(training.step, {"training/bits_a_byte": loss, "learning_rate": rate} | throughput.scalars())
         is_last = training.step == config.steps
         if training.step % config.validate_every == 0 or is_last:
-            training.validate()
-            report.line(f"validation after {training.step} steps: {training.validation_said()}")
+            validate(f"after {training.step} steps")
         if training.step % config.save_every == 0 or is_last:
             save()
+    if said := throughput.summary():
+        report.line(said)
     return 0
 
 
@@ -249,10 +274,13 @@ def train_language_model(
     out: Path | None = None,
     resume: Path | None = None,
     prompt: str | None = None,
+    tensorboard: Path | None = None,
 ) -> int:
     """Runs `holdfast train lm` and returns the exit status. None in `given` is an option that was not given."""
     if prompt == "":
         raise UserError("--prompt: expected at least one character")
+    if tensorboard is not None:
+        check_tensorboard()
     device = choose_device(local_device(device_name))
     config, saved = settings(given, preset, out, resume)
     with (
@@ -274,8 +302,10 @@ def train_language_model(
         )
         if resume is not None:
             report.line(f"resuming {resume} at step {training.step} of {config.steps}")
-        with report:
-            stopped = run_training(training, report, out, interrupt)
+        # of a resumed run the curves go on behind the step that it goes on from
+        curves = Scalars(tensorboard if ranks.is_first else None, 0 if resume is None else training.step + 1)
+        with report, closing(curves):
+            stopped = run_training(training, report, out, interrupt, curves)
         if stopped:
             how = f"go on with: {ranks.command} train lm --resume {out}" if out else "nothing is saved without --out"
             report.line(f"stopped at step {training.step} of {config.steps}; {how}")
