@@ -1,7 +1,9 @@
 """`holdfast train lm` on several processes, as torchrun starts them: the same training, shared out."""
 
+import re
 import shutil
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from holdfast.cli import checkpoint
 from holdfast.cli.config import LanguageModelConfig
 from holdfast.cli.errors import UserError
 from holdfast.cli.ranks import ALONE, Ranks, _axes
+from holdfast.cli.train_lm import train_language_model
 from parallel_support.pool import end_of_script
 
 MODEL = ["--mixer", "gated-deltanet", "--layers", 2, "--width", 32, "--heads", 2, "--length", 24, "--batch", 4]
@@ -27,6 +30,13 @@ def step(training):
         os.kill(os.getpid(), {number})
     return take(training)
 train_lm.Training.train_step = step
+from torch.distributed.checkpoint import FileSystemWriter
+write = FileSystemWriter.write_data
+def write_data(writer, *arguments):
+    if os.environ["RANK"] == "1" and str(writer.path).endswith("shards-4"):
+        {writing}
+    return write(writer, *arguments)
+FileSystemWriter.write_data = write_data
 sys.argv = {line!r}
 run()
 """
@@ -37,12 +47,15 @@ def train(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(make_text())
 
-    def lm(processes: int, name: str, *options: object, sent: int = 0, ends: tuple[int, ...] = (0,)) -> str:
-        """sent: a signal that the second process gets before its fourth step. ends: how processes may end."""
+    def lm(
+        processes: int, name: str, *options: object, sent: int = 0, writing="pass", ends: tuple[int, ...] = (0,)
+    ) -> str:
+        """sent: a signal that the second process gets before its fourth step. writing: what it does while it writes its
+        part of the checkpoint of step 4. ends: how processes may end."""
         line = ["holdfast", "train", "lm", "--device", "cpu", *options]
         line[3:3] = [] if "--resume" in options else ["--text", text, *MODEL, *STEPS, "--out", tmp_path / name]
         script = tmp_path / f"{name}.py"
-        script.write_text(SCRIPT.format(line=[str(x) for x in line], number=int(sent)))
+        script.write_text(SCRIPT.format(line=[str(x) for x in line], number=int(sent), writing=writing))
         said, statuses = end_of_script(processes, script)
         assert set(statuses) <= set(ends), said
         return said
@@ -74,6 +87,11 @@ def test_ranks_share_a_batch(train, alone, tmp_path):
     # one rank speaks
     assert said.count("validation after 6 steps") == said.count("sample") == 1
     assert_alike(tmp_path / "ddp", alone)
+    # each its part, which a process without others takes too, and nothing that warns of it
+    assert sorted(x.name for x in (tmp_path / "ddp").iterdir()) == [checkpoint.NAME, "shards-6"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert train_language_model({}, {}, "cpu", resume=tmp_path / "ddp") == 0
 
 
 @pytest.mark.slow
@@ -113,6 +131,28 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_line(train, tmp_path, sh
     train(2, "resumed", "--resume", tmp_path / "killed")
     train(1, "alone", "--batch", 6)
     assert_alike(tmp_path / "killed", tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("writing", "ends", "line"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", (2, -signal.SIGKILL), "one of the 2 processes has ended, .* --resume"),
+        ("raise OSError(28, 'No space left on device')", (2,), "cannot save .*: no space left .*checkpoint is intact"),
+    ],
+    ids=["killed", "full"],
+)
+def test_a_rank_that_cannot_write_its_part_leaves_the_previous_checkpoint(train, tmp_path, writing, ends, line):
+    said = train(2, "stopped", "--sharding", "fsdp", writing=writing, ends=ends)
+    (found,) = (x for x in said.splitlines() if x.startswith("holdfast: "))
+    assert re.fullmatch(f"holdfast: {line}", found)
+    assert "Traceback" not in said
+    assert checkpoint.load(tmp_path / "stopped")["step"] == 2
+    train(2, "whole", "--sharding", "fsdp")
+    train(2, "resumed", "--resume", tmp_path / "stopped")
+    for x, y in zip(reached(tmp_path / "stopped"), reached(tmp_path / "whole"), strict=True):
+        assert torch.equal(x, y)
+    assert sorted(x.name for x in (tmp_path / "stopped").iterdir()) == [checkpoint.NAME, "shards-6"]
 
 
 def test_what_does_not_fit_is_named():

@@ -145,7 +145,7 @@ def joined(device: torch.device, config: LanguageModelConfig) -> Iterator[Ranks]
         axes = _axes(config, processes)
         yield Ranks(init_device_mesh(device.type, axes, mesh_dim_names=("dp", "cp")), *axes)
     except RuntimeError as error:
-        if not _is_of_another(error):
+        if not is_of_another(error):
             raise
         if dist.get_rank():
             # the first one says it for all; where that is the one that ended, torchrun does
@@ -165,7 +165,8 @@ def local_device(name: str) -> str:
     return name
 
 
-def _is_of_another(error: RuntimeError) -> bool:
+def is_of_another(error: RuntimeError) -> bool:
+    """Whether it says that another rank has ended."""
     said = str(error)
     return isinstance(error, dist.DistError) or any(
         x in said

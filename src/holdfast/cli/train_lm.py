@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from . import checkpoint
+from . import checkpoint, shards
 from .config import FREE_ON_RESUME, LanguageModelConfig
 from .device import choose_device, explained_memory_errors
 from .errors import UserError
@@ -20,6 +20,7 @@ from .interrupt import Interrupt
 from .language_model import LanguageModel, autocast, count_parameters, next_token_loss
 from .ranks import ALONE, Ranks, joined, load_whole_state, local_device, whole_state
 from .report import Report, sparkline
+from .saver import Kept, Saver
 from .scalars import Scalars, check_tensorboard
 from .schedule import learning_rate, make_optimizer, update
 from .text import Text, check_long_enough, read_text, training_batch, validation_windows
@@ -46,6 +47,7 @@ class Training:
         self.flops = flops_per_token(self._bare, config.length)
         self.model = ranks.wrapped(self._bare, config.sharding)
         self.optimizer = make_optimizer(self.model, config.lr)
+        self.restored: Kept | None = None
         self.step = 0
         self.losses: list[float] = []
         self.validations: list[tuple[int, float]] = []
@@ -123,14 +125,16 @@ class Training:
         return model
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; every rank calls, and the first one has all of it."""
+        """For a checkpoint in one file; every rank calls, and the first one has all of it."""
         weights, kept = whole_state(self.model, self.optimizer)
+        return self.head() | {"model": weights, "optimizer": kept, "shards": None}
+
+    def head(self) -> dict[str, Any]:
+        """Of a checkpoint all but the weights and what the optimizer keeps."""
         return {
             "config": self.config.to_dict(),
             "text": self.text.fingerprint,
             "step": self.step,
-            "model": weights,
-            "optimizer": kept,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
@@ -139,17 +143,22 @@ class Training:
 
     def restore(self, saved: Mapping[str, Any], path: Path) -> None:
         try:
-            checkpoint.check_fits(path, saved["model"], self._bare)
-            # an optimizer keeps nothing before its first step
-            if bool(saved["optimizer"]) != bool(saved["step"]):
-                raise KeyError("optimizer")
-            load_whole_state(self.model, self.optimizer, saved["model"], saved["optimizer"])
+            if saved["shards"] is not None:
+                folder = path.parent / saved["shards"]
+                shards.load(folder, self.model, self.optimizer, self._bare, bool(saved["step"]))
+            else:
+                checkpoint.check_fits(path, saved["model"], self._bare)
+                # an optimizer keeps nothing before its first step
+                if bool(saved["optimizer"]) != bool(saved["step"]):
+                    raise KeyError("optimizer")
+                load_whole_state(self.model, self.optimizer, saved["model"], saved["optimizer"])
             torch.set_rng_state(saved["rng"])
             if self.device.type == "cuda" and saved["cuda_rng"] is not None:
                 torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
             self.step = saved["step"]
             self.losses = saved["losses"].tolist()
             self.validations = [(int(step), value) for step, value in saved["validations"].tolist()]
+            self.restored = Kept(path.parent, self.step, saved["shards"])
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"{path} does not hold a whole training state: {error}") from error
 
@@ -203,14 +212,12 @@ def run_training(
 ) -> int:
     """Steps until the end or an interrupt, validating and saving on the way. Returns the signal that some rank got; 0
     at the end."""
-    config = training.config
-    scalars = scalars or Scalars()
+    with Saver(out, training) as saver:
+        return _steps(training, report, saver, interrupt, scalars or Scalars())
 
-    def save() -> None:
-        if out is not None:
-            state = training.state()
-            if training.ranks.is_first:
-                checkpoint.save(out, state)
+
+def _steps(training: Training, report: Report, saver: Saver, interrupt: Interrupt, scalars: Scalars) -> int:
+    config = training.config
 
     def validate(when: str) -> None:
         training.validate()
@@ -221,12 +228,13 @@ def run_training(
 
     if not training.validations:
         validate("before training")
-        save()
+        saver.save()
     throughput = training.throughput()
     while training.step < config.steps:
         if stopped := training.ranks.largest(interrupt.signal or 0):
-            save()
+            saver.save()
             return stopped
+        saver.poll()
         rate, began = training.rate, time.perf_counter()
         loss = training.train_step()
         throughput.add(time.perf_counter() - began)
@@ -238,7 +246,7 @@ def run_training(
         if training.step % config.validate_every == 0 or is_last:
             validate(f"after {training.step} steps")
         if training.step % config.save_every == 0 or is_last:
-            save()
+            saver.save()
     if said := throughput.summary():
         report.line(said)
     return 0
