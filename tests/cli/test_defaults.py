@@ -27,7 +27,7 @@ DEFAULTS = {
     "data": {},
     "data prepare": {"tokenizer": "bytes", "vocabulary": 32000},
     "doctor": {},
-    "explain": {"dtype": "float32", "device": "cpu", "grad": True},
+    "explain": {"dtype": "float32", "device": "cpu", "grad": True, "ranks": 1, "link": "nvlink"},
     "train": {},
     "train lm": {"device": "auto"},
     "train parity": {**{name: value for name, value in PARITY.items() if value}, "device": "auto"},
