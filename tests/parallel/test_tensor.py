@@ -6,9 +6,19 @@ from holdfast.parallel.sections import Sections, routes
 from parallel_support import tensor_cases as cases
 
 
-@pytest.mark.parametrize("name", [*cases.MIXERS, *cases.STACKS])
-def test_modules(ranks, name):
-    ranks.run(cases.module_equals_one_process, name, False)
+ALL = [*cases.MIXERS, *cases.STACKS]
+# each way of cutting a weight
+SOME = ["GLA", "Mamba2, one group", "GatedDeltaNet, one key head", "RGLRU", "LSTM"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_modules(two_ranks, name):
+    two_ranks.run(cases.module_equals_one_process, name, False)
+
+
+@pytest.mark.parametrize("name", [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in ALL])
+def test_modules_over_four_ranks(four_ranks, name):
+    four_ranks.run(cases.module_equals_one_process, name, False)
 
 
 @pytest.mark.parametrize("name", cases.MIXERS)
