@@ -5,7 +5,6 @@ import pytest
 from holdfast.parallel.sections import Sections, routes
 from parallel_support import tensor_cases as cases
 
-
 ALL = [*cases.MIXERS, *cases.STACKS]
 # each way of cutting a weight
 SOME = ["GLA", "Mamba2, one group", "GatedDeltaNet, one key head", "RGLRU", "LSTM"]

@@ -55,6 +55,9 @@ def lm(
     cp: Annotated[
         int | None, _option("Processes that share a sequence, each some of its tokens.", "cp", "Several processes")
     ] = None,
+    tp: Annotated[
+        int | None, _option("Processes that share a layer, each some of its heads.", "tp", "Several processes")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to keep the checkpoint.", rich_help_panel="Checkpoints")
     ] = None,
@@ -97,6 +100,7 @@ def lm(
         "threads": threads,
         "sharding": sharding,
         "cp": cp,
+        "tp": tp,
     }
     raise typer.Exit(train_language_model(given, DEMO if demo else {}, device, out, resume, prompt))
 
