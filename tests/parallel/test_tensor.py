@@ -39,6 +39,11 @@ def test_a_plan_beside_others_with_tokens_over_the_ranks(ranks):
     ranks.run(cases.a_plan_beside_others)
 
 
+@pytest.mark.parametrize("name", ["Mamba2, one group", "LSTM", "RetNet"])
+def test_a_copy_is_over_the_same_ranks(two_ranks, name):
+    two_ranks.run(cases.a_copy_is_over_the_same_ranks, name)
+
+
 def test_weights_are_the_first_ranks(two_ranks):
     two_ranks.run(cases.weights_are_the_first_ranks)
 

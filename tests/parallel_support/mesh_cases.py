@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from holdfast import nn as hnn
-from holdfast.parallel import clip_grad_norm, context_parallel, tensor_parallel
+from holdfast.parallel import clip_grad_norm, context_parallel, tensor_parallel, weights_held
 
 from .module_cases import check
 from .tensor_cases import MIXERS, WIDTH, drawn, made, over_all_ranks, parameters_alike
@@ -153,6 +154,8 @@ def mixed_precision(rank: int, size: int) -> None:
     one = made("GatedDeltaNet").float()
     here = tensor_parallel(copy.deepcopy(one), mesh["tp"])
     fully_shard(here, mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="stay where they are; got one under fully_shard"), weights_held(here):
+        pass
     x = drawn(2, 5, WIDTH).float()
     (y, (S, tail)), (right, _) = here(x), one(x)
     assert (y.dtype, S.dtype, tail.dtype, S.shape[1]) == (torch.bfloat16, torch.float32, torch.float32, 4)

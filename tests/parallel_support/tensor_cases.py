@@ -182,6 +182,19 @@ class Gated(nn.Module):
         return self.leave(gate.sigmoid() * value)
 
 
+def a_copy_is_over_the_same_ranks(rank: int, size: int, name: str) -> None:
+    here = tensor_parallel(made(name), over_all_ranks())
+    again, x = copy.deepcopy(here), drawn(2, 3, WIDTH)
+    with torch.no_grad():
+        for parameter in here.parameters():
+            parameter.zero_()
+    y, right = again(x)[0], made(name)(x)[0]
+    check({"y": (y, right)}, 1e-10)
+    y.sum().backward()
+    right.sum().backward()
+    assert all(parameter.grad is None for parameter in here.parameters())
+
+
 def weights_are_the_first_ranks(rank: int, size: int) -> None:
     torch.manual_seed(rank)
     mixer = hnn.GLA(WIDTH, num_heads=4)
@@ -211,6 +224,11 @@ def refuses(rank: int, size: int) -> None:
             tensor_parallel(module, given)
         assert all(type(x) is nn.Parameter for x in module.parameters())
         assert all("forward" not in vars(part) for part in module.modules())
+    with pytest.raises(ValueError, match="model: expected one that tensor_parallel has changed"), weights_held(model):
+        pass
+    layers = hnn.LSTM(WIDTH, 8, num_heads=4)
+    with pytest.raises(ValueError, match="layouts of LSTM: expected Replicate"):
+        HeadwiseParallel(tensor_parallel_plan(layers)[""].cut, input_layouts=Shard(1)).check(layers, mesh)
     tensor_parallel(model[0], mesh)
     with pytest.raises(
         ValueError, match=r"weight of GLA: expected a parameter that is not distributed yet; got a DTensor"

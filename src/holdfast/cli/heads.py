@@ -1,5 +1,7 @@
 """The layers of a language model over processes that share them: heads of mixers, channels of MLPs."""
 
+import logging
+
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import parallelize_module
@@ -12,6 +14,8 @@ def share_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
     """Changes the model; embedding, norms and head stay whole. Raises UserError for what does not divide."""
     from holdfast.parallel import Cut, HeadwiseParallel, Sections, tensor_parallel
 
+    # which warns that norms and checkpoints take a collective for each of two axes
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     try:
         tensor_parallel(model, mesh)
         for block in model.blocks:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,8 @@ class HeadwiseParallel(ParallelStyle):
     after (sequence parallelism).
 
     Applying it raises TypeError for a mesh that is none; ValueError for one of several axes, for heads that do not
-    divide by its ranks, and for parameters that are distributed already. Nothing has changed then.
+    divide by its ranks, for parameters that are distributed already, and for layouts of recurrent layers (LSTM, GRU,
+    RNN), whose inputs and outputs every rank has. Nothing has changed then.
     """
 
     def __init__(
@@ -52,6 +54,9 @@ class HeadwiseParallel(ParallelStyle):
         """Raises what applying it would. name: of the module, for the message."""
         where = f"{type(module).__name__} at {name!r}" if name else type(module).__name__
         ranks, cut = check_mesh(mesh).size(), self.cut
+        layouts = self.input_layouts, self.output_layouts
+        if isinstance(module, Stack) and layouts != (Replicate(), Replicate()):
+            raise ValueError(f"layouts of {where}: expected Replicate() of inputs and outputs; got {layouts}")
         for key, parameter in module.named_parameters():
             if isinstance(parameter, DTensor):
                 raise ValueError(
@@ -83,9 +88,9 @@ class HeadwiseParallel(ParallelStyle):
             placements = [Shard(0) if isinstance(placement, Sections) else placement]
             data = distribute_tensor(parameter.detach(), device_mesh, placements, src_data_rank=self.src_data_rank)
             owner.register_parameter(name, nn.Parameter(data, requires_grad=parameter.requires_grad))
-        instead = {"held_parts": parts, "forward": parts.forward}
+        instead = {"over_ranks": parts, "forward": parts.forward}
         if isinstance(module, Stack):
-            instead = {"held_parts": parts, "forward": parts.run, "_directions": parts.directions}
+            instead = {"over_ranks": parts, "forward": parts.run, "_directions": parts.directions}
         elif isinstance(module, Mixer) and type(module)._token is not Mixer._token:
             instead["_token"] = partial(parts.forward, method="_token")
         if self.cut.spanning_norm:
@@ -127,6 +132,15 @@ class _Parts:
         # this rank's parameters where weights are held
         self.held: dict[str, Tensor] | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Parts":
+        """For a copy of the module, over the same ranks."""
+        made = object.__new__(_Parts)
+        memo[id(self)] = made
+        made.__dict__ |= vars(self) | {"module": deepcopy(self.module, memo), "_run": deepcopy(self._run, memo)}
+        owner, name = self._first
+        made._first, made.held = (deepcopy(owner, memo), name), None
+        return made
+
     def forward(self, x: Any, *rest: Any, method: str = "forward", **named: Any) -> Any:
         """The module's method over the ranks. x: this rank's, as the style's input_layouts say."""
         if not self._is_outside() or not isinstance(x, Tensor):
@@ -159,6 +173,10 @@ class _Parts:
         total = self._copied(squares.redistribute(placements=[Replicate()]).to_local())
         scale = (total / (x.shape[-1] * self.mesh.size()) + norm.eps).rsqrt()
         return (x_wide * scale * norm.weight).to(x.dtype)
+
+    def is_sharded(self) -> bool:
+        """Whether the module's parameters are also cut along other axes, as fully_shard does."""
+        return any(isinstance(x, DTensor) and x.device_mesh != self.mesh for x in self.module.parameters())
 
     def _is_outside(self) -> bool:
         """Whether the module has its own parameters, and not already this rank's."""
@@ -210,11 +228,14 @@ def weights_held(model: nn.Module) -> Iterator[None]:
     """Within it packed weights are exchanged once, at the first call, without gradients: for decoding under tensor
     parallelism. Weights must not change meanwhile.
 
-    model: with modules that `tensor_parallel` changed. Raises ValueError where there are none.
+    model: with modules that `tensor_parallel` changed. Raises ValueError where there are none, and under fully_shard,
+    which gives a weight's memory back after each call.
     """
-    found = [parts for module in model.modules() if (parts := getattr(module, "held_parts", None)) is not None]
+    found = [parts for module in model.modules() if (parts := getattr(module, "over_ranks", None)) is not None]
     if not found:
         raise ValueError("model: expected one that tensor_parallel has changed; found no such module")
+    if any(parts.is_sharded() for parts in found):
+        raise ValueError("model: expected weights that stay where they are; got one under fully_shard")
     try:
         for parts in found:
             parts.held = {}
