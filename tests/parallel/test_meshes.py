@@ -5,12 +5,11 @@ import pytest
 from parallel_support import mesh_cases as cases
 from parallel_support.tensor_cases import MIXERS
 
-SOME = ("Mamba2, one group", "GatedDeltaNet")
 LINEAR = tuple(name for name in MIXERS if name != "SLSTM")
 
 
 def test_fsdp_and_checkpoints(four_ranks, tmp_path):
-    four_ranks.run(cases.fsdp_and_checkpoints, SOME, str(tmp_path))
+    four_ranks.run(cases.fsdp_and_checkpoints, ("Mamba2, one group",), str(tmp_path))
 
 
 @pytest.mark.slow
@@ -19,7 +18,7 @@ def test_fsdp_and_checkpoints_of_every_mixer(four_ranks, tmp_path):
 
 
 def test_parts_of_sequences_and_of_heads(four_ranks):
-    four_ranks.run(cases.data_sequence_and_heads, ("RetNet", "RGLRU"), True)
+    four_ranks.run(cases.data_sequence_and_heads, ("RetNet",), True)
 
 
 @pytest.mark.slow
@@ -30,6 +29,10 @@ def test_parts_of_sequences_and_of_heads_of_every_mixer(four_ranks, heads_first)
 
 def test_mixed_precision(four_ranks):
     four_ranks.run(cases.mixed_precision)
+
+
+def test_a_part_of_a_mixer_is_not_cut_alone(four_ranks):
+    four_ranks.run(cases.a_part_of_a_mixer_is_not_cut_alone)
 
 
 def test_a_compiled_model(two_ranks):

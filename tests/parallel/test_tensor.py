@@ -7,7 +7,7 @@ from parallel_support import tensor_cases as cases
 
 ALL = [*cases.MIXERS, *cases.STACKS]
 # each way of cutting a weight
-SOME = ["GLA", "Mamba2, one group", "GatedDeltaNet, one key head", "RGLRU", "LSTM"]
+SOME = ["GLA", "Mamba2, one group", "GatedDeltaNet, one key head"]
 
 
 @pytest.mark.parametrize("name", ALL)

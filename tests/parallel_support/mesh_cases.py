@@ -168,6 +168,16 @@ def mixed_precision(rank: int, size: int) -> None:
         torch.testing.assert_close(grad / q.grad.norm(), q.grad / q.grad.norm(), rtol=0, atol=0.05)
 
 
+def a_part_of_a_mixer_is_not_cut_alone(rank: int, size: int) -> None:
+    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+    here = tensor_parallel(made("GLA"), mesh["tp"])
+    fully_shard(here.in_proj, mesh=mesh["dp"])
+    with pytest.raises(
+        RuntimeError, match=r"in_proj\.weight: expected all of this rank's heads; .* Apply it to the GLA"
+    ):
+        here(drawn(1, 3, WIDTH))
+
+
 def compiled_equals_one_process(rank: int, size: int, name: str, backend: str) -> None:
     one = Block(made(name)).double()
     here = tensor_parallel(copy.deepcopy(one), over_all_ranks())

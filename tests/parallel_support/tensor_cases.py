@@ -229,6 +229,17 @@ def refuses(rank: int, size: int) -> None:
     layers = hnn.LSTM(WIDTH, 8, num_heads=4)
     with pytest.raises(ValueError, match="layouts of LSTM: expected Replicate"):
         HeadwiseParallel(tensor_parallel_plan(layers)[""].cut, input_layouts=Shard(1)).check(layers, mesh)
+    gated, leave = Gated(), {"leave.weight": Shard(1)}
+    for parameters, said in [
+        ({"enter.weight": Sections((12, 12), (3, 3))}, "enter.weight of Gated: expected sections of whole heads"),
+        ({"enter.weight": Sections((14, 12), (2, 2))}, "enter.weight of Gated: expected sections of 24 rows at most"),
+        ({"mid.weight": Shard(0)}, "cut of Gated: expected names of its parameters; got mid.weight"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            parallelize_module(gated, mesh, HeadwiseParallel(Cut(leave | parameters)))
+    narrow = nn.Linear(size + 1, 4)
+    with pytest.raises(ValueError, match=rf"weight of Linear: expected a multiple of {size}.* axis 1; got \[4, "):
+        parallelize_module(narrow, mesh, HeadwiseParallel(Cut({"weight": Shard(1)})))
     tensor_parallel(model[0], mesh)
     with pytest.raises(
         ValueError, match=r"weight of GLA: expected a parameter that is not distributed yet; got a DTensor"

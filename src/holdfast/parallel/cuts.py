@@ -108,7 +108,9 @@ def _gated_delta_net(mixer: GatedDeltaNet) -> Cut:
 def _lru(mixer: RGLRU | RotLRU) -> Cut:
     heads = mixer.num_heads
     parameters = {"in_proj.weight": Sections((mixer.width, mixer.width), (heads, heads))}
-    parameters |= dict.fromkeys(("gates.weight", "gates.bias", "rate", "phase"), Shard(0))
+    parameters |= dict.fromkeys(("gates.weight", "gates.bias", "rate"), Shard(0))
+    if isinstance(mixer, RotLRU):
+        parameters["phase"] = Shard(0)
     return Cut(OUT | parameters, {"num_heads": heads}, numbers={"gates.heads": heads, "width": mixer.width})
 
 

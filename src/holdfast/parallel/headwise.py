@@ -57,7 +57,10 @@ class HeadwiseParallel(ParallelStyle):
         layouts = self.input_layouts, self.output_layouts
         if isinstance(module, Stack) and layouts != (Replicate(), Replicate()):
             raise ValueError(f"layouts of {where}: expected Replicate() of inputs and outputs; got {layouts}")
-        for key, parameter in module.named_parameters():
+        parameters = dict(module.named_parameters())
+        if unknown := cut.parameters.keys() - parameters.keys():
+            raise ValueError(f"cut of {where}: expected names of its parameters; got {', '.join(sorted(unknown))}")
+        for key, parameter in parameters.items():
             if isinstance(parameter, DTensor):
                 raise ValueError(
                     f"{key} of {where}: expected a parameter that is not distributed yet; got a DTensor. Tensor "
@@ -74,6 +77,16 @@ class HeadwiseParallel(ParallelStyle):
                 raise ValueError(
                     f"{number} of {where}: expected a multiple or a divisor of {ranks}, the number of tensor-parallel "
                     f"ranks; got {heads}"
+                )
+
+        for key, placement in cut.parameters.items():
+            shape = parameters[key].shape
+            if isinstance(placement, Sections):
+                placement.check(f"{key} of {where}", shape[0], ranks)
+            elif isinstance(placement, Shard) and shape[placement.dim] % ranks:
+                raise ValueError(
+                    f"{key} of {where}: expected a multiple of {ranks}, the number of tensor-parallel ranks, along "
+                    f"axis {placement.dim}; got {list(shape)}"
                 )
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -157,9 +170,8 @@ class _Parts:
     ) -> tuple[list[Tensor], Tensor]:
         """`Stack._directions` over the ranks: x and each direction's output have all heads, states this rank's."""
         outputs, final = self._run("_directions", sequences, self._copied(x), suffixes, states)
-        return [
-            self._distributed(y, Shard(2)).redistribute(placements=[Replicate()]).to_local() for y in outputs
-        ], final
+        gathered = (self._distributed(y, Shard(2)).redistribute(placements=[Replicate()]) for y in outputs)
+        return [y.to_local() for y in gathered], final
 
     def run_own(self, method: str, *arguments: Any) -> Any:
         """A method of the module's class, where its parameters are this rank's already."""
@@ -206,6 +218,11 @@ class _Parts:
             if not isinstance(parameter, DTensor):
                 raise TypeError(
                     f"{key}: expected a DTensor, as tensor parallelism made it; got {type(parameter).__name__}"
+                )
+            if parameter.device_mesh.ndim > 1:
+                raise RuntimeError(
+                    f"{key}: expected all of this rank's heads; got the part that fully_shard left. Apply it to the "
+                    f"{type(self.module).__name__} or to a module around it, not to a module within"
                 )
             x = parameter.to_local()
             if key in self._routes:

@@ -19,6 +19,17 @@ class Sections:
     heads: tuple[int, ...]
     piece: int = 1
 
+    def check(self, name: str, rows: int, ranks: int) -> None:
+        """Raises ValueError unless ranks can share a weight of so many rows, of that name."""
+        if len(self.widths) != len(self.heads) or sum(self.widths) > rows:
+            raise ValueError(f"{name}: expected sections of {rows} rows at most, each with its heads; got {self}")
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            if (heads % ranks and ranks % heads) or width % heads:
+                raise ValueError(
+                    f"{name}: expected sections of whole heads, a multiple or a divisor of {ranks}, the number of "
+                    f"tensor-parallel ranks; got {width} rows of {heads} heads"
+                )
+
     def local(self, ranks: int) -> list[int]:
         """The rows that a rank needs of each section."""
         return [width // min(heads, ranks) for width, heads in zip(self.widths, self.heads, strict=True)]
