@@ -30,7 +30,7 @@ class Projection(nn.Linear):
 
 def _serves(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether there is a gradient to be kept in float32, of plain tensors on a GPU and outside of torch.func."""
-    is_plain = type(x) is Tensor and type(weight) in (Tensor, nn.Parameter) and x.is_cuda and weight.is_cuda
+    is_plain = type(x) is Tensor and type(weight) is nn.Parameter and x.is_cuda and weight.is_cuda
     is_kept = weight.requires_grad and weight.dtype == torch.float32 and x.dtype in (torch.float32, dtype)
     return is_plain and is_kept and torch.is_grad_enabled() and not is_transformed()
 
