@@ -52,7 +52,7 @@ def test_settings_that_are_left_out():
         "mixer": "gla", "layers": 4, "width": 256, "heads": 4, "length": 256, "batch": 16, "accumulate": 1,
         "local_batch": None, "steps": 2000, "lr": 2e-3, "min_lr": None, "warmup_steps": None, "tie": True,
         "vocabulary": None, "seed": 0, "dtype": "float32", "validate_every": 200, "save_every": 200,
-        "threads": 0, "sharding": "ddp", "cp": 1, "text": None, "glob": (), "data": None,
+        "threads": 0, "sharding": "ddp", "cp": 1, "tp": 1, "text": None, "glob": (), "data": None,
     }  # fmt: skip
     assert DEMO == {
         "mixer": "gla", "layers": 2, "width": 128, "heads": 2, "length": 128, "batch": 16, "steps": 400, "lr": 4e-3,

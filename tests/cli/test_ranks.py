@@ -11,7 +11,7 @@ import torch
 
 from cli.tiny import make_text
 from holdfast.cli import checkpoint
-from holdfast.cli.config import LanguageModelConfig
+from holdfast.cli.config import MIXERS, LanguageModelConfig
 from holdfast.cli.errors import UserError
 from holdfast.cli.ranks import ALONE, Ranks, _axes
 from holdfast.cli.train_lm import train_language_model
@@ -68,10 +68,10 @@ def reached(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return saved["losses"], saved["validations"]
 
 
-def assert_alike(one: Path, other: Path) -> None:
+def assert_alike(one: Path, other: Path, tolerance: float = 1e-5) -> None:
     """As sums in another order leave it, in float32."""
     for x, y in zip(reached(one), reached(other), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=0)
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=0)
 
 
 @pytest.fixture
@@ -98,6 +98,46 @@ def test_ranks_share_a_batch(train, alone, tmp_path):
 def test_ranks_share_a_sequence_and_the_weights(train, alone, tmp_path):
     assert "on 2 x cpu (fsdp, 2 to a sequence)" in train(2, "fsdp", "--sharding", "fsdp", "--cp", 2)
     assert_alike(tmp_path / "fsdp", alone)
+
+
+def test_ranks_share_layers(train, alone, tmp_path):
+    assert "on 2 x cpu (ddp, 2 to a layer)" in train(2, "heads", "--tp", 2)
+    assert_alike(tmp_path / "heads", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_ranks_share_a_batch_and_layers(train, alone, tmp_path, sharding):
+    assert f"on 4 x cpu ({sharding}, 2 to a layer)" in train(4, "heads", "--sharding", sharding, "--tp", 2)
+    assert_alike(tmp_path / "heads", alone)
+
+
+@pytest.mark.slow
+def test_ranks_share_sequences_and_layers_and_go_on_otherwise(train, alone, tmp_path):
+    shared = ("--sharding", "fsdp", "--cp", 2, "--tp", 2)
+    said = train(4, "stopped", *shared, sent=signal.SIGINT, ends=(130,))
+    assert "on 4 x cpu (fsdp, 2 to a sequence, 2 to a layer)" in said
+    for processes, options in ((1, ("--cp", 1, "--tp", 1)), (2, ("--cp", 1)), (4, ("--cp", 1, "--sharding", "ddp"))):
+        folder = tmp_path / f"on{processes}"
+        shutil.copytree(tmp_path / "stopped", folder)
+        train(processes, f"resumed{processes}", "--resume", folder, *options)
+        assert_alike(folder, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", [name for name in MIXERS if name not in ("rglru", "rotlru")])
+def test_every_mixer_with_heads_is_shared(train, tmp_path, mixer):
+    options = ("--mixer", mixer, "--heads", 4, "--width", 64)
+    train(1, "one", *options)
+    train(2, "two", *options, "--tp", 2)
+    assert_alike(tmp_path / "two", tmp_path / "one", 1e-4)
+
+
+@pytest.mark.slow
+def test_heads_that_do_not_divide_are_named(train):
+    said = train(2, "heads", "--mixer", "rglru", "--tp", 2, ends=(2,))
+    (line,) = {line for line in said.splitlines() if line.startswith("holdfast: ")}
+    assert "--tp 2: num_heads of RGLRU at 'blocks.0.mixer': expected a multiple of 2" in line
 
 
 AGAIN = "torchrun --nproc-per-node 4 -m holdfast.cli"
@@ -157,7 +197,12 @@ def test_a_rank_that_cannot_write_its_part_leaves_the_previous_checkpoint(train,
 
 def test_what_does_not_fit_is_named():
     config = LanguageModelConfig(batch=12, accumulate=3, cp=2)
-    assert _axes(config, 4) == (2, 2)
+    assert _axes(config, 4) == (2, 2, 1)
+    assert _axes(LanguageModelConfig(cp=2, tp=3), 12) == (2, 2, 3)
+    with pytest.raises(UserError, match="--tp: expected a divisor of the number of processes, 4; got 3"):
+        _axes(LanguageModelConfig(tp=3), 4)
+    with pytest.raises(UserError, match="--cp: expected a divisor of the number of processes, 6 / --tp 2 = 3; got 2"):
+        _axes(LanguageModelConfig(cp=2, tp=2), 6)
     with pytest.raises(UserError, match="--cp: expected a divisor of the number of processes, 3; got 2"):
         _axes(config, 3)
     with pytest.raises(UserError, match=r"--batch: expected a multiple of 12, for 4 .* --accumulate 3; got 18"):
@@ -174,4 +219,5 @@ def test_a_process_by_itself_has_all():
     assert torch.equal(ALONE.tokens(x), x)
     assert (ALONE.sum(torch.tensor(2.5)), ALONE.largest(3), ALONE.count) == (2.5, 3, 1)
     assert ALONE.command == "holdfast"
-    assert Ranks(dp=3, cp=2).count == 6
+    assert Ranks(dp=3, cp=2, tp=2).count == 12
+    assert Ranks(dp=3, cp=2, tp=2).data == 6

@@ -144,7 +144,7 @@ def test_validation_is_the_mean_over_all_windows(monkeypatch):
 
 def test_the_rate_follows_the_schedule_after_a_tenth_of_warm_up(monkeypatch):
     rates = []
-    monkeypatch.setattr(train_lm, "update", lambda model, optimizer, rate: rates.append(rate))
+    monkeypatch.setattr(train_lm, "update", lambda model, optimizer, rate, clip: rates.append(rate))
     monkeypatch.setattr(train_lm, "learning_rate", lambda *arguments: arguments)
     for steps, warmup in ((7, 1), (40, 4), (5000, 200)):
         one = training(steps=steps, lr=0.25)

@@ -79,6 +79,7 @@ class LanguageModelConfig:
     threads: int = 0
     sharding: str = "ddp"
     cp: int = 1
+    tp: int = 1
     text: str | None = None
     glob: tuple[str, ...] = ()
     data: str | None = None
@@ -88,7 +89,8 @@ class LanguageModelConfig:
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("sharding", self.sharding, SHARDINGS)
         for option in (
-            "layers", "width", "heads", "length", "batch", "accumulate", "steps", "validate_every", "save_every", "cp",
+            "layers", "width", "heads", "length", "batch", "accumulate", "steps", "validate_every", "save_every",
+            "cp", "tp",
         ):  # fmt: skip
             check_at_least(option.replace("_", "-"), getattr(self, option), 1)
         for option, least in (("local_batch", 1), ("vocabulary", 1), ("warmup_steps", 0)):
@@ -154,7 +156,7 @@ class LanguageModelConfig:
 
 
 # What a resumed run may change: where the text is (its content is checked), when to save, how processes share work.
-FREE_ON_RESUME = {"text", "glob", "data", "save_every", "accumulate", "local_batch", "sharding", "cp"}
+FREE_ON_RESUME = {"text", "glob", "data", "save_every", "accumulate", "local_batch", "sharding", "cp", "tp"}
 
 DEMO = {
     "mixer": "gla",

@@ -95,6 +95,9 @@ def lm(
     cp: Annotated[
         int | None, _option("Processes that share a sequence, each some of its tokens.", "cp", "Several processes")
     ] = None,
+    tp: Annotated[
+        int | None, _option("Processes that share a layer, each some of its heads.", "tp", "Several processes")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to keep the checkpoint.", rich_help_panel="Checkpoints")
     ] = None,
@@ -155,6 +158,7 @@ def lm(
         "threads": threads,
         "sharding": sharding,
         "cp": cp,
+        "tp": tp,
     }
     raise typer.Exit(
         train_language_model(given, _preset(preset, demo, resume), device, out, resume, prompt, tensorboard)

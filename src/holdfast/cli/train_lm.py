@@ -95,11 +95,11 @@ class Training:
         nats = 0.0
         for n, part in enumerate(parts):
             with self.ranks.gradients_stay(self.model, n + 1 < len(parts)):
-                # ranks average their gradients
-                loss = self._loss(part) * (self.ranks.count / (config.batch * config.length))
+                # ranks with other tokens average their gradients
+                loss = self._loss(part) * (self.ranks.data / (config.batch * config.length))
                 loss.backward()
             nats += loss.detach()
-        update(self.model, self.optimizer, self.rate)
+        update(self.model, self.optimizer, self.rate, self.ranks.clip)
         self.step += 1
         self.losses.append(self._bits_a_byte(self.ranks.sum(nats) / self.ranks.count, 0))
         return self.losses[-1]
@@ -109,7 +109,7 @@ class Training:
         """Bits a byte over the fixed validation windows, which all ranks take that share a batch."""
         rows = max(1, self.config.batch // (self.ranks.dp * self.config.parts(self.ranks.dp)))
         nats = sum(self._loss(windows).item() for windows in self._windows.split(rows))
-        count = len(self._windows) * self.config.length * self.ranks.dp
+        count = len(self._windows) * self.config.length * self.ranks.dp * self.ranks.tp
         self.validations.append((self.step, self._bits_a_byte(self.ranks.sum(nats) / count, 1)))
         return self.validations[-1][1]
 
