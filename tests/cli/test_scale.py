@@ -6,8 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
-from holdfast.cli.scale import layer_around, layouts
+from holdfast.cli.scale import layer_around, layouts, packed_bytes, rows_exchanged
 from holdfast.ops.explain import explain
+from holdfast.parallel import Sections
 from holdfast.planner import Device
 
 pytestmark = pytest.mark.usefixtures("no_table")
@@ -56,12 +57,21 @@ def test_each_way_has_its_part():
     assert sent == {
         "one GPU": (0, 0),
         "cp": (2 * 3 * state, 2 * 3 * weights),
-        "tp": (4 * 2 * 3 / 4 * 4 * 8192 * 2048 * 2, 0),
+        "tp": (4 * 2 * 3 / 4 * 4 * 8192 * 2048 * 2 + packed_bytes(layer(), 4), 0),
         "fsdp": (0, 3 * 3 * weights),
         "ddp": (0, 2 * 3 * weights),
     }
     (_, delta, *_), _ = layouts(layer("delta_rule"), 4)
     assert delta.seconds == pytest.approx(3 * op_seconds("delta_rule", T=2048) + products)
+
+
+def test_rows_of_packed_weights_that_change_hands():
+    """Of q and k of 4 heads of 8, and values and gates of 16, two ranks hold q, k and half of v, or the rest."""
+    small = layer(width=48, H=4, K=8, V=16)
+    # of 192 rows: the first sends the second halves of q and k and takes that of v, of 16, 16 and 32 rows
+    assert rows_exchanged(Sections((32, 32, 64, 64), (4, 4, 4, 4)), 0, 2) == 16 + 16 + 32
+    # of the MLP's gate and value of 128 rows it holds all of the gate, and half of each is wanted
+    assert packed_bytes(small, 2) == 4 * 48 * (64 + 64 + 64)
 
 
 def test_ways_that_do_not_fit_say_why():

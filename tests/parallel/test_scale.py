@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.cli.scale import message_bytes
+from holdfast.cli.scale import message_bytes, rows_exchanged
+from holdfast.parallel import Sections
 from holdfast.planner.layouts import activation_bytes, reduced, state_bytes, weight_bytes
 from holdfast.recurrences import RECURRENCES, Sizes
 from parallel_support import exchange_cases as cases
@@ -25,6 +26,12 @@ def test_states_of_context_parallelism(ranks, name):
 def test_weights_of_fsdp(ranks):
     weights, counted = ranks.run(cases.traffic_of_fsdp)[0]
     assert weight_bytes(weights, ranks.size) == sent(counted, ranks.size)
+
+
+def test_rows_of_packed_weights(ranks):
+    for rank, (widths, heads, rows) in enumerate(ranks.run(cases.rows_that_change_hands)):
+        sections = Sections(tuple(widths), len(widths) * (heads,))
+        assert rows_exchanged(sections, rank, ranks.size) == rows > 0
 
 
 def test_sums_of_channels(ranks):

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast import parallel
+from holdfast.nn import RetNet
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 from .module_cases import made
@@ -82,6 +83,30 @@ def sums_of_a_cut_mlp(rank: int, size: int) -> dict[str, int]:
     with CommDebugMode() as seen:
         mlp(x).sum().backward()
     return {str(function): count for function, count in seen.get_comm_counts().items()}
+
+
+class Sent(TorchDispatchMode):
+    """Counts the numbers that a rank sends to others by all-to-all."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.numbers = rank, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if "alltoall_base" in function.name():
+            sizes = arguments[4]
+            self.numbers += sum(sizes) - sizes[self.rank]
+        return function(*arguments, **(named or {}))
+
+
+def rows_that_change_hands(rank: int, size: int) -> tuple[list[int], int, int]:
+    """Widths of a mixer's packed weight, its heads, and the rows of it that this rank sends in both passes."""
+    mixer = RetNet(16, num_heads=4).double()
+    widths = mixer.widths
+    parallel.tensor_parallel(mixer, init_device_mesh("cpu", (size,)))
+    with Sent(rank) as sent:
+        mixer(torch.randn(2, 5, mixer.d_model, dtype=torch.float64))[0].sum().backward()
+    return widths, 4, sent.numbers // mixer.d_model
 
 
 def draw(**sizes: Any) -> dict[str, Tensor]:

@@ -7,7 +7,8 @@ import torch
 
 from holdfast import ops, parallel
 from holdfast.ops.explain import explain
-from holdfast.planner.layouts import Layout, Link, activation_bytes, gradient_bytes, state_bytes, weight_bytes
+from holdfast.parallel.sections import routes
+from holdfast.planner.layouts import WEIGHT, Layout, Link, activation_bytes, gradient_bytes, state_bytes, weight_bytes
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 # of the op's time, in context parallelism: for the summary and for the outputs; a delta rule's carry is a matrix more
@@ -46,10 +47,15 @@ class Layer:
         elif self.family == "diagonal":
             mixer = 3 * d * s.D + 2 * s.D * s.D
         else:
-            # x holds a number for each gate and channel of a token; R as many for each channel of a head
-            x = RECURRENCES[self.op].example(Draw(device="meta"), replace(s, B=1, T=1))["x"]
-            mixer = x.numel() * (d + s.D)
+            # R has as many rows a head as x has numbers
+            mixer = self.gates * s.H * s.D * (d + s.D)
         return mixer + 8 * d * d
+
+    @property
+    def gates(self) -> int:
+        """Of the dense family, numbers that x has for each channel of a token."""
+        x = RECURRENCES[self.op].example(Draw(device="meta"), replace(self.sizes, B=1, T=1))["x"]
+        return x.numel() // (self.sizes.H * self.sizes.D)
 
     def seconds(self, op_times: int = 1, weights: int | None = None) -> float | None:
         """Of both passes; None where the device's rates are not known. weights: that a token is multiplied with."""
@@ -95,6 +101,29 @@ def message_bytes(op: str, sizes: Sizes, dtype: str) -> int:
     return sizes.B * sum(x.numel() * x.element_size() for x in found if x is not None)
 
 
+def rows_exchanged(sections: parallel.Sections, rank: int, ranks: int) -> int:
+    """Rows of a packed weight that a rank sends in both passes of tensor parallelism: those that others need, and the
+    gradients of those that it has from others."""
+    route = routes(sections, sum(sections.widths), ranks)
+    others = [other for other in range(ranks) if other != rank]
+    return sum(route.rows(rank, other) + route.rows(other, rank) for other in others)
+
+
+def packed_bytes(layer: Layer, ranks: int) -> int:
+    """Of the weights that enter the mixer and the MLP, of the rank that sends the most."""
+    s, hidden = layer.sizes, 8 * layer.width // 3 // ranks * ranks
+    if layer.family == "matrix":
+        mixer = parallel.Sections((s.Hq * s.K, s.Hq * s.K, s.H * s.V, s.H * s.V), (s.Hq, s.Hq, s.H, s.H))
+    elif layer.family == "diagonal":
+        mixer = parallel.Sections((s.D, s.D), (s.D, s.D))
+    else:
+        gates = layer.gates
+        mixer = parallel.Sections(gates * (s.H * s.D,), gates * (s.H,))
+    mlp = parallel.Sections((hidden, hidden), (hidden, hidden))
+    sent = [sum(rows_exchanged(packed, rank, ranks) for packed in (mixer, mlp)) for rank in range(ranks)]
+    return max(sent) * layer.width * WEIGHT
+
+
 def layouts(layer: Layer, ranks: int) -> tuple[list[Layout], dict[str, str]]:
     """A layer by itself and shared in each way that fits; and of the other ways, why they do not."""
     s, weights = layer.sizes, layer.weights
@@ -111,6 +140,7 @@ def layouts(layer: Layer, ranks: int) -> tuple[list[Layout], dict[str, str]]:
     else:
         part = layer.cut(ranks, *layer.heads)
         waits = activation_bytes(layer.tokens, layer.width, getattr(torch, layer.dtype).itemsize, ranks)
+        waits += packed_bytes(layer, ranks)
         share = f"{layer.heads[0]} {getattr(part.sizes, layer.heads[0])}"
         found.append(Layout("tp", share, part.seconds(1, weights // ranks), waits))
     if s.B % ranks:
