@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from holdfast import __version__
+from holdfast.cli.config import ATTENTION
 from holdfast.cli.device import choose_device
 from holdfast.cli.parity import (
     EXTRAPOLATION,
@@ -33,7 +33,6 @@ from holdfast.cli.parity import (
 )
 from holdfast.cli.schedule import learning_rate, make_optimizer, update
 from holdfast.cli.train_parity import TEST_SEQUENCES, ParityConfig
-from holdfast.kernels.rotary.torch.backend import rotate
 from holdfast.planner.whole_file import write_text
 
 NONLINEAR = ("elman", "gru", "lstm", "slstm")
@@ -41,31 +40,8 @@ LINEAR = ("gla", "retnet", "mamba2", "mlstm", "rglru")
 TRANSFORMER = "transformer"
 
 
-class Attention(torch.nn.Module):
-    """Causal attention with rotated queries and keys, in a mixer's form."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv_proj = torch.nn.Linear(width, 3 * width, bias=False)
-        self.out_proj = torch.nn.Linear(width, width, bias=False)
-
-    def forward(self, x: torch.Tensor, state: None = None) -> tuple[torch.Tensor, None]:
-        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        position = torch.arange(x.shape[1], device=x.device)[None]
-        q, k, v = (part.transpose(1, 2) for part in (rotate(q, position), rotate(k, position), v))
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out_proj(o.transpose(1, 2).flatten(2)), None
-
-
 def model_of(mixer: str, config: ParityConfig) -> ParityModel:
-    if mixer != TRANSFORMER:
-        return ParityModel(mixer, config.layers, config.width, config.heads)
-    # around any mixer the blocks are the same
-    model = ParityModel("elman", config.layers, config.width, config.heads)
-    for block in model.blocks:
-        block.mixer = Attention(config.width, config.heads)
-    return model
+    return ParityModel(ATTENTION if mixer == TRANSFORMER else mixer, config.layers, config.width, config.heads)
 
 
 def train(run: tuple[str, int], steps: int, dtype: str, device_name: str) -> dict[str, object]:

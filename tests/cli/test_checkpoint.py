@@ -177,7 +177,7 @@ def test_a_later_version_is_named(saved, monkeypatch):
     monkeypatch.setattr(checkpoint, "VERSION", 7)
     checkpoint.save(saved, content(1))
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"has format version 7; this version of holdfast reads 2"):
+    with pytest.raises(UserError, match=r"has format version 7; this version of holdfast reads 3"):
         checkpoint.load(saved)
 
 

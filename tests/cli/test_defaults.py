@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from holdfast.cli import train_lm
 from holdfast.cli.app import app
 from holdfast.cli.checkpoint import VERSION
-from holdfast.cli.config import DEMO, LanguageModelConfig
+from holdfast.cli.config import DEMO, FLASHRNN_165M, LONGEST_WARMUP, PRESETS, LanguageModelConfig
 from holdfast.cli.generate import generate
 from holdfast.cli.train_parity import ParityConfig
 
@@ -27,7 +27,7 @@ DEFAULTS = {
     "data": {},
     "data prepare": {"tokenizer": "bytes", "vocabulary": 32000},
     "doctor": {},
-    "explain": {"dtype": "float32", "device": "cpu", "grad": True},
+    "explain": {"dtype": "float32", "device": "cpu", "grad": True, "ranks": 1, "link": "nvlink"},
     "train": {},
     "train lm": {"device": "auto"},
     "train parity": {**{name: value for name, value in PARITY.items() if value}, "device": "auto"},
@@ -50,25 +50,32 @@ def test_settings_that_are_left_out():
     assert asdict(ParityConfig()) == PARITY
     assert asdict(LanguageModelConfig()) == {
         "mixer": "gla", "layers": 4, "width": 256, "heads": 4, "length": 256, "batch": 16, "accumulate": 1,
-        "steps": 2000, "lr": 2e-3, "seed": 0, "dtype": "float32", "validate_every": 200, "save_every": 200,
-        "threads": 0, "sharding": "ddp", "cp": 1, "text": None, "glob": (), "data": None,
+        "local_batch": None, "steps": 2000, "lr": 2e-3, "min_lr": None, "warmup_steps": None, "tie": True,
+        "vocabulary": None, "seed": 0, "dtype": "float32", "validate_every": 200, "save_every": 200,
+        "threads": 0, "sharding": "ddp", "cp": 1, "tp": 1, "text": None, "glob": (), "data": None,
     }  # fmt: skip
     assert DEMO == {
         "mixer": "gla", "layers": 2, "width": 128, "heads": 2, "length": 128, "batch": 16, "steps": 400, "lr": 4e-3,
         "validate_every": 50, "threads": 1,
     }  # fmt: skip
+    assert FLASHRNN_165M == {
+        "mixer": "lstm", "layers": 12, "width": 768, "heads": 12, "length": 1024, "batch": 512, "local_batch": 32,
+        "steps": 30000, "lr": 1e-3, "warmup_steps": 750, "tie": False, "vocabulary": 50257, "dtype": "bfloat16",
+        "validate_every": 1000, "save_every": 1000,
+    }  # fmt: skip
+    assert {"demo": DEMO, "flashrnn-165m": FLASHRNN_165M} == PRESETS
 
 
 def test_the_sample_of_train_lm():
     parameters = inspect.signature(generate).parameters
     sampled = {name: x.default for name, x in parameters.items() if x.default is not x.empty}
-    assert sampled == {"seed": 0, "temperature": 0.8}
-    assert (train_lm.PROMPT_TOKENS, train_lm.SAMPLE_TOKENS, train_lm.LONGEST_WARMUP) == (48, 400, 200)
+    assert sampled == {"seed": 0, "temperature": 0.8, "vocabulary": None}
+    assert (train_lm.PROMPT_TOKENS, train_lm.SAMPLE_TOKENS, LONGEST_WARMUP) == (48, 400, 200)
 
 
 def test_checkpoints_that_were_saved_are_still_read():
     """A change of their form takes another number, and this one with it."""
-    assert VERSION == 2
+    assert VERSION == 3
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ def test_every_weight_learns(mixer):
     assert [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()] == []
 
 
-def test_the_likeliest_bytes_are_those_of_the_whole_forward():
-    model = LanguageModel("gla", layers=2, width=32, heads=2)
+@pytest.mark.parametrize("mixer", ["gla", "attention"])
+def test_the_likeliest_bytes_are_those_of_the_whole_forward(mixer):
+    model = LanguageModel(mixer, layers=2, width=32, heads=2)
     made = generate(model, b"def ", 20, temperature=0)
     with torch.no_grad():
         logits, _ = model(torch.tensor([[*b"def ", *made]]))
@@ -47,6 +48,30 @@ def test_a_sample_repeats_with_its_seed_and_leaves_the_global_one_alone():
     assert generate(model, b"a", 30, seed=5) == first
     assert generate(model, b"a", 30, seed=6) != first
     assert torch.get_rng_state().equal(before)
+
+
+def test_a_head_of_its_own_has_other_weights():
+    tied, free = (LanguageModel("gla", 1, 16, 2, 40, tie) for tie in (True, False))
+    assert free.head.weight.shape == free.embedding.weight.shape == (40, 16)
+    assert {name for name, _ in free.named_parameters()} - {name for name, _ in tied.named_parameters()} == {
+        "head.weight"
+    }
+    assert LanguageModel("gla", 1, 64, 2, 256, False).head.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
+    tokens = torch.randint(40, (1, 5))
+    with torch.no_grad():
+        before, states = free(tokens[:, :4])
+        free.head.weight[7] = 0
+        after, _ = free(tokens)
+        assert not after[..., 7].any()
+        assert torch.equal(after[:, :4, :7], before[..., :7])
+        # a step reads the same head
+        assert not free.step(tokens[:, 4:], states)[..., 7].any()
+
+
+def test_rows_beyond_the_vocabulary_are_not_sampled():
+    model = LanguageModel("gla", 1, 16, 2, 64, False)
+    assert max(generate(model, [1], 60, temperature=9.0)) >= 8
+    assert max(generate(model, [1], 60, temperature=9.0, vocabulary=8)) < 8
 
 
 def test_a_sample_cannot_steer_the_terminal():

@@ -3,6 +3,8 @@
 import io
 import math
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,7 +117,8 @@ def test_speed_counts_the_tokens_of_this_run(monkeypatch):
     with Interrupt() as interrupt:
         run_training(one, report, None, interrupt)
     # 3 sequences of 8 bytes each half second
-    assert sum(line.endswith("48 tokens/s") for line in report.lines) == 2
+    assert sum(line.endswith("48 tokens/s") for line in report.lines if line.startswith("step")) == 2
+    assert report.lines[-1] == "median step 0.500 s  48 tokens/s"
 
 
 def test_losses_are_bits_a_byte():
@@ -141,13 +144,41 @@ def test_validation_is_the_mean_over_all_windows(monkeypatch):
 
 def test_the_rate_follows_the_schedule_after_a_tenth_of_warm_up(monkeypatch):
     rates = []
-    monkeypatch.setattr(train_lm, "update", lambda model, optimizer, rate: rates.append(rate))
+    monkeypatch.setattr(train_lm, "update", lambda model, optimizer, rate, clip: rates.append(rate))
     monkeypatch.setattr(train_lm, "learning_rate", lambda *arguments: arguments)
     for steps, warmup in ((7, 1), (40, 4), (5000, 200)):
         one = training(steps=steps, lr=0.25)
         one.step = 3
         one.train_step()
-        assert rates.pop() == (3, steps, 0.25, warmup)
+        assert rates.pop() == (3, steps, 0.25, warmup, 0.1)
+    one = training(lr=0.25, min_lr=0.125, warmup_steps=5)
+    one.train_step()
+    assert rates.pop() == (0, 7, 0.25, 5, 0.5)
+
+
+def test_a_local_batch_is_taken_at_a_time(monkeypatch):
+    whole, parts, taken = training(batch=6), training(batch=6, local_batch=2), []
+    loss = parts._loss
+    monkeypatch.setattr(parts, "_loss", lambda windows: taken.append(len(windows)) or loss(windows))
+    assert parts.train_step() == pytest.approx(whole.train_step(), rel=1e-6)
+    assert taken == [2, 2, 2]
+    torch.testing.assert_close(parts.model.embedding.weight, whole.model.embedding.weight)
+
+
+def test_the_model_has_the_rows_and_the_head_that_are_asked_for():
+    one = training(vocabulary=320, tie=False)
+    assert one.model.embedding.weight.shape == one.model.head.weight.shape == (320, 16)
+    assert one.parameters == training().parameters + (2 * 320 - 256) * 16
+    with pytest.raises(UserError, match=r"--vocabulary: expected the 256 tokens of text, .*; got 50,257. .* bpe"):
+        training(vocabulary=50257)
+
+
+def test_validation_tells_the_perplexity_of_tokens():
+    one = training()
+    one.validations = [(0, 0.5)]
+    assert one.last_validation() == {"bits_a_byte": 0.5}
+    one.text = replace(one.text, tokenizer=Path("a"), bytes_per_token=(9.0, 4.0))
+    assert one.last_validation() == {"bits_a_byte": 0.5, "perplexity": 4.0}
 
 
 def test_the_summary_has_the_mean_loss_since_each_validation():

@@ -127,6 +127,18 @@ def test_weights_load_both_ways(kind):
 
 
 @every_kind
+def test_clipped_gradients_are_torch_nns(kind):
+    theirs, ours = pair(kind, num_layers=2)
+    x = torch.randn(4, 2, INPUT)
+    for module in (theirs, ours):
+        tensors(module(x))[0].square().sum().backward()
+        # in place, once each
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad, rtol=1e-5, atol=1e-6)
+
+
+@every_kind
 def test_the_same_seed_gives_torch_nns_weights(kind):
     made = []
     for module in (torch.nn, holdfast.nn):

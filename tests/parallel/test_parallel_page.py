@@ -1,4 +1,4 @@
-"""docs/parallel.md: its examples run, the one over ranks also as its first lines say, by torchrun."""
+"""docs/parallel.md: its examples run, those over ranks also as the lines before them say, by torchrun."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from parallel_support.pool import run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "parallel.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-(OVER_RANKS,) = (code for code in EXAMPLES if "init_process_group" in code)
+OVER_RANKS = [code for code in EXAMPLES if "init_process_group" in code]
 
 
 def check(printed: str) -> None:
@@ -23,15 +23,21 @@ def check(printed: str) -> None:
     assert losses[2] < losses[0]
 
 
-def test_the_example_over_ranks(tmp_path):
-    (tmp_path / "example.py").write_text(OVER_RANKS)
+over_ranks = pytest.mark.parametrize("code", OVER_RANKS, ids=["sequences", "heads"])
+
+
+@over_ranks
+def test_the_examples_over_ranks(tmp_path, code):
+    (tmp_path / "example.py").write_text(code)
     check(run_script(2, tmp_path / "example.py"))
 
 
 @pytest.mark.slow
-def test_the_example_by_torchrun(tmp_path):
-    (tmp_path / "example.py").write_text(OVER_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py"]
+@over_ranks
+def test_the_examples_by_torchrun(tmp_path, code):
+    (tmp_path / "example.py").write_text(code)
+    ranks = "4" if "tensor_parallel" in code else "2"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "example.py"]
     environment = os.environ | {"PYTHONPATH": str(PAGE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     check(done.stdout)
@@ -40,6 +46,6 @@ def test_the_example_by_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("code", [code for code in EXAMPLES if code is not OVER_RANKS])
+@pytest.mark.parametrize("code", [code for code in EXAMPLES if code not in OVER_RANKS])
 def test_the_other_examples_run_as_pasted(code):
     exec(compile(code, "docs/parallel.md", "exec"), {"__name__": "example"})

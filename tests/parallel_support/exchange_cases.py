@@ -9,9 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast import parallel
+from holdfast.nn import RetNet
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 from .module_cases import made
@@ -57,6 +61,52 @@ def traffic_of_model(rank: int, size: int, name: str, length: int) -> int:
     with Traffic() as all_of_it:
         mixer(x)[0].sum().backward()
     return all_of_it.numbers
+
+
+def traffic_of_fsdp(rank: int, size: int) -> tuple[int, int]:
+    """The weights of a layer that FSDP2 shards in a model, and the bytes of both passes."""
+    layer = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False))
+    weights = sum(x.numel() for x in layer.parameters())
+    mesh = init_device_mesh("cpu", (size,))
+    model = fully_shard(nn.Sequential(fully_shard(layer, mesh=mesh)), mesh=mesh)
+    with Traffic() as all_of_it:
+        model(torch.randn(3, 8)).sum().backward()
+    return weights, all_of_it.numbers
+
+
+def sums_of_a_cut_mlp(rank: int, size: int) -> dict[str, int]:
+    """Collectives of both passes of an MLP that PyTorch shares by channels, by name."""
+    mesh = init_device_mesh("cpu", (size,))
+    mlp = nn.Sequential(nn.Linear(8, 16, bias=False), nn.SiLU(), nn.Linear(16, 8, bias=False))
+    parallelize_module(mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x = torch.randn(3, 8, requires_grad=True)
+    with CommDebugMode() as seen:
+        mlp(x).sum().backward()
+    return {str(function): count for function, count in seen.get_comm_counts().items()}
+
+
+class Sent(TorchDispatchMode):
+    """Counts the numbers that a rank sends to others by all-to-all."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.numbers = rank, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if "alltoall_base" in function.name():
+            sizes = arguments[4]
+            self.numbers += sum(sizes) - sizes[self.rank]
+        return function(*arguments, **(named or {}))
+
+
+def rows_that_change_hands(rank: int, size: int) -> tuple[list[int], int, int]:
+    """Widths of a mixer's packed weight, its heads, and the rows of it that this rank sends in both passes."""
+    mixer = RetNet(16, num_heads=4).double()
+    widths = mixer.widths
+    parallel.tensor_parallel(mixer, init_device_mesh("cpu", (size,)))
+    with Sent(rank) as sent:
+        mixer(torch.randn(2, 5, mixer.d_model, dtype=torch.float64))[0].sum().backward()
+    return widths, 4, sent.numbers // mixer.d_model
 
 
 def draw(**sizes: Any) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -128,7 +129,8 @@ def _serve(pipe: Any, rank: int, size: int, store: str, patience: float, ends: b
             return
         try:
             pipe.send((True, case(rank, size, *arguments)))
-        except Exception:
+        # of pytest's own, which is no Exception, a case may raise what did not raise
+        except (Exception, pytest.fail.Exception):
             pipe.send((False, traceback.format_exc()))
             if ends:
                 return

@@ -14,8 +14,8 @@ from .errors import UserError, first_line, reason
 
 NAME = "checkpoint.pt"
 FORMAT = "holdfast train lm"
-# 2: what the optimizer keeps goes by the names of the weights
-VERSION = 2
+# 2: what the optimizer keeps goes by the names of the weights; 3: more settings, and of several ranks the weights apart
+VERSION = 3
 
 
 def write_bytes(path: Path, content: memoryview) -> None:
@@ -26,7 +26,8 @@ def write_bytes(path: Path, content: memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def _settle(folder: Path) -> None:
+def settle(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk."""
     # The rename itself is lasting only once the folder is written; not every system can open a folder.
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
@@ -52,7 +53,7 @@ def save(folder: Path, content: dict[str, Any]) -> None:
             partial.unlink(missing_ok=True)
         kept = "; the previous checkpoint is intact" if path.is_file() else ""
         raise UserError(f"cannot save {path}: {reason(error)}{kept}") from error
-    _settle(folder)
+    settle(folder)
 
 
 def load(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from holdfast.nn.step import Mixer
 
-from .config import MIXERS
+from .attention import Attention, with_room
+from .config import ATTENTION, MIXERS
 from .errors import UserError
 
 
@@ -26,7 +27,7 @@ class TorchLikeMixer(Mixer):
 def make_mixer(name: str, width: int, heads: int) -> nn.Module:
     from holdfast import nn as holdfast_nn
 
-    layer = getattr(holdfast_nn, MIXERS[name])
+    layer = Attention if name == ATTENTION else getattr(holdfast_nn, MIXERS[name])
     try:
         if name in ("lstm", "gru", "elman"):
             return TorchLikeMixer(layer, width, heads)
@@ -71,14 +72,20 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Tokens in, logits of the next one out. The head shares the embedding's weights."""
+    """Tokens in, logits of the next one out. tie: whether the head shares the embedding's weights."""
 
-    def __init__(self, mixer: str, layers: int, width: int, heads: int, vocabulary: int = 256) -> None:
+    def __init__(
+        self, mixer: str, layers: int, width: int, heads: int, vocabulary: int = 256, tie: bool = True
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(make_mixer(mixer, width, heads), width) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-6)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        self.head = None
+        if not tie:
+            self.head = nn.Linear(width, vocabulary, bias=False)
+            nn.init.normal_(self.head.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor, states: list[Any] | None = None) -> tuple[Tensor, list[Any]]:
         """Logits [B, T, vocabulary] for tokens [B, T], and the state of every block to continue from."""
@@ -87,7 +94,15 @@ class LanguageModel(nn.Module):
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             x, state = block(x, state)
             after.append(state)
-        return F.linear(self.norm(x), self.embedding.weight), after
+        return self._logits(x), after
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), (self.embedding if self.head is None else self.head).weight)
+
+    def with_room(self, states: list[Any], tokens: int) -> list[Any]:
+        """The states, of which those that grow with the tokens have places for so many more."""
+        pairs = zip(self.blocks, states, strict=True)
+        return [with_room(x, tokens) if isinstance(block.mixer, Attention) else x for block, x in pairs]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, states: list[Any]) -> Tensor:
@@ -95,7 +110,7 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         for block, state in zip(self.blocks, states, strict=True):
             x = block.step(x, state)
-        return F.linear(self.norm(x), self.embedding.weight)
+        return self._logits(x)
 
 
 def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The processes of one training run, as torchrun starts them, and what each has of a batch and of its tokens."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,24 @@ from .errors import UserError, first_line
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among others: of `dp` times `cp`, which share the batch and each sequence's tokens.
+    """This process among others: of `dp` times `cp` times `tp`, which share the batch, each sequence's tokens and each
+    layer's heads.
 
-    mesh: of the axes "dp" and "cp"; None for a process by itself, which has all of both.
+    mesh: of the axes "dp", "cp" and "tp"; None for a process by itself, which has all of them.
     """
 
     mesh: DeviceMesh | None = None
     dp: int = 1
     cp: int = 1
+    tp: int = 1
 
     @property
     def count(self) -> int:
+        return self.data * self.tp
+
+    @property
+    def data(self) -> int:
+        """Parts that a batch's tokens are in."""
         return self.dp * self.cp
 
     @property
@@ -43,6 +50,7 @@ class Ranks:
         if self.mesh is None:
             return str(device)
         shared = f", {self.cp} to a sequence" if self.cp > 1 else ""
+        shared += f", {self.tp} to a layer" if self.tp > 1 else ""
         return f"{self.count} x {device.type} ({sharding}{shared})"
 
     def _place(self, axis: str) -> int:
@@ -73,22 +81,43 @@ class Ranks:
         return int(found)
 
     def wrapped(self, model: nn.Module, sharding: str) -> nn.Module:
-        """The model as ranks train it: mixers over parts of sequences where "cp" is more than 1, gradients averaged
-        over all ranks, and with "fsdp" weights and what the optimizer keeps cut among them, block by block."""
+        """The model as ranks train it: layers shared where "tp" is more than 1, mixers over parts of sequences where
+        "cp" is, gradients averaged over ranks with other tokens, and with "fsdp" weights and what the optimizer keeps
+        cut among them, block by block."""
         if self.mesh is None:
             return model
+        every = None
+        if self.tp > 1:
+            from .heads import share_layers
+
+            # FSDP2 knows the mesh that it cuts what is shared along, or copies it
+            sizes = (self.data, 1) if sharding == "ddp" else (1, self.data)
+            names = ("copies", "parts", "tp")
+            layout = init_device_mesh(self.mesh.device_type, (*sizes, self.tp), mesh_dim_names=names)
+            share_layers(model, layout["tp"])
+            every = layout[names[:2]] if sharding == "ddp" else layout["parts"]
         if self.cp > 1:
             from holdfast.parallel import context_parallel
 
             context_parallel(model, self.mesh["cp"])
-        if sharding == "ddp":
+        if every is None and sharding == "ddp":
             return nn.parallel.DistributedDataParallel(model)
+        if every is None:
+            every = init_device_mesh(self.mesh.device_type, (self.count,))
         from torch.distributed.fsdp import fully_shard
 
-        every = init_device_mesh(self.mesh.device_type, (self.count,))
         for block in model.blocks:
             fully_shard(block, mesh=every)
         return fully_shard(model, mesh=every)
+
+    def clip(self, parameters: Iterable[Tensor], most: float) -> None:
+        """Scales all gradients so that their norm is `most` or less."""
+        if self.tp == 1:
+            nn.utils.clip_grad_norm_(parameters, most)
+        else:
+            from holdfast.parallel import clip_grad_norm
+
+            clip_grad_norm(parameters, most)
 
     @contextlib.contextmanager
     def gradients_stay(self, model: nn.Module, stay: bool) -> Iterator[None]:
@@ -109,21 +138,26 @@ class Ranks:
 ALONE = Ranks()
 
 
-def _axes(config: LanguageModelConfig, processes: int) -> tuple[int, int]:
-    """Ranks that share the batch and that share a sequence. Raises UserError where they do not fit."""
-    if processes % config.cp:
+def _axes(config: LanguageModelConfig, processes: int) -> tuple[int, int, int]:
+    """Ranks that share the batch, that share a sequence and that share a layer. Raises UserError where they do not
+    fit."""
+    dp = processes
+    for option, share in (("tp", config.tp), ("cp", config.cp)):
+        if dp % share:
+            each = processes if dp == processes else f"{processes} / --tp {config.tp} = {dp}"
+            raise UserError(
+                f"--{option}: expected a divisor of the number of processes, {each}; got {share}, which a resumed run "
+                f"has from its checkpoint unless --{option} is given"
+            )
+        dp //= share
+    at_once = config.local_batch or config.accumulate
+    if config.batch % (dp * at_once):
+        option = "--accumulate" if config.local_batch is None else "--local-batch"
         raise UserError(
-            f"--cp: expected a divisor of the number of processes, {processes}; got {config.cp}, which a resumed run "
-            "has from its checkpoint unless --cp is given"
+            f"--batch: expected a multiple of {dp * at_once}, for {dp} processes that share it and {option} {at_once}; "
+            f"got {config.batch}"
         )
-    dp = processes // config.cp
-    parts = dp * config.accumulate
-    if config.batch % parts:
-        raise UserError(
-            f"--batch: expected a multiple of {parts}, for {dp} processes that share it and --accumulate "
-            f"{config.accumulate}; got {config.batch}"
-        )
-    return dp, config.cp
+    return dp, config.cp, config.tp
 
 
 @contextlib.contextmanager
@@ -142,9 +176,9 @@ def joined(device: torch.device, config: LanguageModelConfig) -> Iterator[Ranks]
     processes = dist.get_world_size()
     try:
         axes = _axes(config, processes)
-        yield Ranks(init_device_mesh(device.type, axes, mesh_dim_names=("dp", "cp")), *axes)
+        yield Ranks(init_device_mesh(device.type, axes, mesh_dim_names=("dp", "cp", "tp")), *axes)
     except RuntimeError as error:
-        if not _is_of_another(error):
+        if not is_of_another(error):
             raise
         if dist.get_rank():
             # the first one says it for all; where that is the one that ended, torchrun does
@@ -164,7 +198,8 @@ def local_device(name: str) -> str:
     return name
 
 
-def _is_of_another(error: RuntimeError) -> bool:
+def is_of_another(error: RuntimeError) -> bool:
+    """Whether it says that another rank has ended."""
     said = str(error)
     return isinstance(error, dist.DistError) or any(
         x in said

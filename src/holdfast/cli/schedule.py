@@ -1,6 +1,7 @@
 """Learning rate and optimizer of the training commands."""
 
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -27,9 +28,14 @@ def make_optimizer(model: nn.Module, lr: float, weight_decay: float = WEIGHT_DEC
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=(0.9, 0.95))
 
 
-def update(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One clipped step at the given rate."""
-    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+def update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    lr: float,
+    clip: Callable[[Iterable[torch.Tensor], float], object] = nn.utils.clip_grad_norm_,
+) -> None:
+    """One step at the given rate, its gradients clipped."""
+    clip(model.parameters(), CLIP)
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()

@@ -3,28 +3,32 @@
 import math
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from . import checkpoint
+from . import checkpoint, shards
 from .config import FREE_ON_RESUME, LanguageModelConfig
 from .device import choose_device, explained_memory_errors
 from .errors import UserError
+from .flops import flops_per_token, peak_rate
 from .generate import generate, printable
 from .interrupt import Interrupt
 from .language_model import LanguageModel, autocast, count_parameters, next_token_loss
 from .ranks import ALONE, Ranks, joined, load_whole_state, local_device, whole_state
 from .report import Report, sparkline
+from .saver import Kept, Saver
+from .scalars import Scalars, check_tensorboard
 from .schedule import learning_rate, make_optimizer, update
 from .text import Text, check_long_enough, read_text, training_batch, validation_windows
+from .throughput import Throughput
 from .tokens import load as load_tokens
 
 PROMPT_TOKENS = 48
 SAMPLE_TOKENS = 400
-LONGEST_WARMUP = 200
 
 
 class Training:
@@ -37,10 +41,13 @@ class Training:
         self.ranks = ranks
         torch.manual_seed(config.seed)
         # under the names that a checkpoint has
+        self._rows = config.rows_for(text.vocabulary, text.name)
         self._bare = self._fresh_model()
         self.parameters = count_parameters(self._bare)
+        self.flops = flops_per_token(self._bare, config.length)
         self.model = ranks.wrapped(self._bare, config.sharding)
         self.optimizer = make_optimizer(self.model, config.lr)
+        self.restored: Kept | None = None
         self.step = 0
         self.losses: list[float] = []
         self.validations: list[tuple[int, float]] = []
@@ -48,7 +55,7 @@ class Training:
 
     def _fresh_model(self) -> LanguageModel:
         config = self.config
-        model = LanguageModel(config.mixer, config.layers, config.width, config.heads, self.text.vocabulary)
+        model = LanguageModel(config.mixer, config.layers, config.width, config.heads, self._rows, config.tie)
         return model.to(self.device)
 
     def _loss(self, windows: torch.Tensor) -> torch.Tensor:
@@ -61,20 +68,38 @@ class Training:
         """Of nats a token in the training part, 0, or the validation part, 1."""
         return nats / math.log(2) / self.text.bytes_per_token[part]
 
+    @property
+    def rate(self) -> float:
+        """The learning rate of the step to come."""
+        config = self.config
+        return learning_rate(self.step, config.steps, config.lr, config.warmup, config.floor)
+
+    def throughput(self) -> Throughput:
+        """Of this training on these devices, before its steps."""
+        config, peak = self.config, peak_rate(self.device, self.config.dtype)
+        peak = None if peak is None else self.ranks.count * peak
+        return Throughput(config.batch * config.length, self.flops, peak, self.device)
+
+    def last_validation(self) -> dict[str, float]:
+        """Bits a byte, and of tokens that are not bytes the perplexity."""
+        found = self.validations[-1][1]
+        if self.text.tokenizer is None:
+            return {"bits_a_byte": found}
+        return {"bits_a_byte": found, "perplexity": 2 ** (found * self.text.bytes_per_token[1])}
+
     def train_step(self) -> float:
         """Takes one step; returns its loss in bits a byte."""
         config = self.config
         windows = training_batch(self.text, config.seed, self.step, config.batch, config.length)
-        parts = self.ranks.rows(torch.from_numpy(windows)).chunk(config.accumulate)
+        parts = self.ranks.rows(torch.from_numpy(windows)).chunk(config.parts(self.ranks.dp))
         nats = 0.0
         for n, part in enumerate(parts):
             with self.ranks.gradients_stay(self.model, n + 1 < len(parts)):
-                # ranks average their gradients
-                loss = self._loss(part) * (self.ranks.count / (config.batch * config.length))
+                # ranks with other tokens average their gradients
+                loss = self._loss(part) * (self.ranks.data / (config.batch * config.length))
                 loss.backward()
             nats += loss.detach()
-        warmup = min(LONGEST_WARMUP, max(1, config.steps // 10))
-        update(self.model, self.optimizer, learning_rate(self.step, config.steps, config.lr, warmup))
+        update(self.model, self.optimizer, self.rate, self.ranks.clip)
         self.step += 1
         self.losses.append(self._bits_a_byte(self.ranks.sum(nats) / self.ranks.count, 0))
         return self.losses[-1]
@@ -82,9 +107,9 @@ class Training:
     @torch.no_grad()
     def validate(self) -> float:
         """Bits a byte over the fixed validation windows, which all ranks take that share a batch."""
-        rows = max(1, self.config.batch // (self.ranks.dp * self.config.accumulate))
+        rows = max(1, self.config.batch // (self.ranks.dp * self.config.parts(self.ranks.dp)))
         nats = sum(self._loss(windows).item() for windows in self._windows.split(rows))
-        count = len(self._windows) * self.config.length * self.ranks.dp
+        count = len(self._windows) * self.config.length * self.ranks.dp * self.ranks.tp
         self.validations.append((self.step, self._bits_a_byte(self.ranks.sum(nats) / count, 1)))
         return self.validations[-1][1]
 
@@ -100,14 +125,16 @@ class Training:
         return model
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; every rank calls, and the first one has all of it."""
+        """For a checkpoint in one file; every rank calls, and the first one has all of it."""
         weights, kept = whole_state(self.model, self.optimizer)
+        return self.head() | {"model": weights, "optimizer": kept, "shards": None}
+
+    def head(self) -> dict[str, Any]:
+        """Of a checkpoint all but the weights and what the optimizer keeps."""
         return {
             "config": self.config.to_dict(),
             "text": self.text.fingerprint,
             "step": self.step,
-            "model": weights,
-            "optimizer": kept,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
@@ -116,17 +143,22 @@ class Training:
 
     def restore(self, saved: Mapping[str, Any], path: Path) -> None:
         try:
-            checkpoint.check_fits(path, saved["model"], self._bare)
-            # an optimizer keeps nothing before its first step
-            if bool(saved["optimizer"]) != bool(saved["step"]):
-                raise KeyError("optimizer")
-            load_whole_state(self.model, self.optimizer, saved["model"], saved["optimizer"])
+            if saved["shards"] is not None:
+                folder = path.parent / saved["shards"]
+                shards.load(folder, self.model, self.optimizer, self._bare, bool(saved["step"]))
+            else:
+                checkpoint.check_fits(path, saved["model"], self._bare)
+                # an optimizer keeps nothing before its first step
+                if bool(saved["optimizer"]) != bool(saved["step"]):
+                    raise KeyError("optimizer")
+                load_whole_state(self.model, self.optimizer, saved["model"], saved["optimizer"])
             torch.set_rng_state(saved["rng"])
             if self.device.type == "cuda" and saved["cuda_rng"] is not None:
                 torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
             self.step = saved["step"]
             self.losses = saved["losses"].tolist()
             self.validations = [(int(step), value) for step, value in saved["validations"].tolist()]
+            self.restored = Kept(path.parent, self.step, saved["shards"])
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UserError(f"{path} does not hold a whole training state: {error}") from error
 
@@ -175,37 +207,48 @@ def start(
     return training
 
 
-def run_training(training: Training, report: Report, out: Path | None, interrupt: Interrupt) -> int:
+def run_training(
+    training: Training, report: Report, out: Path | None, interrupt: Interrupt, scalars: Scalars | None = None
+) -> int:
     """Steps until the end or an interrupt, validating and saving on the way. Returns the signal that some rank got; 0
     at the end."""
+    with Saver(out, training) as saver:
+        return _steps(training, report, saver, interrupt, scalars or Scalars())
+
+
+def _steps(training: Training, report: Report, saver: Saver, interrupt: Interrupt, scalars: Scalars) -> int:
     config = training.config
 
-    def save() -> None:
-        if out is not None:
-            state = training.state()
-            if training.ranks.is_first:
-                checkpoint.save(out, state)
+    def validate(when: str) -> None:
+        training.validate()
+        found = training.last_validation()
+        perplexity = f", perplexity {found['perplexity']:.2f}" if "perplexity" in found else ""
+        report.line(f"validation {when}: {found['bits_a_byte']:.3f} bits a byte{perplexity}")
+        scalars.add(training.step, {f"validation/{name}": value for name, value in found.items()})
 
     if not training.validations:
-        report.line(f"validation before training: {training.validate():.3f} bits a byte")
-        save()
-    spent, first = 0.0, training.step
+        validate("before training")
+        saver.save()
+    throughput = training.throughput()
     while training.step < config.steps:
         if stopped := training.ranks.largest(interrupt.signal or 0):
-            save()
+            saver.save()
             return stopped
-        began = time.perf_counter()
+        saver.poll()
+        rate, began = training.rate, time.perf_counter()
         loss = training.train_step()
-        spent += time.perf_counter() - began
+        throughput.add(time.perf_counter() - began)
         if not math.isfinite(loss):
             raise UserError(f"the loss is {loss} at step {training.step}: try a lower --lr than {config.lr}")
-        speed = (training.step - first) * config.batch * config.length / spent
-        report.step(training.step, f"loss {loss:.3f} bits a byte  {speed:,.0f} tokens/s")
+        report.step(training.step, f"loss {loss:.3f} bits a byte  {throughput.said()}")
+        scalars.add(training.step, {"training/bits_a_byte": loss, "learning_rate": rate} | throughput.scalars())
         is_last = training.step == config.steps
         if training.step % config.validate_every == 0 or is_last:
-            report.line(f"validation after {training.step} steps: {training.validate():.3f} bits a byte")
+            validate(f"after {training.step} steps")
         if training.step % config.save_every == 0 or is_last:
-            save()
+            saver.save()
+    if said := throughput.summary():
+        report.line(said)
     return 0
 
 
@@ -228,7 +271,7 @@ def show_sample(training: Training, report: Report, prompt: str | None) -> None:
     if model is None:
         return
     with autocast(training.device, training.config.dtype):
-        made = generate(model, first, SAMPLE_TOKENS, training.config.seed)
+        made = generate(model, first, SAMPLE_TOKENS, training.config.seed, vocabulary=text.vocabulary)
     report.sample(printable(text.decode(first)), printable(text.decode(made)))
 
 
@@ -239,10 +282,13 @@ def train_language_model(
     out: Path | None = None,
     resume: Path | None = None,
     prompt: str | None = None,
+    tensorboard: Path | None = None,
 ) -> int:
     """Runs `holdfast train lm` and returns the exit status. None in `given` is an option that was not given."""
     if prompt == "":
         raise UserError("--prompt: expected at least one character")
+    if tensorboard is not None:
+        check_tensorboard()
     device = choose_device(local_device(device_name))
     config, saved = settings(given, preset, out, resume)
     with (
@@ -264,8 +310,10 @@ def train_language_model(
         )
         if resume is not None:
             report.line(f"resuming {resume} at step {training.step} of {config.steps}")
-        with report:
-            stopped = run_training(training, report, out, interrupt)
+        # of a resumed run the curves go on behind the step that it goes on from
+        curves = Scalars(tensorboard if ranks.is_first else None, 0 if resume is None else training.step + 1)
+        with report, closing(curves):
+            stopped = run_training(training, report, out, interrupt, curves)
         if stopped:
             how = f"go on with: {ranks.command} train lm --resume {out}" if out else "nothing is saved without --out"
             report.line(f"stopped at step {training.step} of {config.steps}; {how}")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.ops.check import FLOATS, check_cu_seqlens, is_dense
+from holdfast.ops.check import FLOATS, check_cu_seqlens, check_is_local, is_dense
 
 Spec = tuple[str, tuple[int, ...], torch.dtype]
 
@@ -43,6 +43,7 @@ def check_input(x: Tensor, d_model: int, cu_seqlens: Tensor | None) -> int:
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"x: expected a tensor; got {type(x).__name__}")
+    check_is_local("x", x)
     if x.dtype not in FLOATS:
         expected = "a dtype of 16 bits or more" if x.is_floating_point() else "a floating-point dtype"
         raise TypeError(f"x: expected {expected}; got {x.dtype}")
@@ -74,6 +75,7 @@ def check_state(state: Any, expected: Sequence[Spec]) -> tuple[Tensor | None, ..
     for n, (x, (name, shape, dtype)) in enumerate(zip(state, expected, strict=True)):
         if not isinstance(x, Tensor):
             raise TypeError(f"state[{n}]: expected {name} as a tensor; got {type(x).__name__}")
+        check_is_local(f"state[{n}]", x)
         if x.shape != shape:
             raise ValueError(f"state[{n}]: expected {name} of shape {list(shape)}; got {list(x.shape)}")
         if x.dtype != dtype:

@@ -60,7 +60,9 @@ class GRU(Stack):
 
     def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
         # the op's gates are r, z, n and m: the candidate's input part and its recurrent part, which r multiplies
-        return torch.cat([bias_ih[:2] + bias_hh[:2], bias_ih[2:], bias_hh[2:]])
+        hidden, heads = self.hidden_size, (self.num_heads, self.head_dim)
+        both = (bias_ih + bias_hh)[: 2 * hidden]
+        return torch.cat([both, bias_ih[2 * hidden :], bias_hh[2 * hidden :]]).unflatten(0, (4, *heads))
 
     def _step(
         self, x: Tensor, R: Tensor, b: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from holdfast.ops import retnet
+from holdfast.ops import simple_gla
 from holdfast.ops.retention_layer import retention_layer
 from holdfast.ops.rotary import rotary
 from holdfast.recurrences.packing import packed_beside
+from holdfast.recurrences.retnet import log_decay
 
 from . import step
 from .check import check_input, check_positive, check_state, head_width, wide
@@ -56,9 +57,11 @@ class RetNet(Mixer):
         ValueError: for sizes that are not positive, do not divide or leave keys of odd width, named in the message.
     """
 
-    # holdfast.parallel puts the same over several ranks in their place
-    op = staticmethod(retnet)
+    # holdfast.parallel puts the same over several ranks in their place; retention is simple GLA by a constant decay
+    op = staticmethod(simple_gla)
     positions = staticmethod(_positions)
+    # the number of the first head, by which heads decay: another where this is a part of a layer's heads
+    first_head = 0
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class RetNet(Mixer):
             self.norm.eps,
             cu_seqlens,
             self.backend,
+            self.first_head,
         )
         return self.out_proj(y), (S, after)
 
@@ -123,8 +127,10 @@ class RetNet(Mixer):
         """`retention_layer` around an op that is not the layer's own."""
         q, k, v, gate = (part.unflatten(-1, (self.num_heads, -1)) for part in packed.split(self.widths, -1))
         q, k = rotary(q, k, position, self.rotary_base)
-        o, S = self.op(q, k, v, None, S, True, cu_seqlens, self.backend)
+        g = log_decay(v, self.first_head)
+        o, S = self.op(q, k, v, g, None, S, True, cu_seqlens, self.backend)
         return self.out_proj(self.norm(o, gate).flatten(-2)), (S, after)
 
     def _token(self, x: Tensor, state: State) -> Tensor:
-        return step.retnet(self, x, state)
+        # the step's kernel counts heads from 0
+        return Mixer._token(self, x, state) if self.first_head else step.retnet(self, x, state)

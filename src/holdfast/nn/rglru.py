@@ -51,7 +51,7 @@ class RGLRU(Mixer):
     ) -> None:
         super().__init__()
         self.d_model = check_positive("d_model", d_model)
-        check_positive("num_heads", num_heads)
+        self.num_heads = check_positive("num_heads", num_heads)
         head = head_width("expand", expand, "d_model", d_model, num_heads)
         if not decay_strength > 0:
             raise ValueError(f"decay_strength: expected a positive number; got {decay_strength}")

@@ -56,7 +56,7 @@ class RotLRU(Mixer):
     ) -> None:
         super().__init__()
         self.d_model = check_positive("d_model", d_model)
-        check_positive("num_heads", num_heads)
+        self.num_heads = check_positive("num_heads", num_heads)
         head = head_width("expand", expand, "d_model", d_model, num_heads)
         if head % 2:
             raise ValueError(f"expand: expected an even number of channels a head; got {head}")

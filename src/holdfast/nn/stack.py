@@ -94,8 +94,9 @@ class Stack(nn.Module):
         raise NotImplementedError
 
     def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
-        """Both biases [gates, H, D] as the op adds them: in its kernel, which finds their gradient too."""
-        return bias_ih + bias_hh
+        """Both biases [gates * hidden] as the op adds them: [*, H, D], in its kernel, which finds the gradient too."""
+        # the sum before the view: behind two views both gradients would be one memory, which clipping scales twice
+        return (bias_ih + bias_hh).unflatten(0, (self.gates, self.num_heads, self.head_dim))
 
     def _groups(self, layer: int, x: Tensor) -> list[list[str]]:
         """The suffixes of a layer's directions, together those that run as heads of one call.
@@ -117,8 +118,7 @@ class Stack(nn.Module):
             inputs.append(F.linear(given, getattr(self, "weight_ih" + suffix)).unflatten(-1, heads))
             weights.append(getattr(self, "weight_hh" + suffix).unflatten(0, heads))
             if self.bias:
-                both = (getattr(self, name + suffix).unflatten(0, heads) for name in ("bias_ih", "bias_hh"))
-                biases.append(self._bias(*both))
+                biases.append(self._bias(*(getattr(self, name + suffix) for name in ("bias_ih", "bias_hh"))))
         if states is not None:
             states = states.unflatten(-1, heads[1:]).transpose(1, 2).flatten(2, 3).to(wide(inputs[0].dtype))
         b = _joined(biases, 1) if biases else None

@@ -52,6 +52,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int) -> None:
     """
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens: expected a tensor; got {type(cu_seqlens).__name__}")
+    check_is_local("cu_seqlens", cu_seqlens)
     if not is_dense(cu_seqlens) or cu_seqlens.device.type == "meta":
         found = f"one of layout {cu_seqlens.layout} on {cu_seqlens.device}"
         raise ValueError(f"cu_seqlens: expected a dense tensor with memory; got {found}")
@@ -112,6 +113,9 @@ def check_arguments(
     return checked
 
 
+# what no DTensor is
+_LOCAL = (Tensor, torch.nn.Parameter)
+
 # metadata that has passed its checks, which read nothing else, and what it was checked against, kept so that its id
 # stays its own
 _PASSED: dict[tuple[Any, ...], Mapping[str, Any]] = {}
@@ -130,9 +134,9 @@ def _metadata(
         parts = [
             None
             if x is None
-            else tuple([None if y is None else (y.shape, y.dtype, y.device, y.layout) for y in x])
+            else tuple([None if y is None else (y.shape, y.dtype, y.device, y.layout, type(y) in _LOCAL) for y in x])
             if type(x) is tuple
-            else (x.shape, x.dtype, x.device, x.layout)
+            else (x.shape, x.dtype, x.device, x.layout, type(x) in _LOCAL)
             for x in arguments.values()
         ]
         offsets = cu_seqlens
@@ -200,6 +204,7 @@ def _cast(label: str, spec: Argument, x: Any, first: Tensor) -> Tensor | None:
         return None
     if not isinstance(x, Tensor):
         raise TypeError(f"{label}: expected a tensor; got {type(x).__name__}")
+    check_is_local(label, x)
     if not is_dense(x):
         found = "a nested one" if x.is_nested else f"one of layout {x.layout}"
         raise TypeError(f"{label}: expected a dense tensor; got {found}")
@@ -210,6 +215,17 @@ def _cast(label: str, spec: Argument, x: Any, first: Tensor) -> Tensor | None:
     if spec.dtype == "input" and _autocasts(x):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x
+
+
+def check_is_local(name: str, x: Tensor) -> None:
+    """Raises TypeError for a DTensor: kernels see a rank's memory and nothing of the whole."""
+    # known by what it has, so that nothing is imported of torch.distributed where nothing is distributed
+    if type(x) not in _LOCAL and hasattr(x, "device_mesh"):
+        raise TypeError(
+            f"{name}: expected a local tensor; got a DTensor over {tuple(x.device_mesh.shape)} ranks as "
+            f"{tuple(x.placements)}. Ops take a rank's part, {name}.to_local(), of whole heads and all tokens; in "
+            "holdfast.parallel tensor_parallel shares out a mixer's heads, and ops take parts of the tokens"
+        )
 
 
 def is_dense(x: Any) -> bool:

@@ -33,6 +33,7 @@ def retention_layer(
     eps: float,
     cu_seqlens: Tensor | None,
     backend: str | None,
+    first_head: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """What `nn.RetNet` is between its projections:
 
@@ -45,12 +46,13 @@ def retention_layer(
         norm_weight: [V]. initial_state: [N, H, K, V] in float32 or wider, None for 0.
         position: as in `rotary`. heads: H. base: of the rotation. eps: of the norm.
         cu_seqlens: int32 or int64 [N + 1], or None. backend: of `retnet`.
+        first_head: the number of the first of these heads, by which they decay.
 
     Returns:
         y [B, T, H * V] in packed's dtype, and the state to continue from.
     """
     tensors = (packed, norm_weight, initial_state)
-    rest = (position, heads, float(base), eps, cu_seqlens, needs_grad(*tensors), name_of(backend))
+    rest = (position, heads, float(base), eps, cu_seqlens, needs_grad(*tensors), name_of(backend), first_head)
     return _differentiable(*tensors, *rest)[:2]
 
 
@@ -72,12 +74,13 @@ def _forward(
     cu_seqlens: Tensor | None,
     grad: bool,
     backend: str,
+    first_head: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y and the state; and for the backward pass q and k, turned, the heads' log decay [H], and o."""
     q, k, v, gate = _parts(packed, norm_weight, heads)
     with torch.autocast(packed.device.type, enabled=False):
         q, k = turned(q, k, position, base)
-        g = log_decay(v)
+        g = log_decay(v, first_head)
         call, _ = map_call(q, k, v, g, initial_state)
         o, final, _ = matrix.matrix_forward(*call, cu_seqlens, "retnet", grad, backend)
         norm = GatedNormCall(o, gate, norm_weight, eps)
@@ -86,7 +89,9 @@ def _forward(
     return y.flatten(2), final, q, k, g, o
 
 
-def _forward_fake(packed, norm_weight, initial_state, position, heads, base, eps, cu_seqlens, grad, backend):
+def _forward_fake(
+    packed, norm_weight, initial_state, position, heads, base, eps, cu_seqlens, grad, backend, first_head=0
+):
     batch, length, width = packed.shape
     values = norm_weight.shape[0]
     keys = width // 2 // heads - values
@@ -151,7 +156,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     *tensors, cu_seqlens, q, k, g, o = ctx.saved_tensors
     base, eps, backend = ctx.rest
     found = retention_layer_backward(*grads[:2], *tensors, q, k, g, o, base, eps, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors[:3], found, strict=True)), *(None,) * 7
+    return *(None if x is None else grad for x, grad in zip(tensors[:3], found, strict=True)), *(None,) * 8
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them

@@ -1,6 +1,9 @@
-"""Sequences cut through time: the summary of a span and how two merge, and context parallelism over ranks."""
+"""Models over ranks: sequences cut through time, by the summary of a span and how two merge, and shared heads."""
 
 from .calls import outputs, state_of, summary
+from .cuts import Cut
+from .gradients import clip_grad_norm
+from .headwise import HeadwiseParallel, weights_held
 from .modules import context_parallel
 from .ops import (
     delta_rule,
@@ -22,10 +25,16 @@ from .ops import (
     slstm,
     ssd,
 )
+from .sections import Sections
 from .summary import Summary, merge
+from .tensor import tensor_parallel, tensor_parallel_plan
 
 __all__ = [
+    "Cut",
+    "HeadwiseParallel",
+    "Sections",
     "Summary",
+    "clip_grad_norm",
     "context_parallel",
     "delta_rule",
     "elman",
@@ -49,4 +58,7 @@ __all__ = [
     "ssd",
     "state_of",
     "summary",
+    "tensor_parallel",
+    "tensor_parallel_plan",
+    "weights_held",
 ]

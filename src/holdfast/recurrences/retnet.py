@@ -7,9 +7,9 @@ from .definition import MatrixCall, Recurrence
 from .simple_gla import QKV, STATE, draw_qkv, head_numbers, map_call
 
 
-def log_decay(v: Tensor) -> Tensor:
-    """log(1 - 2^(-5 - h)) for head h: [H]."""
-    return torch.log1p(-torch.exp2(-5 - head_numbers(v)))
+def log_decay(v: Tensor, first_head: int = 0) -> Tensor:
+    """log(1 - 2^(-5 - h)) for head h: [H]. first_head: the number of v's first head."""
+    return torch.log1p(-torch.exp2(-5 - first_head - head_numbers(v)))
 
 
 def _map(

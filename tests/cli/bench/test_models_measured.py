@@ -59,7 +59,7 @@ def test_attention_is_that_of_the_tokens_so_far(length):
     q, k, v = (part.view(3, length, 2, 4) for part in layer.qkv_proj(x).split(8, -1))
     scores = torch.einsum("bthd,bshd->bhts", q, k) / 2
     shares = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
-    y, (keys, _) = layer(x)
+    y, (keys, _, _) = layer(x)
     torch.testing.assert_close(y, layer.out_proj(torch.einsum("bhts,bshd->bthd", shares, v).flatten(2)))
     assert keys.shape == (3, 2, length, 4)
 
@@ -169,7 +169,7 @@ def test_host_time_of_an_op_is_that_of_the_sizes_inside_a_layer(passes):
             # the first token sees itself alone
             torch.testing.assert_close(y[:, :, 0], inputs[2][:, :, 0])
     measure_host(ATTENTION, Row("host", "attention", "layer", {}), SMALL, CPU)
-    assert (passes["layer"].heads, passes["x"].shape, passes["x"].dtype) == (4, (1, 8, 32), torch.float32)
+    assert (passes["layer"].num_heads, passes["x"].shape, passes["x"].dtype) == (4, (1, 8, 32), torch.float32)
 
 
 @pytest.mark.parametrize(

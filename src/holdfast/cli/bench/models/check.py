@@ -13,7 +13,6 @@ from holdfast.ops.parity import relative_error
 
 from ...language_model import autocast
 from ..measure import LIMITS
-from .attention import Attention, with_room
 from .mixers import Mixer
 from .scale import Scale
 
@@ -58,8 +57,6 @@ def plain(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
 def one_step(layer: nn.Module, x: Tensor) -> Tensor:
     """The output of the last token of x, taken alone after the state that the others leave."""
     _, state = layer(x[:, :-1])
-    if isinstance(layer, Attention):
-        state = with_room(state)
     return layer(x[:, -1:], state)[0]
 
 

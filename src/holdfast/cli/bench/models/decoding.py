@@ -11,8 +11,9 @@ from holdfast import nn as hnn
 from holdfast.ops.parity import leaves
 from holdfast.recurrences.torch_private import tree_leaves
 
+from ...attention import with_room
 from ..clock import time_runs
-from .attention import Attention, with_room
+from .attention import Attention
 from .mixers import Mixer
 from .row import Row
 from .scale import Scale
@@ -38,7 +39,7 @@ def _states(layers: list[nn.Module], x: Tensor) -> list[Any]:
     states = []
     for layer in layers:
         _, state = layer(x)
-        states.append(with_room(state) if isinstance(layer, Attention) else state)
+        states.append(with_room(state, 1) if isinstance(layer, Attention) else state)
     return states
 
 
