@@ -11,8 +11,8 @@ from .subjects import SUBJECTS, backends
 
 _OPS = {
     "simple_gla": 12, "gla": 9, "ssd": 9, "mlstm": 13, "delta_rule": 7, "gated_delta_rule": 11, "kda": 5,
-    "linear_attention": 5, "retnet": 3, "lightning": 3, "rglru": 5, "rotlru": 5, "hgrn": 4, "lstm": 5, "gru": 4, "elman": 4, "slstm": 4,
-    "rnn": 4, "gated_rms_norm": 3, "inter_chunk_scan": 5, "intra_chunk": 5,
+    "linear_attention": 5, "retnet": 3, "lightning": 3, "rglru": 5, "rotlru": 5, "hgrn": 4, "lstm": 5, "gru": 4,
+    "elman": 4, "slstm": 4, "rnn": 4, "gated_rms_norm": 3, "inter_chunk_scan": 5, "intra_chunk": 5,
     "causal_conv1d": 3,
 }  # fmt: skip
 _MODES = {
