@@ -180,6 +180,15 @@ def _wide_states() -> Iterator[Case]:
             yield from _cases(op, "bfloat16", f"{op}: K {sizes['K']}, V {sizes['V']}")(sizes)
 
 
+def _delta() -> Iterator[Case]:
+    # a training batch, FlashKDA's published one, and what a rank of eight has of Kimi K3's heads
+    for sizes in ({"B": 4, "T": 4096, "H": 32}, {"B": 1, "T": 8192, "H": 96}, {"B": 1, "T": 32768, "H": 12}):
+        for op in ("kda", "gated_delta_rule"):
+            yield from _cases(op, "bfloat16", op)(sizes | {"K": 128, "V": 128})
+    yield _decode("kda", "bfloat16", {"B": 32, "H": 32, "K": 128, "V": 128})
+    yield from _host("kda", "bfloat16", {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64})
+
+
 def _smoke() -> Iterator[Case]:
     matrix = _cases("gated_delta_rule", "float32", "gated_delta_rule: length")
     for T in (64, 128, 256):
@@ -224,6 +233,7 @@ SUITES = {
             "that library's shape: batch 3, length 512",
             _mlx_recurrence,
         ),
+        Suite("delta", "Delta rules", "heads of 128, as the models that use KDA have", _delta),
         Suite(
             "wide-states", "States wider than a kernel's", "heads of xLSTM-7B and of modules' defaults", _wide_states
         ),

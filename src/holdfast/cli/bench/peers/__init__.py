@@ -9,7 +9,7 @@ import torch
 from ..case import Case
 from ..subject import Refused, Subject
 
-SEQUENCE = ("simple_gla", "linear_attention", "gla", "delta_rule", "gated_delta_rule", "mlstm")
+SEQUENCE = ("simple_gla", "linear_attention", "gla", "delta_rule", "gated_delta_rule", "kda", "mlstm")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Peer:
         return import_module(f"{__name__}.{self.file}").prepare(case, device, self.variant)
 
 
-_FLA = ("simple_gla", "gla", "delta_rule", "gated_delta_rule", "hgrn")
+_FLA = ("simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "hgrn")
 _CELLS = ("lstm", "slstm", "elman")
 
 PEERS = (
