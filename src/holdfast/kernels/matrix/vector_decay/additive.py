@@ -7,6 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.backend import describe
 from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
+from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
 from holdfast.planner import Device, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 
@@ -14,25 +15,23 @@ from holdfast.recurrences.definition import MatrixCall
 Gradients = Callable[[MatrixCall, Tensor, Tensor | None], list[Tensor | None]]
 
 
-def gradients_of(written: MatrixCall, plan: Plan, cu_seqlens: Tensor | None) -> Gradients:
-    """written: an additive call with a vector decay, whose states all calls have. plan: of the portable kernels."""
-    plans = _on_hopper(_problem(written, cu_seqlens), describe(written.v.device))
-    if plans is None:
-        from holdfast.kernels.matrix.vector_decay.triton import launch
-
-        return lambda call, do, dfinal: launch.backward(plan, call, cu_seqlens, do, dfinal)[0]
-    forward, backward = plans
-    kernels = HopperGLA()
+def gradients_of(written: MatrixCall, cu_seqlens: Tensor | None) -> Gradients:
+    """written: an additive call with a vector decay, whose states all calls have."""
+    kernels, forward, backward = _planned(_problem(written, cu_seqlens), describe(written.v.device))
+    if isinstance(kernels, TritonGLA):
+        return lambda call, do, dfinal: kernels.backward(backward, call, cu_seqlens, do, dfinal)[0]
     _, _, *saved = kernels.forward(forward, written, cu_seqlens)
     return lambda call, do, dfinal: kernels.backward(backward, call, cu_seqlens, do, dfinal, None, *saved)[0]
 
 
 @cache
-def _on_hopper(problem: Problem, device: Device) -> tuple[Plan, Plan] | None:
-    if HopperGLA().reject(problem, device) is not None:
-        return None
-    forward, backward = (HopperGLA().candidates(problem, device, way)[0].plan for way in ("forward", "backward"))
-    return forward, backward
+def _planned(problem: Problem, device: Device) -> tuple[HopperGLA | TritonGLA, Plan, Plan]:
+    hopper = HopperGLA()
+    kernels = TritonGLA() if hopper.reject(problem, device) else hopper
+    # what interprets Triton's kernels on a CPU has no plan there
+    device = device if kernels.reject(problem, device) is None else Device.named("h200")
+    forward, backward = (kernels.candidates(problem, device, way)[0].plan for way in ("forward", "backward"))
+    return kernels, forward, backward
 
 
 def _problem(call: MatrixCall, cu_seqlens: Tensor | None) -> Problem:

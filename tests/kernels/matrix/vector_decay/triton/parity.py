@@ -127,6 +127,18 @@ def check(label, call, which, packed=None, limit=None, **options):
     print(label, {name: f"{mine:.0e}" for name, (mine, _) in found.items()})
 
 
+def decays_next_to_one():
+    """Multiplied, they lose what is beyond their spacing: 2.6e-6 here, and as many times more as tokens."""
+    call = example(T=1024, K=32, state=False, beta=False)
+    draw = torch.Generator().manual_seed(1)
+    call = call._replace(g=-2e-4 * torch.rand(call.g.shape, generator=draw))
+    segments = Plan("chunked", (("chunk", 64), ("segment", 1024)))
+    right = Chunked().forward(segments, moved(call, "cpu", torch.float64), None)
+    found = [relative_error(x.double(), y) for x, y in zip(TritonGLA().forward(plan(), call, None), right, strict=True)]
+    print("weak", found)
+    assert max(found) <= 1e-6, found
+
+
 def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True

@@ -30,6 +30,10 @@ def test_interpreted():
     assert "no token" in interpret("kernels.matrix.vector_decay.triton.parity", "interpreted", seconds=300)
 
 
+def test_decays_next_to_one():
+    assert "weak" in interpret("kernels.matrix.vector_decay.triton.parity", "decays_next_to_one")
+
+
 def arguments(name, dtype, width, columns, block, **given):
     """Of one launch, with beta, and with states before and after."""
     kernel = KERNELS[name]

@@ -59,7 +59,8 @@ def gla_chunk_prepare(
         beta_k = k.to(tl.float32)
         if beta_ptr is not None:
             beta_k *= tl.load(beta_ptr + token + steps * H, mask=live, other=0.0)[:, None]
-        to_here = decay_of(load_chunk(g_ptr + token * WIDTH, at, mask), WIDE)
+        log_decay = load_chunk(g_ptr + token * WIDTH, at, mask)
+        to_here = decay_of(log_decay, WIDE)
         to_end = tl.full([CHUNK, BLOCK], 1.0, tl.float32)
         total = to_here
         product = tl.dot(
@@ -79,7 +80,11 @@ def gla_chunk_prepare(
             to_here, to_end, total = double_blocks(to_here, to_end, total, level)
         store_chunk(q_decayed_ptr + token * WIDTH, at, q.to(tl.float32) * to_here * scale, mask)
         store_chunk(k_decayed_ptr + token * WIDTH, at, beta_k * to_end, mask)
-        chunk_decay = tl.reshape(total, [BLOCK])
+        if WIDE:
+            # a product of numbers next to 1 loses the products of what they lack, chunk after chunk
+            chunk_decay = tl.exp(tl.sum(log_decay.to(tl.float64), 0)).to(tl.float32)
+        else:
+            chunk_decay = tl.reshape(total, [BLOCK])
         tl.store(chunk_decay_ptr + (slot.to(tl.int64) * H + head) * WIDTH + columns, chunk_decay, mask=columns < WIDTH)
     repeated = tl.broadcast_to(
         intra_block[:, :, None, :], [CHUNK // BLOCK_TOKENS, BLOCK_TOKENS, CHUNK // BLOCK_TOKENS, BLOCK_TOKENS]

@@ -90,11 +90,6 @@ def gla_chunk_fwd(
                 out_ptr + at_out, tl.trans(out.to(out_ptr.dtype.element_ty)), mask=live[:, None] & in_values[None, :]
             )
         state *= chunk_decay[None, :]
-        if v.dtype == tl.float32:
-            # Tensor cores cut off what they add to where float32 rounds, which grows with a sequence. An addition would
-            # be made part of the product.
-            state = tl.fma(tl.dot(tl.trans(v), k_decayed, input_precision=PRECISION), 1.0, state)
-        else:
-            state = tl.dot(tl.trans(v), k_decayed, state, input_precision=PRECISION)
+        state = tl.dot(tl.trans(v), k_decayed, state, input_precision=PRECISION)
     if final_ptr is not None:
         tl.store(final_ptr + state_at, state, mask=mask)

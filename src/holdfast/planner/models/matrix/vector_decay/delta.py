@@ -31,7 +31,9 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
     K, V = padded(problem["K"]), padded(problem["V"])
     size = 4 if problem.dtype == "float32" else 2
     written = replace(problem, traits=problem.traits - {"delta", "beta"})
-    gradients = additive.candidates(written, device, "backward") if direction == "backward" else ()
+    gradients = additive.candidates(written, device, "backward")[:1] if direction == "backward" else ()
+    if direction == "backward" and not gradients:
+        return
     for block in (block for block in (64, 32, 16) if block <= V):
         for warps in additive.WARPS[size]:
             if K * block > STATE_REGISTERS[size] * 32 * warps and block > 16:
@@ -39,15 +41,14 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
             for stages in (2, 1):
                 plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
                 shared = shared_bytes(K, block, stages, size, direction)
-                fitting = [each for each in gradients if each.plan == plan]
-                if shared > (device.shared_per_block or 0) or (direction == "backward" and not fitting):
+                if shared > (device.shared_per_block or 0):
                     continue
                 found = _prepared(problem, device, plan)
+                for each in 2 * gradients:
+                    found = each.after(found)
                 found = _pass(problem, device, plan, shared, FORWARD_CHAIN).after(found)
                 if direction == "backward":
                     found = _pass(problem, device, plan, shared, BACKWARD_CHAIN).after(found)
-                    for _ in range(2):
-                        found = fitting[0].after(found)
                 yield found
 
 
@@ -58,7 +59,7 @@ def shared_bytes(width: int, block: int, stages: int, size: int, direction: Dire
     """
     if stages == 1:
         # a tile at a time
-        return CHUNK * (2 * width + block) * size + 1024
+        return CHUNK * (2 * width + 2 * block) * size + 1024
     squares = 2 * size if direction == "forward" else 2 * size + 4
     tiles = CHUNK * ((3 * width + (1 if direction == "forward" else 2) * block) * size + CHUNK * squares)
     return stages * tiles + width * block * size

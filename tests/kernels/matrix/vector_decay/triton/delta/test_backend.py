@@ -53,10 +53,10 @@ def test_a_pass_compiles_and_fits(which):
 @pytest.mark.parametrize(
     ("which", "dtype", "K", "device", "stack"),
     [
-        ("forward", "bfloat16", 128, "h100", 32),
+        ("forward", "bfloat16", 128, "h100", 160),
         ("backward", "bfloat16", 128, "h100", 96),
-        ("forward", "bfloat16", 128, "a100", 64),
-        ("backward", "bfloat16", 128, "rtx4090", 256),
+        ("forward", "bfloat16", 128, "a100", 640),
+        ("backward", "bfloat16", 128, "rtx4090", 640),
         ("backward", "bfloat16", 256, "h100", 128),
         ("backward", "float32", 128, "h100", 1024),
     ],

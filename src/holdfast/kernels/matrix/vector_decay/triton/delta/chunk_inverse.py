@@ -45,6 +45,6 @@ def kda_chunk_inverse(
         xc = tl.dot(rounded, tl.where(corner, high, 0.0).to(dtype), input_precision=PRECISION)
         # the small blocks hold too few numbers for their low parts to count
         if i > 2 and dtype != tl.float32:
-            xc = tl.dot(rounded, tl.where(corner, low, 0.0).to(dtype), xc)
+            xc = tl.dot(rounded, tl.where(corner, low, 0.0).to(dtype), xc, input_precision=PRECISION)
         x -= tl.dot(xc.to(dtype), rounded, input_precision=PRECISION)
     tl.store(inverse_ptr + at, (x - identity).to(dtype), mask=live[:, None])

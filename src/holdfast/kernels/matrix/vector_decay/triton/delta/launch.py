@@ -62,10 +62,11 @@ class Passes:
         assert read.scores is not None
         return Chunks(q_in, k_in, k_out, read.chunk_decay, read.scores, pairs, inverse)
 
-    def _constants(self) -> dict[str, object]:
+    def _constants(self, **strides: int) -> dict[str, object]:
         run = self.of
         return {
             "H": run.heads,
+            **strides,
             "WIDTH": run.k.shape[3],
             "COLUMNS": run.v.shape[3],
             "BLOCK_K": padded(run.k.shape[3]),
@@ -88,7 +89,7 @@ class Passes:
             chunks.q_in, chunks.k_in, chunks.k_out, v, self.beta, chunks.scores, chunks.inverse, chunks.decay,
             run.state, o, x, final, run.cu_seqlens,
         )  # fmt: skip
-        constants = self._constants() | {"V_STEP": v.stride(1)}
+        constants = self._constants(V_STEP=v.stride(1))
         numbers = (v.shape[1], v.stride(0), v.stride(2))
         launch(kda_fwd, self._blocks(), tensors, numbers, constants, run.plan["warps"])
 
@@ -103,7 +104,7 @@ class Passes:
             chunks.q_in, chunks.k_in, chunks.k_out, self.beta, chunks.scores, chunks.inverse, chunks.pairs,
             chunks.decay, x, do, dfinal, dv, dbeta, dinitial, run.cu_seqlens,
         )  # fmt: skip
-        constants = self._constants() | {"DO_STEP": do.stride(1)}
+        constants = self._constants(DO_STEP=do.stride(1))
         numbers = (v.shape[1], v.shape[0] * v.shape[1], do.stride(0), do.stride(2))
         launch(kda_bwd, self._blocks(), tensors, numbers, constants, run.plan["warps"])
         return dv, dbeta[0] if self.splits == 1 else dbeta.sum(0)
@@ -138,7 +139,7 @@ def backward(
     del chunks
     u = x if run.beta is None else (x * run.beta[..., None]).to(x.dtype)
     written = call._replace(v=u, beta=None, delta=False)
-    gradients = gradients_of(written, plan, cu_seqlens)
+    gradients = gradients_of(written, cu_seqlens)
     dq, dk, _, dg, *_ = gradients(written, do, dfinal)
     # by each key of the state with its own write, of which that write is no part
     dk_read, dk_written, _, dg_read, *_ = gradients(written._replace(q=call.k, scale=1.0), -dv, None)

@@ -40,16 +40,6 @@ def load_rows(base, token, steps, columns, live, inside, H: tl.constexpr, SIZE: 
 
 
 @triton.jit
-def add_products(state, left, right, PRECISION: tl.constexpr):
-    """state + left right."""
-    if left.dtype == tl.float32:
-        # Tensor cores cut off what they add to where float32 rounds, which grows with a sequence. An addition would be
-        # made part of the product.
-        return tl.fma(tl.dot(left, right, input_precision=PRECISION), 1.0, state)
-    return tl.dot(left, right, state, input_precision=PRECISION)
-
-
-@triton.jit
 def kda_fwd(
     q_in_ptr, k_in_ptr, k_out_ptr, v_ptr, beta_ptr, scores_ptr, inverse_ptr, chunk_decay_ptr,
     initial_ptr, o_ptr, x_ptr, final_ptr, cu_seqlens,
@@ -110,7 +100,7 @@ def kda_fwd(
             tl.store(o_ptr + at_out, tl.trans(o.to(v.dtype)), mask=written)
         k_out = load_rows(k_out_ptr, token, steps, rows, live, in_keys, H, WIDTH)
         decay = tl.load(chunk_decay_ptr + ((slot + chunk) * H + head) * WIDTH + rows, mask=in_keys, other=0.0)
-        state = add_products(state * decay[None, :], u, k_out, PRECISION)
+        state = tl.dot(u, k_out, state * decay[None, :], input_precision=PRECISION)
     if final_ptr is not None:
         tl.store(final_ptr + state_at, state, mask=mask)
 
@@ -178,7 +168,7 @@ def kda_bwd(
         q_in = load_rows(q_in_ptr, token, steps, rows, live, in_keys, H, WIDTH)
         k_in = load_rows(k_in_ptr, token, steps, rows, live, in_keys, H, WIDTH)
         decay = tl.load(chunk_decay_ptr + ((slot + chunk) * H + head) * WIDTH + rows, mask=in_keys, other=0.0)
-        dstate = add_products(dstate * decay[None, :], tl.trans(do), q_in, PRECISION)
-        dstate = add_products(dstate, -rounded, k_in, PRECISION)
+        dstate = tl.dot(tl.trans(do), q_in, dstate * decay[None, :], input_precision=PRECISION)
+        dstate = tl.dot(-rounded, k_in, dstate, input_precision=PRECISION)
     if dinitial_ptr is not None:
         tl.store(dinitial_ptr + state_at, dstate, mask=mask)
