@@ -42,8 +42,7 @@ def kda(
             below the bound; without A_log, lower_bound sigmoid(g + dt_bias).
 
     The other args, returns and errors are those of `gated_delta_rule`: q, k [B, T, Hq, K], v [B, T, H, V], beta
-    [B, T, H], states float32 [N, H, K, V]; returns o [B, T, H, V] and the final state or None. No kernel of its own
-    serves it on a GPU yet: it runs chunkwise in PyTorch there, and step by step to decode.
+    [B, T, H], states float32 [N, H, K, V]; returns o [B, T, H, V] and the final state or None.
     """
     arguments = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias}
     given = prepare(KDA, cu_seqlens, arguments | {"initial_state": initial_state})

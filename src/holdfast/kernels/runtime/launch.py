@@ -67,6 +67,7 @@ def launch(
     # what the interpreter runs is no JITFunction
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
         mark_unrecordable()
+        _check_order(kernel, len(tensors) + len(numbers), constants)
         launch_by_triton(kernel, blocks, *tensors, *numbers, **constants, **_options(warps, False, registers))
         return
     places = [None if x is None else x.data_ptr() for x in tensors]
@@ -77,9 +78,7 @@ def launch(
     key = (kernel.fn, device, warps, pdl, registers, *values, *kinds)
     run = _COMPILED.get(key)
     if run is None:
-        expected = kernel.arg_names[len(tensors) + len(numbers) :]
-        if expected != list(constants):
-            raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
+        _check_order(kernel, len(tensors) + len(numbers), constants)
         named = constants | _options(warps, pdl, registers)
         found = compiled(key, kernel, blocks, (*tensors, *numbers), named, device, bool(RECORDING))
         if found is None:
@@ -93,6 +92,12 @@ def launch(
         watched(kernel, tensors, lambda: run(grid, (*places, *numbers), values))
         return
     run(grid, (*places, *numbers), values)
+
+
+def _check_order(kernel: Any, before: int, constants: dict[str, Any]) -> None:
+    expected = kernel.arg_names[before:]
+    if expected != list(constants):
+        raise ValueError(f"constants: expected {', '.join(expected)}; got {', '.join(constants)}")
 
 
 def _options(warps: int, pdl: bool, registers: int | None) -> dict[str, Any]:
