@@ -67,7 +67,9 @@ def launch(
     # what the interpreter runs is no JITFunction
     if not (LAUNCHES_COMPILED and isinstance(kernel, triton.JITFunction)):
         mark_unrecordable()
-        _check_order(kernel, len(tensors) + len(numbers), constants)
+        if hasattr(kernel, "arg_names"):
+            # by name any order will do, and on a GPU none but this
+            _check_order(kernel, len(tensors) + len(numbers), constants)
         launch_by_triton(kernel, blocks, *tensors, *numbers, **constants, **_options(warps, False, registers))
         return
     places = [None if x is None else x.data_ptr() for x in tensors]

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
+from holdfast.planner.models.matrix.tiles import WIDEST as TILE
+from holdfast.planner.models.matrix.vector_decay import hopper
 from holdfast.planner.models.matrix.vector_decay import triton as additive
 from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, padded
 
@@ -31,9 +33,12 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
     K, V = padded(problem["K"]), padded(problem["V"])
     size = 4 if problem.dtype == "float32" else 2
     written = replace(problem, traits=problem.traits - {"delta", "beta"})
-    gradients = additive.candidates(written, device, "backward")[:1] if direction == "backward" else ()
-    if direction == "backward" and not gradients:
-        return
+    gradients: tuple[Candidate, ...] = ()
+    if direction == "backward":
+        model = hopper if _is_hoppers(problem, device) else additive
+        gradients = model.candidates(written, device, "backward")[:1]
+        if not gradients:
+            return
     for block in (block for block in (64, 32, 16) if block <= V):
         for warps in additive.WARPS[size]:
             if K * block > STATE_REGISTERS[size] * 32 * warps and block > 16:
@@ -50,6 +55,17 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 if direction == "backward":
                     found = _pass(problem, device, plan, shared, BACKWARD_CHAIN).after(found)
                 yield found
+
+
+def _is_hoppers(problem: Problem, device: Device) -> bool:
+    """Whether vector decay's kernels on Hopper take the gradients."""
+    widths = problem["K"], problem["V"]
+    return (
+        device.capability == (9, 0)
+        and problem.dtype != "float32"
+        and max(widths) <= TILE
+        and not any(x % 8 for x in widths)
+    )
 
 
 def shared_bytes(width: int, block: int, stages: int, size: int, direction: Direction) -> int:
