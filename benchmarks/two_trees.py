@@ -104,7 +104,9 @@ def main() -> None:
     if given.before is None or given.out is None:
         parser.error("expected --before and --out")
     turns = [
-        (name, _turn(getattr(given, name), given.device, given.op)) for _ in range(given.turns) for name in ("before", "after")
+        (name, _turn(getattr(given, name), given.device, given.op))
+        for _ in range(given.turns)
+        for name in ("before", "after")
     ]
     on_gpu = given.device.startswith("cuda")
     record: dict[str, Any] = {"device": torch.cuda.get_device_name() if on_gpu else "cpu"}
