@@ -65,7 +65,10 @@ def test_without_it_the_option_is_refused_before_anything_is_read(tmp_path, monk
         train(tmp_path, "/nowhere")
 
 
-def test_without_a_folder_nothing_is_written():
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.chdir(tmp_path)
     none = scalars.Scalars()
     none.add(1, {"a": 1.0})
     none.close()
+    assert not any(tmp_path.iterdir())

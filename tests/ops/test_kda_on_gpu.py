@@ -49,7 +49,7 @@ def found():
 
 @pytest.mark.parametrize("name", CASES)
 def test_parity(found, name):
-    """As fla's bars for this op: output 6e-3, dg 8e-3, the rest 6e-3 in bfloat16; where keys are alike twice that."""
+    """Of outputs and gradients 6e-3 in bfloat16, of dg 8e-3; where keys are alike twice that."""
     printed, complaint = found[name].communicate(timeout=150)
     assert found[name].returncode == 0, complaint
     errors = json.loads(printed.splitlines()[-1])

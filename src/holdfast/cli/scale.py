@@ -9,12 +9,11 @@ from holdfast import ops, parallel
 from holdfast.ops.explain import explain
 from holdfast.parallel.sections import routes
 from holdfast.planner.layouts import WEIGHT, Layout, Link, activation_bytes, gradient_bytes, state_bytes, weight_bytes
-from holdfast.recurrences import RECURRENCES, Draw, Sizes
+from holdfast.recurrences import DELTA_RULES, RECURRENCES, Draw, Sizes
 
 # of the op's time, in context parallelism: for the summary and for the outputs; a delta rule's carry is a matrix more
 CP_TIMES = 2
 CP_TIMES_DELTA = 3
-DELTA = ("delta_rule", "gated_delta_rule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def layouts(layer: Layer, ranks: int) -> tuple[list[Layout], dict[str, str]]:
     else:
         part = layer.cut(ranks, "T")
         waits = state_bytes(message_bytes(layer.op, s, layer.dtype), ranks)
-        seconds = part.seconds(CP_TIMES_DELTA if layer.op in DELTA else CP_TIMES)
+        seconds = part.seconds(CP_TIMES_DELTA if layer.op in DELTA_RULES else CP_TIMES)
         found.append(Layout("cp", f"T {part.sizes.T}", seconds, waits, gradient_bytes(weights, ranks)))
     if odd := [axis for axis in layer.heads if getattr(s, axis) % ranks]:
         refused["tp"] = f"{odd[0]} = {getattr(s, odd[0])} is no multiple of {ranks}"

@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+from holdfast.recurrences import DELTA_RULES
+
 from .modules import MODULES
 from .scenario import Scenario
 from .subjects import SUBJECTS, backends
@@ -134,7 +136,7 @@ def _options(dice: _Dice, op: str) -> list[str]:
         return scaled + dice.some(layer=0.5)
     if op == "ssd":
         return dice.some(AN=0.3, z=0.5, dt_bias=0.4, softplus=0.5) + dice.of({"D": 3, "DP": 2, "": 3}).split()
-    if op in ("delta_rule", "gated_delta_rule", "kda"):
+    if op in DELTA_RULES:
         found = scaled + dice.some(l2=0.4, sig=0.4)
         if "sig" in found:
             found += dice.some(neg=0.3)
@@ -208,7 +210,7 @@ def _fitting(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, state=False, final=False)
     if s.grads == "state" and not s.final:
         s = replace(s, grads="out")
-    if family in ("matrix", "diagonal") and s.op in ("delta_rule", "gated_delta_rule", "kda") and s.keys == "raw":
+    if family in ("matrix", "diagonal") and s.op in DELTA_RULES and s.keys == "raw":
         s = replace(s, keys="raw" if "l2" in s.options else "model")
     if s.mode in ("inference", "step"):
         s = replace(s, grads="none")

@@ -12,6 +12,7 @@ from holdfast.kernels.matrix.decode.triton.backend import TritonDecode
 from holdfast.kernels.matrix.delta_rule.hopper.backend import HopperDelta
 from holdfast.kernels.matrix.delta_rule.triton.backend import TritonDelta
 from holdfast.kernels.matrix.mlstm.hopper.backend import HopperMLSTM
+from holdfast.kernels.matrix.problem import problem
 from holdfast.kernels.matrix.scalar_decay.hopper.backend import Hopper
 from holdfast.kernels.matrix.scalar_decay.triton.backend import TritonSinglePass
 from holdfast.kernels.matrix.torch.chunked import Chunked
@@ -38,28 +39,6 @@ _KERNELS = (
     BackendVariants(*map(Wide, (TritonSinglePass(), TritonDelta(), TritonGLA(), TritonKDA()))),
 )
 BACKENDS = (*_KERNELS, Chunked(), Reference())
-
-
-def problem(op: str, call: MatrixCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
-    """What planning needs to know of a call: sizes B, T, H, Hq, K, V, of packed sequences N, v's dtype and traits.
-
-    op: the recurrence's name. call: q, k [B, T, Hq, K], v [B, T, H, V] and the rest of a MatrixCall, checked.
-    cu_seqlens: int32 or int64 [N + 1], or None. grad: whether a backward pass may follow. Reads no values.
-    """
-    batch, length, heads, width = call.v.shape
-    sizes = {"B": batch, "T": length, "H": heads, "Hq": call.q.shape[2], "K": call.k.shape[3], "V": width}
-    if cu_seqlens is not None:
-        sizes["N"] = cu_seqlens.shape[0] - 1
-    traits = {
-        "decay=vector": call.g is not None and call.g.dim() == 4,
-        "decay=scalar": call.g is not None and call.g.dim() == 3,
-        "delta": call.delta,
-        "beta": call.beta is not None,
-        "normalizer": call.stabilizer is not None,
-        "varlen": cu_seqlens is not None,
-        "needs_grad": grad,
-    }
-    return Problem.of(op, "matrix", call.v.dtype, sizes, traits)
 
 
 def run(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.recurrences import RECURRENCES
+from holdfast.recurrences import DELTA_RULES, RECURRENCES
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
 from holdfast.recurrences.scalars import number
@@ -26,8 +26,7 @@ from .mlstm import check_gating, fastest_gates
 _PARAMETERS = {name: frozenset(signature(recurrence.map).parameters) for name, recurrence in RECURRENCES.items()}
 # what its mapping takes beyond belongs to longer sequences
 _PARAMETERS["mlstm"] -= {"cu_seqlens", "gates_of"}
-_DELTA = ("delta_rule", "gated_delta_rule", "kda")
-for _name in _DELTA:
+for _name in DELTA_RULES:
     _PARAMETERS[_name] -= {"inputs_of"}
 
 
@@ -70,7 +69,7 @@ def step(
     refuse_forward_mode("step", tree_leaves((given, options)))
     if op == "mlstm":
         return _mlstm(given, name_of(backend), **options)
-    if op in _DELTA:
+    if op in DELTA_RULES:
         options["inputs_of"] = fastest_inputs(given["q"])
     call, finish = recurrence.map(**given, **options)
     _check_token(call.v, state)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast import ops
 from holdfast.ops.check import prepare
-from holdfast.recurrences import RECURRENCES
+from holdfast.recurrences import DELTA_RULES, RECURRENCES
 from holdfast.recurrences.definition import Recurrence
 
 from .summary import Summary, merge
@@ -143,7 +143,7 @@ class SpanCall:
 
     def _matrix(self) -> Summary:
         added = self._final(None)
-        if self.name in ("delta_rule", "gated_delta_rule", "kda"):
+        if self.name in DELTA_RULES:
             return Summary(added, self._transition(added))
         g = self._mapped().g
         if g is None:

@@ -45,7 +45,11 @@ RECURRENCES: dict[str, Recurrence] = {
     )
 }
 
+# whose write takes away what the state has for a key
+DELTA_RULES = ("delta_rule", "gated_delta_rule", "kda")
+
 __all__ = [
+    "DELTA_RULES",
     "RECURRENCES",
     "Argument",
     "Cell",

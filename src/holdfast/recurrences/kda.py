@@ -27,9 +27,10 @@ def log_decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bou
 
     Raises TypeError for a lower_bound that is no number; ValueError for one that is not below 0, and for dt_bias alone.
     """
-    if lower_bound is not None and number("lower_bound", lower_bound) >= 0:
-        raise ValueError(f"lower_bound: expected a number below 0, the least log decay; got {lower_bound}")
-    if A_log is None and lower_bound is None:
+    bound = None if lower_bound is None else number("lower_bound", lower_bound)
+    if bound is not None and bound >= 0:
+        raise ValueError(f"lower_bound: expected a number below 0, the least log decay; got {bound}")
+    if A_log is None and bound is None:
         if dt_bias is not None:
             raise ValueError(
                 "dt_bias: expected A_log or lower_bound beside it, since g is a log decay without; got neither"
@@ -39,9 +40,9 @@ def log_decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bou
     if dt_bias is not None:
         g = g + dt_bias
     rate = None if A_log is None else A_log.to(g.dtype).exp()[:, None]
-    if lower_bound is None:
+    if bound is None:
         return -rate * F.softplus(g)
-    return lower_bound * (g if rate is None else rate * g).sigmoid()
+    return bound * (g if rate is None else rate * g).sigmoid()
 
 
 def _map(

@@ -9,7 +9,8 @@ from holdfast.kernels.lib.triton.support import refusal
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 
-from .small_heads import is_small, is_small_call
+from .problem import problem as problem_of
+from .small_heads import is_small
 
 
 class TritonMatrix:
@@ -39,9 +40,11 @@ class TritonMatrix:
         """Whether a pass is, whatever the inputs' dtype."""
         return is_small(problem)
 
-    def is_call_in_float32(self, call: MatrixCall, direction: Direction) -> bool:
-        """The same of a call."""
-        return is_small_call(call)
+    def _taken(self, call: MatrixCall, cu_seqlens: Tensor | None, direction: Direction) -> MatrixCall:
+        """The call, in float32 where the pass is."""
+        if not self.is_in_float32(problem_of(self.name, call, cu_seqlens, False), direction):
+            return call
+        return call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         if self.is_in_float32(problem, direction):
@@ -51,7 +54,7 @@ class TritonMatrix:
     def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
         from holdfast.kernels.runtime.launch import on_device_of
 
-        wide = _widened(call) if self.is_call_in_float32(call, "forward") else call
+        wide = self._taken(call, cu_seqlens, "forward")
         with on_device_of(call.v):
             o, final = self.launches().forward(plan, wide, cu_seqlens)
             return o.to(call.v.dtype), final
@@ -61,7 +64,7 @@ class TritonMatrix:
     ) -> tuple[list[Tensor | None], Tensor | None]:
         from holdfast.kernels.runtime.launch import on_device_of
 
-        wide = _widened(call) if self.is_call_in_float32(call, "backward") else call
+        wide = self._taken(call, cu_seqlens, "backward")
         if grad_o is not None:
             grad_o = grad_o.to(wide.v.dtype)
         with on_device_of(call.v):
@@ -70,7 +73,3 @@ class TritonMatrix:
 
     def launches(self) -> ModuleType:
         raise NotImplementedError
-
-
-def _widened(call: MatrixCall) -> MatrixCall:
-    return call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())

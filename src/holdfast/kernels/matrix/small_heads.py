@@ -5,7 +5,6 @@ no average takes away: a delta write subtracts what was read, a normaliser divid
 """
 
 from holdfast.planner import Problem
-from holdfast.recurrences.definition import MatrixCall
 
 # the largest K and V
 _DELTA, _NORMALIZER = (16, 64), (16, 16)
@@ -13,16 +12,10 @@ REFUSAL = "heads so small are computed in float32, which its products do not tak
 
 
 def is_small(problem: Problem) -> bool:
-    traits = problem.traits
-    return _are_small(problem["K"], problem["V"], "delta" in traits, "normalizer" in traits)
-
-
-def is_small_call(call: MatrixCall) -> bool:
-    return _are_small(call.k.shape[3], call.v.shape[3], call.delta, call.stabilizer is not None)
-
-
-def _are_small(keys: int, values: int, delta: bool, normalizer: bool) -> bool:
-    if not (delta or normalizer):
+    if "delta" in problem.traits:
+        most_keys, most_values = _DELTA
+    elif "normalizer" in problem.traits:
+        most_keys, most_values = _NORMALIZER
+    else:
         return False
-    most_keys, most_values = _DELTA if delta else _NORMALIZER
-    return keys <= most_keys and values <= most_values
+    return problem["K"] <= most_keys and problem["V"] <= most_values

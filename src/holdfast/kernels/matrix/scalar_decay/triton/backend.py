@@ -2,12 +2,9 @@
 
 from types import ModuleType
 
-import torch
-
 from holdfast.kernels.matrix.portable import TritonMatrix
 from holdfast.planner import Direction, Problem
 from holdfast.planner.models.matrix.scalar_decay import triton as triton_model
-from holdfast.recurrences.definition import MatrixCall
 
 
 class TritonSinglePass(TritonMatrix):
@@ -32,7 +29,3 @@ class TritonSinglePass(TritonMatrix):
     def is_in_float32(self, problem: Problem, direction: Direction) -> bool:
         is_float16 = problem.dtype == "float16" and "normalizer" in problem.traits
         return super().is_in_float32(problem, direction) or (direction == "backward" and is_float16)
-
-    def is_call_in_float32(self, call: MatrixCall, direction: Direction) -> bool:
-        is_float16 = call.v.dtype == torch.float16 and call.stabilizer is not None
-        return super().is_call_in_float32(call, direction) or (direction == "backward" and is_float16)

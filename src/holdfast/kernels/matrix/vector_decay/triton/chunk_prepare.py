@@ -33,7 +33,7 @@ def gla_chunk_prepare(
     g            [B, T, H, K]
     beta         [B, T, H], or None for 1
     q_decayed    [B, T, H, K], written: scale * q, decayed from the chunk's start
-    k_decayed    [B, T, H, K], written: beta * k, decayed to the chunk's end
+    k_decayed    [B, T, H, K], written: beta * k, decayed to the chunk's end; or None
     chunk_decay  [slots, H, K], written: the decay of the chunk
     scores       [B, T, H, CHUNK], written: each token's weights of the chunk's values, causal
     cu_seqlens   [N + 1], or None
@@ -79,7 +79,8 @@ def gla_chunk_prepare(
                 inter_block = tl.where(meet(steps, level), inter_block + product, inter_block)
             to_here, to_end, total = double_blocks(to_here, to_end, total, level)
         store_chunk(q_decayed_ptr + token * WIDTH, at, q.to(tl.float32) * to_here * scale, mask)
-        store_chunk(k_decayed_ptr + token * WIDTH, at, beta_k * to_end, mask)
+        if k_decayed_ptr is not None:
+            store_chunk(k_decayed_ptr + token * WIDTH, at, beta_k * to_end, mask)
         if WIDE:
             # a product of numbers next to 1 loses the products of what they lack, chunk after chunk
             chunk_decay = tl.exp(tl.sum(log_decay.to(tl.float64), 0)).to(tl.float32)

@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
     """What `gla_chunk_prepare` writes."""
 
     q_decayed: Tensor  # [B, T, H, K]
-    k_decayed: Tensor  # [B, T, H, K]
+    k_decayed: Tensor | None  # [B, T, H, K]
     chunk_decay: Tensor  # [slots, H, K]
     scores: Tensor | None  # [B, T, H, CHUNK]
 
@@ -99,7 +99,7 @@ class Passes:
         """Return what decides precision: beside float32 inputs decays are exact to float32, and products 3xTF32."""
         return {"WIDE": self.v.dtype == torch.float32, "PRECISION": "tf32x3"}
 
-    def prepare(self, q_decayed: Tensor, k_decayed: Tensor, scores: Tensor | None = None) -> Prepared:
+    def prepare(self, q_decayed: Tensor, k_decayed: Tensor | None, scores: Tensor | None = None) -> Prepared:
         """Launch `gla_chunk_prepare`, which fills q_decayed and k_decayed [B, T, H, K], and scores [B, T, H, CHUNK]."""
         width = self.k.shape[3]
         chunk_decay = self.v.new_empty(self.slots, self.heads, width, dtype=torch.float32)

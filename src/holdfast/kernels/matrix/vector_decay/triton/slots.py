@@ -18,6 +18,22 @@ def first_slot(n, first):
 
 
 @triton.jit
+def sequence_bounds(n, cu_seqlens, T):
+    """Return batch row, first token, end and first slot of the n-th sequence."""
+    if cu_seqlens is None:
+        batch = n
+        first, end = n * 0, n * 0 + T
+        slot = n * tl.cdiv(T, CHUNK)
+    else:
+        batch = n * 0
+        # wrong offsets must not reach outside of the tensors
+        first = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
+        end = tl.minimum(tl.load(cu_seqlens + n + 1).to(tl.int64), T)
+        slot = first_slot(n, first)
+    return batch, first, end, slot
+
+
+@triton.jit
 def chunk_bounds(slot, cu_seqlens, sequences, T):
     """Return batch row, first token and number of tokens of the chunk in a slot; 0 in one between packed sequences."""
     if cu_seqlens is None:

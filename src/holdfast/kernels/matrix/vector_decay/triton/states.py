@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .decay import CHUNK
-from .slots import first_slot, folded_state_offsets, state_offsets
+from .slots import folded_state_offsets, sequence_bounds, state_offsets
 
 
 @triton.jit
@@ -34,16 +34,7 @@ def gla_chunk_fwd(
     head = (program // SPLITS % H).to(tl.int64)
     n = (program // SPLITS // H).to(tl.int64)
     columns = program % SPLITS * BLOCK_V + tl.arange(0, BLOCK_V)
-    if cu_seqlens is None:
-        batch = n
-        first, end = n * 0, n * 0 + T
-        slot = n * tl.cdiv(T, CHUNK)
-    else:
-        batch = n * 0
-        # wrong offsets must not reach outside of the tensors
-        first = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
-        end = tl.minimum(tl.load(cu_seqlens + n + 1).to(tl.int64), T)
-        slot = first_slot(n, first)
+    batch, first, end, slot = sequence_bounds(n, cu_seqlens, T)
     rows = tl.arange(0, BLOCK_K)
     steps = tl.arange(0, CHUNK)
     in_keys, in_values = rows < WIDTH, columns < COLUMNS

@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from holdfast.kernels.backend import describe
 from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.kernels.matrix.torch.reference import Reference
+from holdfast.kernels.matrix.vector_decay import additive
 from holdfast.kernels.matrix.vector_decay.triton.delta.backend import TritonKDA
+from holdfast.kernels.matrix.wide import Wide
 from holdfast.ops import matrix
+from holdfast.planner import Device
 from kernels.matrix.scalar_decay.triton.parity import layouts_and_neighbours
 from kernels.matrix.vector_decay.triton.parity import LIMITS, plan
 from kernels.matrix.vector_decay.triton.parity import errors as errors_of
@@ -47,10 +50,22 @@ def on_gpu(which: dict, packed, ends: bool) -> None:
     print(json.dumps(errors(call, plans, packed, device="cuda", exact=Chunked, ends=ends)))
 
 
+def wide_values():
+    """V of 272, in slices that share q, k and the decays."""
+    call, kernels, device = example(T=20, K=24, V=272), Wide(TritonKDA()), Device.named("a100")
+    problem = matrix.problem("kda", call, None, True)
+    plans = [kernels.candidates(problem, device, way)[0].plan for way in ("forward", "backward")]
+    found = errors_of(call, plans, kernels=kernels)
+    print("wide values", plans[0].values, {name: f"{mine:.0e}" for name, (mine, _) in found.items()})
+    assert all(mine <= LIMITS[torch.float32] for mine, _ in found.values()), found
+
+
 def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # whose gradients are Triton's, which alone is interpreted
+    additive.describe = lambda device: Device.named("a100")
     check("split columns, a ragged tail", example(K=24), plan(columns=16))
     check("no strength, no states", example(K=24, beta=False, state=False, T=20), plan(), ends=False)
     check("grouped, widths of no tile", example(H=2, T=17, K=20, V=24), plan())
@@ -62,5 +77,6 @@ def interpreted():
     check("half precision", example(K=24, dtype=torch.float16), plan(), limit=2 * LIMITS[torch.float16])
     layouts_and_neighbours(example(T=90, K=24, V=24), plan(), TritonKDA(), (0, 20, 50, 90))
     check("small heads", example(T=40, K=8, V=16, dtype=torch.float16), plan())
+    wide_values()
     check("one token", example(T=1), plan())
     check("no token", example(T=0), plan())

@@ -50,10 +50,10 @@ class Passes:
     def prepare(self) -> Chunks:
         """Launch what all chunks take at once."""
         run, width = self.of, self.of.k.shape[3]
-        q_in, k_in, k_out, spare = (run.per_head(width) for _ in range(4))
+        q_in, k_in, k_out = (run.per_head(width) for _ in range(3))
         read = run.prepare(q_in, k_out)
         pairs = run.v.new_empty(*run.v.shape[:3], CHUNK, dtype=torch.float32)
-        replace(run, q=run.k, scale=1.0).prepare(k_in, spare, pairs)
+        replace(run, q=run.k, scale=1.0).prepare(k_in, None, pairs)
         inverse = run.per_head(CHUNK)
         tensors = (pairs, self.beta, inverse, run.cu_seqlens)
         numbers = (run.v.shape[1], run.sequences)

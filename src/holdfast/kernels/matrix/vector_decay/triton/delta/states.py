@@ -14,22 +14,7 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.matrix.vector_decay.triton.decay import CHUNK
-from holdfast.kernels.matrix.vector_decay.triton.slots import first_slot
-
-
-@triton.jit
-def sequence(n, cu_seqlens, T):
-    """Return batch row, first token, end and first slot of sequence n."""
-    if cu_seqlens is None:
-        batch, first, end = n, n * 0, n * 0 + T
-        slot = n * tl.cdiv(T, CHUNK)
-    else:
-        # wrong offsets must not reach outside of the tensors
-        batch = n * 0
-        first = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int64), 0), T)
-        end = tl.minimum(tl.load(cu_seqlens + n + 1).to(tl.int64), T)
-        slot = first_slot(n, first)
-    return batch, first, end, slot
+from holdfast.kernels.matrix.vector_decay.triton.slots import sequence_bounds
 
 
 @triton.jit
@@ -63,7 +48,7 @@ def kda_fwd(
     columns = program % SPLITS * BLOCK_V + tl.arange(0, BLOCK_V)
     head = (program // SPLITS % H).to(tl.int64)
     n = (program // SPLITS // H).to(tl.int64)
-    batch, first, end, slot = sequence(n, cu_seqlens, T)
+    batch, first, end, slot = sequence_bounds(n, cu_seqlens, T)
     rows, steps = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
     in_keys, in_values = rows < WIDTH, columns < COLUMNS
     v_ptr += batch * v_batch + head * v_head
@@ -129,7 +114,7 @@ def kda_bwd(
     head = (program // SPLITS % H).to(tl.int64)
     n = (program // SPLITS // H).to(tl.int64)
     dbeta_ptr += (program % SPLITS).to(tl.int64) * tokens * H
-    batch, first, end, slot = sequence(n, cu_seqlens, T)
+    batch, first, end, slot = sequence_bounds(n, cu_seqlens, T)
     rows, steps = tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
     in_keys, in_values = rows < WIDTH, columns < COLUMNS
     do_ptr += batch * do_batch + head * do_head
