@@ -1,33 +1,97 @@
-"""Vector decay's gradients for the delta rule, by the backend that serves the additive call best."""
+"""Vector decay's gradients of q, k and g for the delta rule, chunk by chunk, by the backend that serves the sizes best.
+
+Once u = beta (v - S^T k) is known, the state is that of vector decay with values u. o is read of it by q, and what u
+subtracts by k, just before the token's own write. So vector decay's kernel of gradients runs for each, with the states
+before all chunks and the gradients of those after them that the delta rule's passes leave.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 
+import torch
 from torch import Tensor
 
+from holdfast.kernels import varlen
 from holdfast.kernels.backend import describe
+from holdfast.kernels.lib.triton.group_sum import ungroup
 from holdfast.kernels.matrix.problem import problem
-from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
-from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
+from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA, saved_sizes
 from holdfast.planner import Device, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 
-# of a call with other queries, do and the final state's gradient: (q, k, v, g, beta, stabilizer)'s
-Gradients = Callable[[MatrixCall, Tensor, Tensor | None], list[Tensor | None]]
+# (do, states, dstates, (dq or None, dk, dg)) of one reading: see the kernels
+Launch = Callable[[Tensor, Tensor, Tensor | None, tuple[Tensor | None, Tensor, Tensor]], None]
 
 
-def gradients_of(written: MatrixCall, cu_seqlens: Tensor | None) -> Gradients:
-    """written: an additive call with a vector decay, whose states all calls have."""
-    kernels, forward, backward = _planned(problem("gla", written, cu_seqlens, True), describe(written.v.device))
-    if isinstance(kernels, TritonGLA):
-        return lambda call, do, dfinal: kernels.backward(backward, call, cu_seqlens, do, dfinal)[0]
-    _, _, *saved = kernels.forward(forward, written, cu_seqlens)
-    return lambda call, do, dfinal: kernels.backward(backward, call, cu_seqlens, do, dfinal, None, *saved)[0]
+@dataclass(frozen=True)
+class ChunkGradients:
+    """call: the delta rule's. tiled: whether states are as vector_decay/hopper has them, or as Triton has them."""
+
+    call: MatrixCall
+    cu_seqlens: Tensor | None
+    tiled: bool
+
+    @staticmethod
+    def of(call: MatrixCall, cu_seqlens: Tensor | None) -> "ChunkGradients":
+        additive = problem("gla", call._replace(beta=None, delta=False), cu_seqlens, True)
+        tiled = call.v.numel() > 0 and _hopper_serves(additive, describe(call.v.device))
+        return ChunkGradients(call, cu_seqlens, tiled)
+
+    def room_for_states(self, slots: int) -> Tensor:
+        """Return memory for a state of each chunk, in v's dtype."""
+        v, width = self.call.v, self.call.k.shape[3]
+        if not self.tiled:
+            return v.new_empty(slots, v.shape[2], v.shape[3], width)
+        sequences = None if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+        # values that a tile has beyond v's are read
+        make = v.new_zeros if v.shape[3] % 64 else v.new_empty
+        return make(saved_sizes(v.shape, width, sequences))
+
+    def find(
+        self, u: Tensor, do: Tensor, dv: Tensor, states: Tensor, dstates: Tensor, plan: Plan
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dq, dk [B, T, Hq, K] in their dtype and dg [B, T, H, K] in g's. u, do, dv: [B, T, H, V].
+
+        states, dstates: before each chunk, and the gradient of the one after it, in `room_for_states`.
+        """
+        written = self.call._replace(v=u, beta=None, delta=False, initial_state=None)
+        read, erase = (self._hopper if self.tiled else self._triton)(written, plan)
+        heads = (*u.shape[:3], self.call.k.shape[3])
+        dq, dk = u.new_empty(heads), u.new_empty(heads)
+        dg = torch.empty(heads, dtype=torch.float32, device=u.device)
+        read(do, states, dstates, (dq, dk, dg))
+        erase(dv, states, None, (None, dk, dg))
+        assert self.call.g is not None
+        return *ungroup(dq, dk, self.call.q.shape[2]), dg.to(self.call.g.dtype)
+
+    def _hopper(self, written: MatrixCall, plan: Plan) -> tuple[Launch, Launch]:
+        from holdfast.kernels.matrix.vector_decay.hopper import launch
+        from holdfast.kernels.runtime.tma import for_tma
+
+        cu_seqlens = varlen.on_device(self.cu_seqlens, written.v.shape[1], written.v.device)
+        inputs = launch.Inputs.of(written, cu_seqlens)
+
+        def run(given: launch.Inputs) -> Launch:
+            return lambda do, states, dstates, grads: launch.run_grads(
+                given, for_tma(do), states, dstates, launch.Grads(*grads, None)
+            )
+
+        return run(inputs), run(replace(inputs, q=inputs.k, scale=-1.0))
+
+    def _triton(self, written: MatrixCall, plan: Plan) -> tuple[Launch, Launch]:
+        from holdfast.kernels.matrix.vector_decay.triton import launch
+
+        inputs = launch.Passes.of(plan, written, self.cu_seqlens)
+
+        def run(given: launch.Passes) -> Launch:
+            return lambda do, states, dstates, grads: given.run_grads(
+                do, states, dstates, launch.ChunkGrads(*grads, None)
+            )
+
+        return run(inputs), run(replace(inputs, q=inputs.k, scale=-1.0))
 
 
 @cache
-def _planned(what: Problem, device: Device) -> tuple[HopperGLA | TritonGLA, Plan, Plan]:
-    hopper = HopperGLA()
-    kernels = TritonGLA() if hopper.reject(what, device) else hopper
-    forward, backward = (kernels.candidates(what, device, way)[0].plan for way in ("forward", "backward"))
-    return kernels, forward, backward
+def _hopper_serves(additive: Problem, device: Device) -> bool:
+    return not HopperGLA().reject(additive, device)

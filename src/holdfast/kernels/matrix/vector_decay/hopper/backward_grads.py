@@ -104,7 +104,7 @@ def gla_bwd_grads(
     v, do   [B, T, H / v_group, V] and [B, T, H, V], in blocks [1, 64, 1, columns]
     states  the state before each chunk, as forward.py saves it, in blocks [1, 64, 1, 64]
     dstates the gradient of the state after each chunk, likewise; may be in the memory of dg, or of dq if V is 64: a
-            block reads its part where it then writes
+            block reads its part where it then writes; or None for 0
 
     beta    [B, T, H], float32, or None for 1
     cu      [N + 1], where packed sequences begin and end, or None; chunks are then those of lib/gluon/sequence.py
@@ -115,6 +115,9 @@ def gla_bwd_grads(
             token would spill
     dg      [B, T, H, KEYS], float32
     dbeta   [ceil(KEYS / 64), B, T, H], float32, a part for each 64 columns; None beside a beta of None
+
+    With a dq of None, and no beta, queries are keys that read just before their own write, and what they and the keys
+    get is added to dk and dg.
     """
     V: gl.constexpr = v_desc.block_type.shape[3]
     V_SLABS: gl.constexpr = V // 64
@@ -160,8 +163,8 @@ def gla_bwd_grads(
     v_tile = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout)
     do_tile = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], do_desc.layout)
     states_tiles = reinterpret(pool.index(2), dtype, [V_SLABS, 1, CHUNK, 1, HALF], states_desc.layout)
-    dstates_tiles = reinterpret(pool.index(3), dtype, [V_SLABS, 1, CHUNK, 1, HALF], dstates_desc.layout)
-    states_bytes: gl.constexpr = V_SLABS * (states_desc.block_type.nbytes + dstates_desc.block_type.nbytes)
+    dstates_tiles = reinterpret(pool.index(3), dtype, [V_SLABS, 1, CHUNK, 1, HALF], states_desc.layout)
+    states_bytes: gl.constexpr = V_SLABS * states_desc.block_type.nbytes
     qkg_bytes: gl.constexpr = 2 * q_desc.block_type.nbytes + g_desc.block_type.nbytes
     # in the order of their use
     mbarrier.expect(v_ready, v_desc.block_type.nbytes + do_desc.block_type.nbytes)
@@ -171,11 +174,12 @@ def gla_bwd_grads(
     tma_load(g_desc, [batch, token, head // g_group, half * HALF], qkg_ready, g_tile)
     tma_load(q_desc, [batch, token, head // qk_group, half * HALF], qkg_ready, q_tile)
     tma_load(k_desc, [batch, token, head // qk_group, half * HALF], qkg_ready, k_tile)
-    mbarrier.expect(states_ready, states_bytes)
+    mbarrier.expect(states_ready, states_bytes if dstates_desc is None else 2 * states_bytes)
     for slab in gl.static_range(V_SLABS):
         place = [batch, chunk * CHUNK, head, (half * V_SLABS + slab) * HALF]
         tma_load(states_desc, place, states_ready, states_tiles.index(slab))
-        tma_load(dstates_desc, place, states_ready, dstates_tiles.index(slab))
+        if dstates_desc is not None:
+            tma_load(dstates_desc, place, states_ready, dstates_tiles.index(slab))
     v = reinterpret(pool.index(0), dtype, [1, CHUNK, 1, V], v_desc.layout).reshape([CHUNK, V])
     do = reinterpret(pool.index(1), dtype, [1, CHUNK, 1, V], do_desc.layout).reshape([CHUNK, V])
     s = reinterpret(pool.index(2), dtype, [V, HALF], flat)
@@ -262,8 +266,9 @@ def gla_bwd_grads(
     from_dstate = gl.zeros([CHUNK, HALF], gl.float32, _WGMMA)
     state_products = gl.zeros([HALF, HALF], gl.float32, _WGMMA)
     from_state = warpgroup_mma(do, s, from_state, use_acc=False, is_async=True)
-    from_dstate = warpgroup_mma(v, ds, from_dstate, use_acc=False, is_async=True)
-    state_products = warpgroup_mma(s.permute((1, 0)), ds, state_products, use_acc=False, is_async=True)
+    if dstates_desc is not None:
+        from_dstate = warpgroup_mma(v, ds, from_dstate, use_acc=False, is_async=True)
+        state_products = warpgroup_mma(s.permute((1, 0)), ds, state_products, use_acc=False, is_async=True)
     sums_16, sums_32, w_16, w_32, from_state, from_dstate, state_products = warpgroup_mma_wait(
         0, deps=(sums_16, sums_32, w_16, w_32, from_state, from_dstate, state_products)
     )
@@ -319,13 +324,17 @@ def gla_bwd_grads(
         back = dstate_part * after + parts_16[t] * k_factor_16 + part_32 * k_factor_32
         inside = (first + t < T) & (columns < KEYS)
         at = place + t * TOKEN_STEP
-        gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
-        to_write = after_it + to_key[t] * q + end * back
+        to_write = after_it + end * back
+        if dq_ptr is not None:
+            gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
+            to_write += to_key[t] * q
         if beta_ptr is not None:
             beta = by_block.slice(t, 1, 1).load(TOKEN_LAYOUT)
             gl.store(dbeta_at + t * H, gl.sum(k * to_write, 1)[:, None], mask=first + t < T)
             to_write = to_write * beta
             k = k * beta
+        if dq_ptr is None:
+            to_write += before_it + gl.load(dk_ptr + at, mask=inside, other=0.0).to(gl.float32)
         gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
         pairs_dg += before_it * q - after_it * k
         states_dg = (states_dg + q * state_part) * own[t]
@@ -355,5 +364,9 @@ def gla_bwd_grads(
         inside = (first + i < T) & (columns < KEYS)
         pairs_it = pair_sums[i] if beta_ptr is None else pair_sums_tile.index(i).load(TOKEN_LAYOUT)
         behind_it = behind[i] if beta_ptr is None else behind_tiles[i % 2].index(i // 2).load(TOKEN_LAYOUT)
-        gl.store(dg_ptr + place + i * (H * KEYS), pairs_it + rest, mask=inside)
+        dg_at = dg_ptr + place + i * (H * KEYS)
+        found = pairs_it + rest
+        if dq_ptr is None:
+            found += gl.load(dg_at, mask=inside, other=0.0)
+        gl.store(dg_at, found, mask=inside)
         rest += behind_it

@@ -54,10 +54,11 @@ class States:
 class Grads:
     """Gradients that `run_grads` fills: dq, dk and dg have the heads of v; dbeta is None where beta is.
 
-    dq and dk may have room between their tokens, the same of both: see `room_for_queries_and_keys`.
+    dq and dk may have room between their tokens, the same of both: see `room_for_queries_and_keys`. Where dq is None,
+    keys read: see `gla_bwd_grads`.
     """
 
-    dq: Tensor
+    dq: Tensor | None
     dk: Tensor
     dg: Tensor
     dbeta: Tensor | None
@@ -104,10 +105,10 @@ def run_forward(
     launch(gla_fwd, (sequences * heads, 1, 1), arguments, constants, tile_v // 16, types)
 
 
-def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor, grads: Grads) -> None:
-    """Launch `gla_bwd_grads`. states, dstates: before and after each chunk, of `saved_shape`."""
+def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor | None, grads: Grads) -> None:
+    """Launch `gla_bwd_grads`. states, dstates: before and after each chunk, of `saved_sizes`."""
     q, k, v, g, beta, cu_seqlens = inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.cu_seqlens
-    batch, length, heads, keys = grads.dq.shape
+    batch, length, heads, keys = grads.dk.shape
     tile_v, chunks = round_up_columns(v.shape[3]), states.shape[1] // TOKENS
     across = -(-keys // 64) * heads
     grid = (across, chunks, batch) if cu_seqlens is None else (across * chunks, 1, 1)
@@ -118,7 +119,7 @@ def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor, grads
         tiles(v, [1, TOKENS, 1, tile_v], TILE_LAYOUT),
         tiles(do, [1, TOKENS, 1, tile_v], TILE_LAYOUT),
         tiles(states, [1, TOKENS, 1, 64], TILE_LAYOUT),
-        tiles(dstates, [1, TOKENS, 1, 64], TILE_LAYOUT),
+        None if dstates is None else tiles(dstates, [1, TOKENS, 1, 64], TILE_LAYOUT),
         grads.dq,
         grads.dk,
         grads.dg,
@@ -132,8 +133,8 @@ def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor, grads
         heads // v.shape[2],
         inputs.scale,
     )
-    types = (q.dtype, tile_v, beta is None, dtype_or_none(cu_seqlens))
-    constants = {"H": heads, "KEYS": keys, "TOKEN_STEP": grads.dq.stride(1)}
+    types = (q.dtype, tile_v, beta is None, dstates is None, grads.dq is None, dtype_or_none(cu_seqlens))
+    constants = {"H": heads, "KEYS": keys, "TOKEN_STEP": grads.dk.stride(1)}
     launch(gla_bwd_grads, grid, arguments, constants, 4, types)
 
 

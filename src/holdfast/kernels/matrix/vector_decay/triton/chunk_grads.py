@@ -43,6 +43,9 @@ def gla_chunk_grads(
     dbeta         [ceil(WIDTH / BLOCK_K), B, T, H], written, or None; tokens is B T
     cu_seqlens    [N + 1], or None
 
+    With dq and dstates of None, and no beta, queries are keys that read just before their own write, and what they and
+    the keys get is added to dk and dg.
+
     At each level of decay.py one product serves q and k: a token is either, and meets the others in the symmetric
     matrix of pairs do . v. A log decay's gradient sums what crosses its token: pairs inside the chunk, from before it,
     to after it, and from before to after. No sum takes away what another added, so that a strong decay's small gradient
@@ -83,14 +86,15 @@ def gla_chunk_grads(
             place = folded_state_offsets(values, columns, token, H, WIDTH)
         else:
             place = state_offsets(values, columns, slot, head, H, WIDTH, COLUMNS)
-        dstate = tl.load(dstates_ptr + place, mask=mask, other=0.0)
+        if dstates_ptr is not None:
+            dstate = tl.load(dstates_ptr + place, mask=mask, other=0.0)
+            dk = tl.dot(v, dstate, dk, input_precision=PRECISION)
+            state_grad_dot += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), 0)
         intra_block = tl.dot(
             split_blocks(do), tl.trans(split_blocks(v), (0, 2, 1)), intra_block, input_precision=PRECISION
         )
         inter_block = tl.dot(do, tl.trans(v), inter_block, input_precision=PRECISION)
         dq = tl.dot(do, state, dq, input_precision=PRECISION)
-        dk = tl.dot(v, dstate, dk, input_precision=PRECISION)
-        state_grad_dot += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), 0)
     inner = tl.arange(0, BLOCK_TOKENS)
     diagonal = (
         tl.reshape(tl.sum(tl.where((inner[:, None] == inner[None, :])[None], intra_block, 0.0), 2), [CHUNK]) * scale
@@ -118,8 +122,9 @@ def gla_chunk_grads(
     dg = tl.dot((steps[:, None] <= steps[None, :]).to(q.dtype), q_dq, input_precision=PRECISION)
     dg = tl.dot((steps[:, None] > steps[None, :]).to(q.dtype), k_dk, dg, input_precision=PRECISION)
     dg += (state_grad_dot * tl.reshape(total, [BLOCK_K]))[None, :]
-    dq += (diagonal * beta)[:, None] * k.to(tl.float32)
-    dk += diagonal[:, None] * q.to(tl.float32)
+    if dq_ptr is not None:
+        dq += (diagonal * beta)[:, None] * k.to(tl.float32)
+        dk += diagonal[:, None] * q.to(tl.float32)
 
     # pairs inside the chunk
     intra_block = (
@@ -154,7 +159,11 @@ def gla_chunk_grads(
         dq += tl.where(later, found, 0.0)
         dk += tl.where(later, 0.0, found)
         to_here, to_end, total = double_blocks(to_here, to_end, total, level)
-    store_chunk(dq_ptr + token * WIDTH, at, dq, mask)
+    if dq_ptr is None:
+        dk += dq + load_chunk(dk_ptr + token * WIDTH, at, mask).to(tl.float32)
+        dg += load_chunk(dg_ptr + token * WIDTH, at, mask).to(tl.float32)
+    else:
+        store_chunk(dq_ptr + token * WIDTH, at, dq, mask)
     store_chunk(dk_ptr + token * WIDTH, at, dk * beta[:, None], mask)
     store_chunk(dg_ptr + token * WIDTH, at, dg, mask)
     if dbeta_ptr is not None:

@@ -39,6 +39,15 @@ class Prepared(NamedTuple):
     scores: Tensor | None  # [B, T, H, CHUNK]
 
 
+class ChunkGrads(NamedTuple):
+    """What `gla_chunk_grads` writes, contiguous, by the heads of v."""
+
+    dq: Tensor | None  # [B, T, H, K]; None: keys read
+    dk: Tensor  # [B, T, H, K]
+    dg: Tensor  # [B, T, H, K]
+    dbeta: Tensor | None  # float32 [blocks of K, B, T, H]
+
+
 @dataclass(frozen=True)
 class Passes:
     """A call as the kernels take it."""
@@ -154,6 +163,31 @@ class Passes:
         blocks = (_ceil(columns, block) * self.heads * self.sequences,)
         launch(gla_chunk_fwd, blocks, tensors, numbers, constants, self.plan["warps"])
 
+    def run_grads(
+        self, do: Tensor, states: Tensor, dstates: Tensor | None, grads: ChunkGrads, folded: bool = False
+    ) -> None:
+        """Launch `gla_chunk_grads`, which says what the arguments are."""
+        width, columns = self.k.shape[3], self.v.shape[3]
+        tensors = (self.q, self.k, self.v, self.g, self.beta, do, states, dstates, *grads, self.cu_seqlens)
+        strides = (x.stride(axis) for x in (self.q, self.k, self.v, do) for axis in (0, 2))
+        numbers = (self.v.shape[1], self.sequences, self.scale, self.v.shape[0] * self.v.shape[1], *strides)
+        constants = {
+            "H": self.heads,
+            "Q_STEP": self.q.stride(1),
+            "K_STEP": self.k.stride(1),
+            "V_STEP": self.v.stride(1),
+            "DO_STEP": do.stride(1),
+            "GROUP": self.heads // self.q.shape[2],
+            "WIDTH": width,
+            "COLUMNS": columns,
+            "BLOCK_K": PIECE,
+            "BLOCK_V": min(PIECE, padded(columns)),
+            "PARTS": PARTS,
+            "FOLDED": folded,
+        }
+        blocks = (self.slots * self.heads * _ceil(width, PIECE),)
+        launch(gla_chunk_grads, blocks, tensors, numbers, constants | self.numbers(), PARTS)
+
 
 def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32."""
@@ -181,7 +215,7 @@ def backward(
     if run.sequences == 0:
         return [dq, dk, dv, dg, dbeta, None], grad_state
     do = tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
-    width, columns = call.k.shape[3], call.v.shape[3]
+    width = call.k.shape[3]
     grouped = run.heads != call.q.shape[2]
     # the gradients' memory holds the decayed q and k until they are written
     head_dq, head_dk = (run.per_head(width) if grouped else x for x in (dq, dk))
@@ -196,26 +230,7 @@ def backward(
 
     blocks = _ceil(width, PIECE)
     dbeta_parts = None if dbeta is None else call.v.new_empty(blocks, *call.v.shape[:3], dtype=torch.float32)
-    tensors = (
-        run.q, run.k, run.v, run.g, run.beta, do, states, dstates, head_dq, head_dk, dg, dbeta_parts, run.cu_seqlens
-    )  # fmt: skip
-    strides = (x.stride(axis) for x in (run.q, run.k, run.v, do) for axis in (0, 2))
-    numbers = (run.v.shape[1], run.sequences, run.scale, run.v.shape[0] * run.v.shape[1], *strides)
-    constants = {
-        "H": run.heads,
-        "Q_STEP": run.q.stride(1),
-        "K_STEP": run.k.stride(1),
-        "V_STEP": run.v.stride(1),
-        "DO_STEP": do.stride(1),
-        "GROUP": run.heads // run.q.shape[2],
-        "WIDTH": width,
-        "COLUMNS": columns,
-        "BLOCK_K": PIECE,
-        "BLOCK_V": min(PIECE, padded(columns)),
-        "PARTS": PARTS,
-        "FOLDED": folded,
-    }
-    launch(gla_chunk_grads, (run.slots * run.heads * blocks,), tensors, numbers, constants | run.numbers(), PARTS)
+    run.run_grads(do, states, dstates, ChunkGrads(head_dq, head_dk, dg, dbeta_parts), folded)
     if dbeta is not None:
         dbeta.copy_(dbeta_parts[0] if blocks == 1 else dbeta_parts.sum(0))
     if grouped:

@@ -74,3 +74,19 @@ def folded_state_offsets(values, columns, token, H: tl.constexpr, WIDTH: tl.cons
     """
     value = (token + values // 2 * H) * (2 * WIDTH) + values % 2 * PIECE
     return value[:, None] + (columns // PIECE * (2 * PIECE) + columns % PIECE)[None, :]
+
+
+@triton.jit
+def tile_offsets(
+    values, columns, slot, head, H: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILED: tl.constexpr
+):
+    """Do `state_offsets`; TILED: in [slots, 64, H, K / 64, V / 64, 64], whose rows hold one of each 64 values, as
+    vector_decay/hopper reads them."""
+    if TILED:
+        V_TILES: tl.constexpr = (COLUMNS + PIECE - 1) // PIECE
+        K_TILES: tl.constexpr = (WIDTH + PIECE - 1) // PIECE
+        row = ((slot * PIECE + values % PIECE) * H + head) * (K_TILES * V_TILES * PIECE) + values // PIECE * PIECE
+        at = row[:, None] + (columns // PIECE * (V_TILES * PIECE) + columns % PIECE)[None, :]
+    else:
+        at = state_offsets(values, columns, slot, head, H, WIDTH, COLUMNS)
+    return at

@@ -1,6 +1,6 @@
 """The delta rule with a vector decay in Triton: all chunks at once, a pass each way, and vector decay's gradients.
 
-Rates are those of vector_decay/triton.py, whose kernels these are or resemble; nothing here is fitted to a GPU.
+Rates are those of vector_decay/triton.py, whose kernels these are or resemble.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, padded
 WIDEST = additive.WIDEST
 # of the state in float32 a thread, beside the tiles of a chunk: operands of 2 bytes, and of 4, which spill
 STATE_REGISTERS = {2: 64, 4: 16}
-# dependent products of a chunk over those of vector decay's pass, forward and backward
-FORWARD_CHAIN, BACKWARD_CHAIN = 2.0, 2.5
+# a chunk of a pass over one of vector decay's, forward and backward: 2.7 and 3.9 us at K = V = 128 on an H100
+FORWARD_CHAIN, BACKWARD_CHAIN = 0.5, 0.7
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -32,29 +32,31 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     K, V = padded(problem["K"]), padded(problem["V"])
     size = 4 if problem.dtype == "float32" else 2
-    written = replace(problem, traits=problem.traits - {"delta", "beta"})
-    gradients: tuple[Candidate, ...] = ()
-    if direction == "backward":
-        model = hopper if _is_hoppers(problem, device) else additive
-        gradients = model.candidates(written, device, "backward")[:1]
-        if not gradients:
-            return
-    for block in (block for block in (64, 32, 16) if block <= V):
+    for block in (block for block in (128, 64, 32, 16) if block <= V):
         for warps in additive.WARPS[size]:
             if K * block > STATE_REGISTERS[size] * 32 * warps and block > 16:
                 continue
             for stages in (2, 1):
                 plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
-                shared = shared_bytes(K, block, stages, size, direction)
-                if shared > (device.shared_per_block or 0):
-                    continue
-                found = _prepared(problem, device, plan)
-                for each in 2 * gradients:
-                    found = each.after(found)
-                found = _pass(problem, device, plan, shared, FORWARD_CHAIN).after(found)
-                if direction == "backward":
-                    found = _pass(problem, device, plan, shared, BACKWARD_CHAIN).after(found)
-                yield found
+                shared = shared_bytes(K, block, warps, stages, size)
+                if shared <= (device.shared_per_block or 0):
+                    yield _passes(problem, device, plan, shared, direction)
+
+
+def _passes(problem: Problem, device: Device, plan: Plan, shared: int, direction: Direction) -> Candidate:
+    found = _pass(problem, device, plan, shared, FORWARD_CHAIN, direction == "backward").after(
+        _prepared(problem, device, plan)
+    )
+    if direction == "forward":
+        return found
+    found = _pass(problem, device, plan, shared, BACKWARD_CHAIN, True).after(found)
+    for _ in range(2):
+        if _is_hoppers(problem, device):
+            each = hopper.gradients(problem, device)
+        else:
+            each = additive.gradients(problem, device, plan)
+        found = each.after(found)
+    return replace(found, plan=plan)
 
 
 def _is_hoppers(problem: Problem, device: Device) -> bool:
@@ -68,17 +70,17 @@ def _is_hoppers(problem: Problem, device: Device) -> bool:
     )
 
 
-def shared_bytes(width: int, block: int, stages: int, size: int, direction: Direction) -> int:
-    """Return the bytes of a block of a pass, an upper bound of what Triton 3.6 allots.
+def shared_bytes(width: int, block: int, warps: int, stages: int, size: int) -> int:
+    """Return the bytes of a block of a pass, an upper bound of what Triton 3.6 allots for the larger one.
 
-    In a pipeline the tiles of a chunk in each stage, and a state that changes hands between warps.
+    In a pipeline the tiles of a chunk in each stage and the products of its keys once, without one two tiles at a time;
+    and a state that changes hands where a warp does not keep its 16 rows of it.
     """
+    exchanged = width * block * size if 16 * warps > block else 0
+    square = CHUNK * CHUNK
     if stages == 1:
-        # a tile at a time
-        return CHUNK * (2 * width + 2 * block) * size + 1024
-    squares = 2 * size if direction == "forward" else 2 * size + 4
-    tiles = CHUNK * ((3 * width + (1 if direction == "forward" else 2) * block) * size + CHUNK * squares)
-    return stages * tiles + width * block * size
+        return CHUNK * 2 * (width + block) * size + square * size + exchanged
+    return stages * (CHUNK * (3 * width + 2 * block) + 2 * square) * size + square * 4 + 1024 + exchanged
 
 
 def _prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
@@ -92,13 +94,16 @@ def _prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
     return inverse.after(once.after(once))
 
 
-def _pass(problem: Problem, device: Device, plan: Plan, shared: int, chain: float) -> Candidate:
+def _pass(problem: Problem, device: Device, plan: Plan, shared: int, chain: float, saves: bool) -> Candidate:
+    """Model a launch of `kda_fwd` or `kda_bwd`. saves: whether states go to memory."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
     block, warps = plan["columns"], plan["warps"]
     size, chunks = 4 if problem.dtype == "float32" else 2, -(-T // CHUNK)
     grid = Grid(pairs * -(-V // block), 32 * warps, 255 if warps == 4 else 232, shared)
     splits = -(-V // block)
     moved = pairs * (T * size * (splits * (3 * K + 2 * CHUNK) + 2 * V) + 8 * K * V + 4 * splits * chunks * K)
+    if saves:
+        moved += pairs * (chunks * size * K * V + T * size * V)
     operations = 2 * CHUNK * block * (3 * padded(K) + 3 * CHUNK)
     working = min(warps, max(1, block // 16))
     factor = additive.STAGE_FACTORS[plan["stages"]]

@@ -35,7 +35,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     if "slices" in problem.traits:
         # whose states no forward pass has saved
         found = found.after(found)
-    return (_grads(problem, device).after(found),)
+    return (gradients(problem, device).after(found),)
 
 
 def forward(problem: Problem, device: Device, saves: bool) -> Candidate | None:
@@ -56,8 +56,8 @@ def forward(problem: Problem, device: Device, saves: bool) -> Candidate | None:
     return Candidate.of(plan(saves), device, grid, int(moved), operations, serial=serial)
 
 
-def _grads(problem: Problem, device: Device) -> Candidate:
-    """Model the launch of `gla_bwd_grads`."""
+def gradients(problem: Problem, device: Device) -> Candidate:
+    """Model the launch of `gla_bwd_grads`, which other recurrences launch too."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
     chunks, blocks, tile_v = -(-T // CHUNK), -(-K // CHUNK), tile(V)
     grid = Grid(pairs * chunks * blocks, 128, 255, 110 * 1024)

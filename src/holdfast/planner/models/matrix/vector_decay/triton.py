@@ -65,6 +65,11 @@ def prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
     return _all_chunks(problem, device, plan, "gla_chunk_prepare")
 
 
+def gradients(problem: Problem, device: Device, plan: Plan) -> Candidate:
+    """Model `gla_chunk_grads`, likewise."""
+    return _all_chunks(problem, device, plan, "gla_chunk_grads")
+
+
 def _shared(width: int, block: int, warps: int, stages: int, size: int) -> int:
     """Return the bytes of a block of `gla_chunk_fwd`, an upper bound of what Triton 3.6 allots.
 

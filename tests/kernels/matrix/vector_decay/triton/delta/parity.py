@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from holdfast.kernels.backend import describe
 from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.kernels.matrix.torch.reference import Reference
-from holdfast.kernels.matrix.vector_decay import additive
 from holdfast.kernels.matrix.vector_decay.triton.delta.backend import TritonKDA
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.ops import matrix
@@ -64,8 +63,6 @@ def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # whose gradients are Triton's, which alone is interpreted
-    additive.describe = lambda device: Device.named("a100")
     check("split columns, a ragged tail", example(K=24), plan(columns=16))
     check("no strength, no states", example(K=24, beta=False, state=False, T=20), plan(), ends=False)
     check("grouped, widths of no tile", example(H=2, T=17, K=20, V=24), plan())

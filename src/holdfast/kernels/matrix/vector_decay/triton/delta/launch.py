@@ -1,8 +1,4 @@
-"""The launches of the delta rule with a vector decay, and the additive calls that its gradients are.
-
-Once u = beta (v - S^T k) is known the state is that of vector decay with values u, and so are its gradients: o is read
-of it by q, and what u subtracts by k, just before the token's own write. Both are calls of vector decay's backward.
-"""
+"""The launches of the delta rule with a vector decay; gradients of q, k and g are those of additive.py."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.kernels.matrix.vector_decay.additive import gradients_of
+from holdfast.kernels.matrix.vector_decay.additive import ChunkGradients
 from holdfast.kernels.matrix.vector_decay.triton import launch as additive
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
@@ -33,6 +29,13 @@ class Chunks(NamedTuple):
     scores: Tensor  # [B, T, H, CHUNK]
     pairs: Tensor  # float32 [B, T, H, CHUNK]
     inverse: Tensor  # [B, T, H, CHUNK]
+
+
+class StateGrads(NamedTuple):
+    """float32 [N, H, K, V]: of the final state, or None for 0, and of the initial one, written, or None."""
+
+    final: Tensor | None
+    initial: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Passes:
         assert read.scores is not None
         return Chunks(q_in, k_in, k_out, read.chunk_decay, read.scores, pairs, inverse)
 
-    def _constants(self, **strides: int) -> dict[str, object]:
+    def _constants(self, tiled: bool, **strides: int) -> dict[str, object]:
         run = self.of
         return {
             "H": run.heads,
@@ -72,6 +75,7 @@ class Passes:
             "BLOCK_K": padded(run.k.shape[3]),
             "BLOCK_V": run.plan["columns"],
             "STAGES": run.plan["stages"],
+            "TILED": tiled,
             "PRECISION": PRECISION,
         }
 
@@ -82,19 +86,30 @@ class Passes:
     def _blocks(self) -> tuple[int]:
         return (self.splits * self.of.heads * self.of.sequences,)
 
-    def run_forward(self, chunks: Chunks, o: Tensor | None, x: Tensor | None, final: Tensor | None) -> None:
+    def run_forward(self, chunks: Chunks, o: Tensor | None, final: Tensor | None) -> None:
         """Launch `kda_fwd`, which says what the arguments are."""
+        self._forward(chunks, (o, None, None, None, final), False)
+
+    def write(self, chunks: Chunks, states: Tensor, tiled: bool) -> tuple[Tensor, Tensor]:
+        """Launch `kda_fwd` for what the backward pass needs: fill states, return x and u [B, T, H, V]."""
+        v = self.of.v
+        x = torch.empty_like(v, memory_format=torch.contiguous_format)
+        u = None if self.beta is None else torch.empty_like(x)
+        self._forward(chunks, (None, x, u, states, None), tiled)
+        return x, x if u is None else u
+
+    def _forward(self, chunks: Chunks, written: tuple[Tensor | None, ...], tiled: bool) -> None:
         run, v = self.of, self.of.v
         tensors = (
             chunks.q_in, chunks.k_in, chunks.k_out, v, self.beta, chunks.scores, chunks.inverse, chunks.decay,
-            run.state, o, x, final, run.cu_seqlens,
+            run.state, *written, run.cu_seqlens,
         )  # fmt: skip
-        constants = self._constants(V_STEP=v.stride(1))
+        constants = self._constants(tiled, V_STEP=v.stride(1))
         numbers = (v.shape[1], v.stride(0), v.stride(2))
         launch(kda_fwd, self._blocks(), tensors, numbers, constants, run.plan["warps"])
 
     def run_backward(
-        self, chunks: Chunks, x: Tensor, do: Tensor, dfinal: Tensor | None, dinitial: Tensor | None
+        self, chunks: Chunks, x: Tensor, do: Tensor, of_states: StateGrads, dstates: Tensor, tiled: bool
     ) -> tuple[Tensor, Tensor]:
         """Launch `kda_bwd`; return dv [B, T, H, V] and dbeta, float32 [B, T, H]."""
         run, v = self.of, self.of.v
@@ -102,9 +117,9 @@ class Passes:
         dbeta = v.new_empty(self.splits, *v.shape[:3], dtype=torch.float32)
         tensors = (
             chunks.q_in, chunks.k_in, chunks.k_out, self.beta, chunks.scores, chunks.inverse, chunks.pairs,
-            chunks.decay, x, do, dfinal, dv, dbeta, dinitial, run.cu_seqlens,
+            chunks.decay, x, do, of_states.final, dv, dbeta, dstates, of_states.initial, run.cu_seqlens,
         )  # fmt: skip
-        constants = self._constants(DO_STEP=do.stride(1))
+        constants = self._constants(tiled, DO_STEP=do.stride(1))
         numbers = (v.shape[1], v.shape[0] * v.shape[1], do.stride(0), do.stride(2))
         launch(kda_bwd, self._blocks(), tensors, numbers, constants, run.plan["warps"])
         return dv, dbeta[0] if self.splits == 1 else dbeta.sum(0)
@@ -116,7 +131,7 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(run.of.state_shape(), dtype=torch.float32)
     if final.numel():
-        run.run_forward(run.prepare(), o, None, final)
+        run.run_forward(run.prepare(), o, final)
     return o, final
 
 
@@ -129,22 +144,13 @@ def backward(
     dinitial = None if run.of.state is None else torch.empty_like(run.of.state)
     if run.of.sequences == 0:
         return [None if x is None else torch.empty_like(x) for x in call[:5]] + [None], dinitial
-    do = torch.zeros_like(call.v) if grad_o is None else grad_o
-    do = additive.tokenwise(do)
+    do = additive.tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
     dfinal = None if grad_final is None else grad_final.contiguous()
+    gradients = ChunkGradients.of(call, cu_seqlens)
+    states, dstates = (gradients.room_for_states(run.of.slots) for _ in range(2))
     chunks = run.prepare()
-    x = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    run.run_forward(chunks, None, x, None)
-    dv, dbeta = run.run_backward(chunks, x, do, dfinal, dinitial)
-    del chunks
-    u = x if run.beta is None else (x * run.beta[..., None]).to(x.dtype)
-    written = call._replace(v=u, beta=None, delta=False)
-    gradients = gradients_of(written, cu_seqlens)
-    dq, dk, _, dg, *_ = gradients(written, do, dfinal)
-    # by each key of the state with its own write, of which that write is no part
-    dk_read, dk_written, _, dg_read, *_ = gradients(written._replace(q=call.k, scale=1.0), -dv, None)
-    own = (u.float() * dv.float()).sum(-1, keepdim=True)
-    own = own.unflatten(2, (call.k.shape[2], -1)).sum(3)
-    dk = (dk.float() + dk_read.float() + dk_written.float() + 2 * own * call.k.float()).to(call.k.dtype)
-    grad_beta = None if call.beta is None else dbeta.to(call.beta.dtype)
-    return [dq, dk, dv, (dg.float() + dg_read.float()).to(dg.dtype), grad_beta, None], dinitial
+    x, u = run.write(chunks, states, gradients.tiled)
+    dv, dbeta = run.run_backward(chunks, x, do, StateGrads(dfinal, dinitial), dstates, gradients.tiled)
+    del chunks, x
+    dq, dk, dg = gradients.find(u, do, dv, states, dstates, plan)
+    return [dq, dk, dv, dg, None if call.beta is None else dbeta.to(call.beta.dtype), None], dinitial

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from holdfast.kernels.matrix.vector_decay.triton.decay import CHUNK
-from holdfast.kernels.matrix.vector_decay.triton.slots import sequence_bounds
+from holdfast.kernels.matrix.vector_decay.triton.slots import sequence_bounds, tile_offsets
 
 
 @triton.jit
@@ -27,10 +27,11 @@ def load_rows(base, token, steps, columns, live, inside, H: tl.constexpr, SIZE: 
 @triton.jit
 def kda_fwd(
     q_in_ptr, k_in_ptr, k_out_ptr, v_ptr, beta_ptr, scores_ptr, inverse_ptr, chunk_decay_ptr,
-    initial_ptr, o_ptr, x_ptr, final_ptr, cu_seqlens,
+    initial_ptr, o_ptr, x_ptr, u_ptr, states_ptr, final_ptr, cu_seqlens,
     T, v_batch, v_head,
     H: tl.constexpr, V_STEP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr, TILED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take one sequence, head and block of v's columns. Grid (ceil(COLUMNS / BLOCK_V) * H * N,).
 
@@ -40,7 +41,8 @@ def kda_fwd(
     scores, inverse    [B, T, H, CHUNK]: P, and N - I
     chunk_decay        float32 [slots, H, WIDTH]
     initial, final     float32 [N, H, WIDTH, COLUMNS]; initial may be None for 0, final None
-    o, x               [B, T, H, COLUMNS], written; either may be None
+    o, x, u            [B, T, H, COLUMNS], written; each may be None
+    states             at tile_offsets, written: the state before each chunk; or None
     cu_seqlens         [N + 1], or None
     """
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
@@ -66,6 +68,9 @@ def kda_fwd(
         v = tl.load(v_ptr + start * V_STEP + (steps * V_STEP)[:, None] + columns[None, :],
                     mask=live[:, None] & in_values[None, :], other=0.0)  # fmt: skip
         rounded = state.to(v.dtype)
+        if states_ptr is not None:
+            place = tile_offsets(columns, rows, slot + chunk, head, H, WIDTH, COLUMNS, TILED)
+            tl.store(states_ptr + place, rounded, mask=mask)
         k_in = load_rows(k_in_ptr, token, steps, rows, live, in_keys, H, WIDTH)
         missing = tl.trans(v).to(tl.float32) - tl.dot(rounded, tl.trans(k_in), input_precision=PRECISION)
         inverse = load_rows(inverse_ptr, token, steps, steps, live, every, H, CHUNK)
@@ -77,6 +82,8 @@ def kda_fwd(
         if beta_ptr is not None:
             x *= tl.load(beta_ptr + token + steps * H, mask=live, other=0.0)[None, :]
         u = x.to(v.dtype)
+        if u_ptr is not None:
+            tl.store(u_ptr + at_out, tl.trans(u), mask=written)
         if o_ptr is not None:
             q_in = load_rows(q_in_ptr, token, steps, rows, live, in_keys, H, WIDTH)
             scores = load_rows(scores_ptr, token, steps, steps, live, every, H, CHUNK)
@@ -93,10 +100,11 @@ def kda_fwd(
 @triton.jit
 def kda_bwd(
     q_in_ptr, k_in_ptr, k_out_ptr, beta_ptr, scores_ptr, inverse_ptr, pairs_ptr, chunk_decay_ptr, x_ptr, do_ptr,
-    dfinal_ptr, dv_ptr, dbeta_ptr, dinitial_ptr, cu_seqlens,
+    dfinal_ptr, dv_ptr, dbeta_ptr, dstates_ptr, dinitial_ptr, cu_seqlens,
     T, tokens, do_batch, do_head,
     H: tl.constexpr, DO_STEP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr, TILED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As `kda_fwd`, from the last chunk to the first.
 
@@ -107,6 +115,7 @@ def kda_bwd(
                        written, or None
     dv                 [B, T, H, COLUMNS], written
     dbeta              float32 [splits, B, T, H], written: of each block of columns; tokens: B T
+    dstates            at tile_offsets, written: the gradient of the state after each chunk
     """
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
@@ -134,17 +143,24 @@ def kda_bwd(
                      mask=live[:, None] & in_values[None, :], other=0.0)  # fmt: skip
         k_out = load_rows(k_out_ptr, token, steps, rows, live, in_keys, H, WIDTH)
         scores = load_rows(scores_ptr, token, steps, steps, live, every, H, CHUNK)
-        y = tl.dot(dstate.to(do.dtype), tl.trans(k_out), input_precision=PRECISION)
+        incoming = dstate.to(do.dtype)
+        place = tile_offsets(columns, rows, slot + chunk, head, H, WIDTH, COLUMNS, TILED)
+        tl.store(dstates_ptr + place, incoming, mask=mask)
+        y = tl.dot(incoming, tl.trans(k_out), input_precision=PRECISION)
         y = tl.dot(tl.trans(do), scores, y, input_precision=PRECISION)
         inverse = load_rows(inverse_ptr, token, steps, steps, live, every, H, CHUNK)
-        strong = y
+        beta = tl.full([CHUNK], 1.0, tl.float32)
         if beta_ptr is not None:
-            strong *= tl.load(beta_ptr + token + steps * H, mask=live, other=0.0)[None, :]
+            beta = tl.load(beta_ptr + token + steps * H, mask=live, other=0.0)
+        strong = y * beta[None, :]
         dv = strong + tl.dot(strong.to(do.dtype), inverse, input_precision=PRECISION)
         rounded = dv.to(do.dtype)
         pairs = load_rows(pairs_ptr, token, steps, steps, live, every, H, CHUNK)
         lower = tl.where(steps[:, None] > steps[None, :], pairs, 0.0).to(do.dtype)
+        # dv is beta du: the rounding of what it is a difference of does not show in it
+        is_large = beta[None, :] > 0.1
         du = y - tl.dot(rounded, lower, input_precision=PRECISION)
+        du = tl.where(is_large, dv / tl.where(is_large, beta[None, :], 1.0), du)
         at = token * COLUMNS + (steps * H * COLUMNS)[:, None] + columns[None, :]
         written = live[:, None] & in_values[None, :]
         x = tl.load(x_ptr + at, mask=written, other=0.0)
