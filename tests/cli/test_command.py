@@ -91,6 +91,7 @@ def test_training_from_end_to_end(holdfast, text_file):
     assert "\nstate " in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_a_terminal_gets_a_progress_bar(command, text_file):
     line, environment = command

@@ -71,6 +71,7 @@ def test_a_wrong_backend_fails_by_name(monkeypatch, backend, said):
     assert f"wrong: simple_gla, backend wrong, on cpu: {said}" in result.output
 
 
+@pytest.mark.slow
 def test_a_backend_that_cannot_run_here_is_skipped_with_its_reason(monkeypatch):
     class Elsewhere(Chunked):
         name = "elsewhere"

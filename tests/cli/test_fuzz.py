@@ -21,6 +21,7 @@ def doctor(*options):
     return CliRunner().invoke(app, ["doctor", *map(str, options)])
 
 
+@pytest.mark.slow
 def test_a_slice_runs_and_is_kept(tmp_path):
     out = tmp_path / "rows.jsonl"
     done = doctor("--scenarios", 4, "--fuzz", 300, "--seed", 55, "--device", "cpu", "--workers", 1, "--out", out)

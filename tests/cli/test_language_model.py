@@ -59,11 +59,12 @@ def test_a_head_of_its_own_has_other_weights():
     assert LanguageModel("gla", 1, 64, 2, 256, False).head.weight.std().item() == pytest.approx(1 / 8, rel=0.05)
     tokens = torch.randint(40, (1, 5))
     with torch.no_grad():
-        before, states = free(tokens[:, :4])
+        before, _ = free(tokens)
+        _, states = free(tokens[:, :4])
         free.head.weight[7] = 0
         after, _ = free(tokens)
         assert not after[..., 7].any()
-        assert torch.equal(after[:, :4, :7], before[..., :7])
+        assert torch.equal(after[..., :7], before[..., :7])
         # a step reads the same head
         assert not free.step(tokens[:, 4:], states)[..., 7].any()
 

@@ -100,6 +100,7 @@ def test_ranks_share_a_sequence_and_the_weights(train, alone, tmp_path):
     assert_alike(tmp_path / "fsdp", alone)
 
 
+@pytest.mark.slow
 def test_ranks_share_layers(train, alone, tmp_path):
     assert "on 2 x cpu (ddp, 2 to a layer)" in train(2, "heads", "--tp", 2)
     assert_alike(tmp_path / "heads", alone)

@@ -37,6 +37,7 @@ def test_each_range_has_its_mean_accuracy(monkeypatch, capsys):
     assert seen == {"sequences": 512, "batch": 4, "seed": 6}
 
 
+@pytest.mark.slow
 def test_no_weight_decays_and_the_rate_follows_the_schedule(monkeypatch):
     decays, rates = [], []
     make = train_parity.make_optimizer
@@ -52,6 +53,7 @@ def test_no_weight_decays_and_the_rate_follows_the_schedule(monkeypatch):
     assert rates == [(step, 20, 0.25, 2) for step in range(20)]
 
 
+@pytest.mark.slow
 def test_runs_of_a_seed_are_the_same(capsys):
     def lines(seed):
         assert train_parity.train_parity(ParityConfig(mixer="elman", width=8, steps=2, batch=4, seed=seed), "cpu") == 0

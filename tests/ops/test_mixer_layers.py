@@ -141,6 +141,7 @@ def test_fakes_say_what_comes(name, packed):
     assert len(compared.seen) == 2
 
 
+@pytest.mark.slow
 def test_opcheck():
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     for phase in (None, torch.randn(4, requires_grad=True)):

@@ -15,7 +15,7 @@ DRAWS = {"ssd": 8}
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_half_and_single_precision(two_ranks, name, dtype):
-    two_ranks.run(op_is_as_exact_as_one_process, name, Setting((70, 58)), dtype, "cpu")
+    two_ranks.run(op_is_as_exact_as_one_process, name, Setting((70, 58)), dtype, "cpu", DRAWS.get(name, 1))
 
 
 def test_gradients_that_spans_share_are_rounded_once(two_ranks):
