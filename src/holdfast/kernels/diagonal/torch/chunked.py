@@ -14,7 +14,6 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import pytorch
 from holdfast.recurrences.definition import DiagonalCall
 
-
 # of a, x, theta and the initial state
 Grads = tuple[Tensor, Tensor, Tensor | None, Tensor]
 

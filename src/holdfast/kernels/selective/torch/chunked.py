@@ -66,7 +66,7 @@ class Chunked:
             grad += grad_y
         grad, dz = finish_grads(call, read, grad)
         run.backward(grad, grad_final)
-        ddt = run.d_delta if run.slope is None else run.d_delta * run.slope
+        ddt = run.d_delta if run.softplus_grad is None else run.d_delta * run.softplus_grad
         dx, dD, dbias = run.dx, None, None
         if call.D is not None:
             dx = torch.addcmul(dx, call.D.to(run.dtype), grad)
@@ -95,7 +95,7 @@ class _Run:
     def __init__(self, plan: Plan, call: SelectiveCall, cu_seqlens: Tensor | None) -> None:
         self.segment, self.chunk = plan["segment"], plan["chunk"]
         self.dtype = torch.promote_types(call.x.dtype, torch.float32)
-        self.delta, self.slope = step_sizes(call, self.dtype)
+        self.delta, self.softplus_grad = step_sizes(call, self.dtype)
         self.x, self.A, self.B, self.C = (part.to(self.dtype) for part in (call.x, call.A, call.B, call.C))
         self.groups, self.packed = call.B.shape[2], cu_seqlens is not None
         self.batches: list[Bucket | None] = [None]
@@ -122,8 +122,9 @@ class _Run:
         return decay, states
 
     def _outer(self, channels: Tensor, groups: Tensor) -> Tensor:
-        """Of [n, L, D] and [n, L, G, N] the products [n, L, D, N]."""
-        return (channels.unflatten(2, (self.groups, -1))[..., None] * groups[:, :, :, None]).flatten(2, 3)
+        """Of [n, L, D] and [n, L, G, N] the products [n, L, D, N], contiguous: a scan writes to a view of them."""
+        products = channels.unflatten(2, (self.groups, -1))[..., None] * groups[:, :, :, None]
+        return products.contiguous().flatten(2, 3)
 
     def _over_state(self, x: Tensor, groups: Tensor) -> Tensor:
         """Sum [n, L, D, N] times [n, L, G, N] over N."""

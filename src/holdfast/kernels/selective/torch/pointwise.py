@@ -36,5 +36,5 @@ def finish_grads(call: SelectiveCall, read: Tensor | None, grad_y: Tensor) -> tu
     assert read is not None
     z = call.z.to(grad_y.dtype)
     open_ = torch.sigmoid(z)
-    slope = open_ * (1 + z * (1 - open_))
-    return grad_y * (z * open_), (grad_y * with_skip(call, read) * slope).to(call.z.dtype)
+    silu_grad = open_ * (1 + z * (1 - open_))
+    return grad_y * (z * open_), (grad_y * with_skip(call, read) * silu_grad).to(call.z.dtype)

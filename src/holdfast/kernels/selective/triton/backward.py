@@ -29,7 +29,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def selective_bwd(
     x, dt, rate, B, C, D, z, dt_bias, dy, d_final, entries, dx, ddt, dz, d_initial, carried, dA, dB, dC, dD, dbias,
-    cu_seqlens, T, channels, group_channels, blocks, N, size,
+    cu_seqlens, T, channels, group_channels, N, size,
     x_batch, x_step, dt_batch, dt_step, z_batch, z_step, dy_batch, dy_step,
     SOFTPLUS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +44,8 @@ def selective_bwd(
     dB, dC [blocks, places, G, PADDED, CHUNK] float32, written: each block's part; size: of one block's
     dD, dbias [sequences, D] float32, written: each sequence's part
     """
-    sequence, group, block, d, here = channel_coords(channels, group_channels, blocks, BLOCK_D)
+    mine = channel_coords(channels, group_channels, BLOCK_D)
+    sequence, group, d, here = mine.sequence, mine.group, mine.d, mine.here
     batch, first, end = sequence_bounds(sequence, cu_seqlens, T, T, 1)
     row, number = tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     chunks = (end - first + CHUNK - 1) // CHUNK
@@ -55,9 +56,9 @@ def selective_bwd(
     dy += batch * dy_batch + (first + past) * dy_step
     groups = channels // group_channels
     place = first_place(sequence, cu_seqlens, first, T, CHUNK) + chunks - 1
-    of_group = (place * groups + group) * (PADDED * CHUNK)
-    of_chunk = groups * (PADDED * CHUNK)
-    of_block = block.to(tl.int64) * size
+    group_offset = (place * groups + group) * (PADDED * CHUNK)
+    chunk_stride = groups * (PADDED * CHUNK)
+    block_offset = mine.block.to(tl.int64) * size
     if z is not None:
         z += batch * z_batch + (first + past) * z_step
         dz += (batch * T + first + past) * channels
@@ -85,7 +86,7 @@ def selective_bwd(
     # read ahead, as in the forward pass
     left = end - first - past
     inputs = load_tokens(x, row, x_step, d, row < left, here)
-    delta, slope = step_sizes(load_tokens(dt, row, dt_step, d, row < left, here), bias, row < left, SOFTPLUS)
+    delta, softplus_grad = step_sizes(load_tokens(dt, row, dt_step, d, row < left, here), bias, row < left, SOFTPLUS)
     while past >= 0:
         # what other threads of the program have stored
         tl.debug_barrier()
@@ -108,14 +109,14 @@ def selective_bwd(
             d_state = tl.load(carried + at, mask=inside, other=0.0)
             rate_sums = tl.load(dA + at, mask=inside, other=0.0)
             rates = tl.load(rate + at, mask=inside, other=0.0)
-            writes = load_group(B + of_group, row, n, CHUNK)
-            reads = load_group(C + of_group, row, n, CHUNK)
+            writes = load_group(B + group_offset, row, n, CHUNK)
+            reads = load_group(C + group_offset, row, n, CHUNK)
             decay = tl.exp2(delta[:, None, :] * rates[None])
             after, before = scan_states(decay, written[:, None, :] * writes[:, :, None], state, row)
             if z is not None:
                 read += after * reads[:, :, None]
             d_after, passed = scan_grads(decay, grad[:, None, :] * reads[:, :, None], d_state, row, CHUNK)
-            pairs = of_block + of_group + n[:, None] * CHUNK + row[None, :]
+            pairs = block_offset + group_offset + n[:, None] * CHUNK + row[None, :]
             tl.store(dC + pairs, over_channels(grad[:, None, :] * after, CHUNK, BLOCK_N, BLOCK_D))
             tl.store(dB + pairs, over_channels(written[:, None, :] * d_after, CHUNK, BLOCK_N, BLOCK_D))
             d_written += d_after * writes[:, :, None]
@@ -125,7 +126,7 @@ def selective_bwd(
             tl.store(dA + at, rate_sums + tl.sum(d_log * delta[:, None, :], 0), mask=inside)
             tl.store(carried + at, token_of(passed, row, 0), mask=inside)
         d_write = tl.sum(d_written, 1)
-        d_size = (tl.sum(d_delta, 1) * LN2 + d_write * inputs) * slope
+        d_size = (tl.sum(d_delta, 1) * LN2 + d_write * inputs) * softplus_grad
         d_input = d_write * delta + skip[None, :] * grad
         skip_sums += grad * inputs
         bias_sums += tl.where(live[:, None], d_size, 0.0)
@@ -144,13 +145,15 @@ def selective_bwd(
         dy -= CHUNK * dy_step
         dx -= CHUNK * channels
         ddt -= CHUNK * channels
-        of_group -= of_chunk
+        group_offset -= chunk_stride
         entries -= N * channels
         past -= CHUNK
         # chunks before the last are whole; before the first there is none
         left = left * 0 + tl.where(past >= 0, CHUNK, 0)
         inputs = load_tokens(x, row, x_step, d, row < left, here)
-        delta, slope = step_sizes(load_tokens(dt, row, dt_step, d, row < left, here), bias, row < left, SOFTPLUS)
+        delta, softplus_grad = step_sizes(
+            load_tokens(dt, row, dt_step, d, row < left, here), bias, row < left, SOFTPLUS
+        )
     tl.debug_barrier()
     for n0 in tl.range(0, N, BLOCK_N, num_stages=1):
         n = n0 + number

@@ -7,12 +7,14 @@ from holdfast.kernels.lib.triton.sequence import chunk_coords
 
 
 @triton.jit
-def _add_up(parts, into, count, size, row, n, stride, kept, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+def _add_up(parts, into, count, size, inside, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """parts, into: pointers [CHUNK, BLOCK], of the first part."""
     total = tl.zeros([CHUNK, BLOCK], tl.float32)
-    for _ in range(count):
-        total += tl.load(parts + n[None, :] * CHUNK + row[:, None])
+    while count > 0:
+        total += tl.load(parts)
         parts += size
-    tl.store(into + row[:, None] * stride + n[None, :], total.to(into.dtype.element_ty), mask=kept)
+        count -= 1
+    tl.store(into, total.to(into.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -27,13 +29,15 @@ def selective_group_grads(
     """
     groups = tl.num_programs(1)
     place, group = tl.program_id(0), tl.program_id(1)
-    _, batch, first, end, chunk = chunk_coords(place, cu_seqlens, T, sequences, 0, chunks, CHUNK)
-    start = first + chunk * CHUNK
+    coords = chunk_coords(place, cu_seqlens, T, sequences, 0, chunks, CHUNK)
+    batch, start, end = coords[1], coords[2] + coords[4] * CHUNK, coords[3]
     row = tl.arange(0, CHUNK)
     at = (place.to(tl.int64) * groups + group) * (PADDED * CHUNK)
     to = ((batch * T + start) * groups + group) * N
     for n0 in tl.static_range(0, PADDED, BLOCK):
         n = n0 + tl.arange(0, BLOCK)
-        kept = (start + row < end)[:, None] & (n < N)[None, :]
-        _add_up(parts_B + at, dB + to, count, size, row, n, groups * N, kept, CHUNK, BLOCK)
-        _add_up(parts_C + at, dC + to, count, size, row, n, groups * N, kept, CHUNK, BLOCK)
+        inside = (start + row < end)[:, None] & (n < N)[None, :]
+        part = at + n[None, :] * CHUNK + row[:, None]
+        out = to + row[:, None] * (groups * N) + n[None, :]
+        _add_up(parts_B + part, dB + out, count, size, inside, CHUNK, BLOCK)
+        _add_up(parts_C + part, dC + out, count, size, inside, CHUNK, BLOCK)

@@ -29,8 +29,8 @@ def selective_prepare(
     """
     groups = tl.num_programs(1)
     place, group = tl.program_id(0), tl.program_id(1)
-    _, batch, first, end, chunk = chunk_coords(place, cu_seqlens, T, sequences, 0, chunks, CHUNK)
-    start = first + chunk * CHUNK
+    coords = chunk_coords(place, cu_seqlens, T, sequences, 0, chunks, CHUNK)
+    batch, start, end = coords[1], coords[2] + coords[4] * CHUNK, coords[3]
     row = tl.arange(0, CHUNK)
     live = start + row < end
     B += batch * B_batch + start * B_step + group * B_group

@@ -16,7 +16,7 @@ from .tile import channel_coords, first_place, load_group, load_tokens, scan_sta
 
 @triton.jit
 def selective_fwd(
-    x, dt, rate, B, C, D, z, dt_bias, y, initial, final, entries, cu_seqlens, T, channels, group_channels, blocks, N,
+    x, dt, rate, B, C, D, z, dt_bias, y, initial, final, entries, cu_seqlens, T, channels, group_channels, N,
     x_batch, x_step, dt_batch, dt_step, z_batch, z_step,
     SOFTPLUS: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -33,14 +33,15 @@ def selective_fwd(
         one; else room for one a sequence
     cu_seqlens [sequences + 1] or None
     """
-    sequence, group, _, d, here = channel_coords(channels, group_channels, blocks, BLOCK_D)
+    mine = channel_coords(channels, group_channels, BLOCK_D)
+    sequence, group, d, here = mine.sequence, mine.group, mine.d, mine.here
     batch, first, end = sequence_bounds(sequence, cu_seqlens, T, T, 1)
     row, number = tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
     x += batch * x_batch + first * x_step
     dt += batch * dt_batch + first * dt_step
     place = first_place(sequence, cu_seqlens, first, T, CHUNK)
-    of_group = (place * (channels // group_channels) + group) * (PADDED * CHUNK)
-    of_chunk = (channels // group_channels) * (PADDED * CHUNK)
+    group_offset = (place * (channels // group_channels) + group) * (PADDED * CHUNK)
+    chunk_stride = (channels // group_channels) * (PADDED * CHUNK)
     y += (batch * T + first) * channels
     if z is not None:
         z += batch * z_batch + first * z_step
@@ -79,8 +80,8 @@ def selective_fwd(
             inside = (n < N)[:, None] & here[None, :]
             state = tl.load(entries + at, mask=inside, other=0.0)
             rates = tl.load(rate + at, mask=inside, other=0.0)
-            writes = load_group(B + of_group, row, n, CHUNK)
-            reads = load_group(C + of_group, row, n, CHUNK)
+            writes = load_group(B + group_offset, row, n, CHUNK)
+            reads = load_group(C + group_offset, row, n, CHUNK)
             decay = tl.exp2(delta[:, None, :] * rates[None])
             after = scan_states(decay, written[:, None, :] * writes[:, :, None], state, row)[0]
             read += after * reads[:, :, None]
@@ -99,7 +100,7 @@ def selective_fwd(
         tl.store(
             y + row[:, None] * channels + d[None, :], out.to(y.dtype.element_ty), mask=live[:, None] & here[None, :]
         )
-        of_group += of_chunk
+        group_offset += chunk_stride
         y += CHUNK * channels
         if KEEP:
             entries += N * channels

@@ -74,7 +74,7 @@ class Run:
         return tuple(n for x in tensors for n in ((0, 0) if x is None else x.stride()[:2]))
 
     def _sizes(self) -> tuple[int, ...]:
-        return self.length, self.channels, self.channels // self.groups, self.blocks, self.numbers
+        return self.length, self.channels, self.channels // self.groups, self.numbers
 
     def _grid(self) -> tuple[int, ...]:
         return (self.sequences * self.groups * self.blocks,)

@@ -1,9 +1,11 @@
 """A tile of a selective scan: CHUNK tokens of BLOCK_D channels, and of the state BLOCK_N numbers a channel at a time.
 
 In a tile [CHUNK, BLOCK_N, BLOCK_D] channels are side by side in the lanes of a warp, numbers of state are spread over
-the warps, and a thread has all tokens: what the compiler makes of a scan over the first axis is a chain of multiply-adds
-in registers.
+the warps, and a thread has all tokens: what the compiler makes of a scan over the first axis is a chain of
+multiply-adds in registers.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -12,17 +14,33 @@ from holdfast.kernels.lib.triton.linear_scan import combine
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
 
 
+class Channels(NamedTuple):
+    """A program's sequence, group and block in it; its channels [BLOCK_D], and which of them there are."""
+
+    sequence: tl.tensor
+    group: tl.tensor
+    block: tl.tensor
+    d: tl.tensor
+    here: tl.tensor
+
+
 @triton.jit
-def channel_coords(channels, group_channels, blocks, BLOCK_D: tl.constexpr):
-    """Return the program's sequence, group and block in it, its channels [BLOCK_D], and which of them there are."""
+def channel_coords(channels, group_channels, BLOCK_D: tl.constexpr):
+    """Return the program's channels."""
     # one axis: the others end at 65535
     program = tl.program_id(0)
+    blocks = tl.cdiv(group_channels, BLOCK_D)
     across = (channels // group_channels) * blocks
-    sequence = (program // across).to(tl.int64)
     group = program % across // blocks
     block = program % blocks
     inside = block * BLOCK_D + tl.arange(0, BLOCK_D)
-    return sequence, group, block, group * group_channels + inside, inside < group_channels
+    return Channels(
+        sequence=(program // across).to(tl.int64),
+        group=group,
+        block=block,
+        d=group * group_channels + inside,
+        here=inside < group_channels,
+    )
 
 
 @triton.jit
@@ -44,11 +62,11 @@ def load_tokens(base, row, stride, d, live, here):
 def step_sizes(dt, bias, live, SOFTPLUS: tl.constexpr):
     """Return delta [CHUNK, BLOCK_D], 0 past the end, and what its gradient is multiplied by for that of dt."""
     size = dt + bias[None, :]
-    slope = tl.full(size.shape, 1.0, tl.float32)
+    softplus_grad = tl.full(size.shape, 1.0, tl.float32)
     if SOFTPLUS:
-        slope = sigmoid(size)
+        softplus_grad = sigmoid(size)
         size = -log_sigmoid(-size)
-    return tl.where(live[:, None], size, 0.0), slope
+    return tl.where(live[:, None], size, 0.0), softplus_grad
 
 
 @triton.jit
@@ -63,8 +81,8 @@ def scan_states(decay, write, state, row):
     is_first = (row == 0)[:, None, None]
     write = tl.where(is_first, write + decay * state[None], write)
     ones, zeros = tl.full(write.shape, 1.0, tl.float32), tl.zeros(write.shape, tl.float32)
-    _, after, _, before = tl.associative_scan((decay, write, ones, zeros), 0, combine)
-    return after, tl.where(is_first, state[None], before)
+    found = tl.associative_scan((decay, write, ones, zeros), 0, combine)
+    return found[1], tl.where(is_first, state[None], found[3])
 
 
 @triton.jit
@@ -79,8 +97,8 @@ def scan_grads(decay, read, d_state, row, CHUNK: tl.constexpr):
     ones, zeros = tl.full(passed.shape, 1.0, tl.float32), tl.zeros(passed.shape, tl.float32)
     # a scan in reverse exchanges numbers between lanes, whatever its axis; to turn registers round costs nothing
     values = (tl.flip(decay, 0), tl.flip(passed, 0), ones, zeros)
-    _, passed, _, behind = tl.associative_scan(values, 0, combine)
-    return read + tl.where(is_last, d_state[None], tl.flip(behind, 0)), tl.flip(passed, 0)
+    found = tl.associative_scan(values, 0, combine)
+    return read + tl.where(is_last, d_state[None], tl.flip(found[3], 0)), tl.flip(found[1], 0)
 
 
 @triton.jit
