@@ -68,6 +68,18 @@ def exact(arguments, softplus, cu_seqlens=None):
     return {"o": y, "state": final} | {f"d{name}": x for name, x in zip(names, grads, strict=True)}
 
 
+def check_forward(dtype, length, which, packed=None, device="cpu", **sizes):
+    """`check` of a plan that the forward pass alone has."""
+    dtype = getattr(torch, dtype)
+    arguments = example(dtype, length, packed, device=device, **sizes)
+    cu_seqlens = torch.tensor(packed, device=device) if packed else None
+    right = exact(arguments, True, cu_seqlens)
+    call, _ = MAMBA1.map(**arguments, dt_softplus=True)
+    y, final = TritonSelective().forward(which, call, cu_seqlens)
+    for name, x in (("o", y), ("state", final)):
+        assert relative_error(x.double(), right[name]) <= LIMITS[dtype], name
+
+
 def check(dtype, length, which, softplus=True, packed=None, device="cpu", dt_dtype=None, **sizes):
     dtype = getattr(torch, dtype)
     arguments = example(dtype, length, packed, device=device, **sizes)
@@ -123,4 +135,4 @@ def interpreted_layouts():
     layouts_and_neighbours("float32", plan(), [0, 3, 8, 9])
 
 
-__all__ = ["cast", "check", "interpreted", "interpreted_further", "interpreted_layouts", "plan"]
+__all__ = ["cast", "check", "check_forward", "interpreted", "interpreted_further", "interpreted_layouts", "plan"]
