@@ -116,7 +116,7 @@ def test_wrong_states(state, error, message):
 def test_ranks_take_no_parts_of_its_sequences():
     """Beside mixers that do, it would go on from no state in silence."""
     model = torch.nn.Sequential(Mamba2(64, 2), Mamba(64))
-    with pytest.raises(ValueError, match="module: expected no Mamba, .*; got one at '1'"):
+    with pytest.raises(ValueError, match=r"module: expected no Mamba, .*; got one at '1'"):
         parallel.context_parallel(model, None)
     with pytest.raises(ValueError, match="op: expected an op of the matrix or diagonal family; got 'mamba1'"):
         parallel.summary("mamba1")
