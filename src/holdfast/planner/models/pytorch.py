@@ -78,16 +78,20 @@ def selective_segment(problem: Problem) -> tuple[int, int]:
 
 def selective_chunked(problem: Problem, direction: Direction, segment: int, chunk: int) -> Eager:
     """Of the chunked backend, a segment of that many tokens after another; its states are [B, segment, D, N]."""
-    traits, segments = problem.traits, -(-problem["T"] // segment)
-    scan = segment if chunk >= segment else 4 * chunk + segment // chunk
-    # passes over the states in float32, in units of the call's bytes
-    numbers = 4 * problem["B"] * problem["T"] * problem["D"] * problem["N"]
-    share = numbers / max(1, floor(replace(problem, dtype="float32"), "forward").moved)
-    again = 2 if chunk >= segment else 4
+    tokens, segments = problem["T"], -(-problem["T"] // segment)
+    is_whole = chunk >= segment
+    # operations of a scan over all tokens, and its passes over the states
+    scan, passes = (tokens, 4.0) if is_whole else (4 * chunk * segments + tokens // chunk, 11.4)
+    # all passes go over states in float32: in units of the call's bytes
+    states = 4 * problem["B"] * tokens * problem["D"] * problem["N"]
+    share = states / max(1, floor(replace(problem, dtype="float32"), direction).moved)
+    forward, forward_passes = scan + 8 * segments + 6, 4.6 + passes
     if direction == "forward":
-        return Eager(segments * (scan + 8) + 6, share * (6 + again))
-    sweeps = 2 if "gate" in traits else 1
-    return Eager(segments * ((sweeps + 2) * (scan + 8) + 22) + 20, share * (sweeps * (5 + again) + 22 + 2 * again))
+        return Eager(forward, share * forward_passes)
+    # a gate needs the outputs, and without one the states before each segment are wanted too
+    sweeps = 2 if "gate" in problem.traits else 1
+    launches = sweeps * forward + 2 * scan + 30 * segments + 20
+    return Eager(launches, share * (sweeps * forward_passes + 18.5 + 2 * passes))
 
 
 def predicted(plan: Plan, cost: Eager, problem: Problem, device: Device, direction: Direction) -> Candidate:
