@@ -23,10 +23,11 @@ def selective_steps(call: SelectiveCall) -> tuple[Tensor, Tensor]:
     writes, reads = (part.to(dtype).repeat_interleave(x.shape[2] // part.shape[2], 2) for part in (call.B, call.C))
     state = x.new_zeros(x.shape[0], *A.shape) if call.initial_state is None else call.initial_state.to(dtype)
     outputs = []
-    for t in range(x.shape[1]):
-        step = delta[:, t, :, None]
-        state = (step * A).exp() * state + step * writes[:, t] * x[:, t, :, None]
-        outputs.append((reads[:, t] * state).sum(-1))
+    # unbound, since the gradient of a slice of all tokens has all tokens
+    for step, token, write, read in zip(*(part.unbind(1) for part in (delta, x, writes, reads)), strict=True):
+        size = step[..., None]
+        state = (size * A).exp() * state + size * write * token[..., None]
+        outputs.append((read * state).sum(-1))
     y = torch.stack(outputs, 1) if outputs else x.new_zeros(x.shape)
     if call.D is not None:
         y = y + call.D.to(dtype) * x
