@@ -73,10 +73,10 @@ def test_the_backward_pass_compiles_and_spills_next_to_nothing(dtype, packed, ca
 
     (block,) = model.BLOCKS["backward"]
     made = compile_for(selective_bwd, capability, arguments(dtype, block, packed=packed), num_warps=model.WARPS)
-    # on sm_80 four numbers of the 255 that a thread holds
-    assert made.stack <= (16 if capability == 80 else 0)
+    # a few numbers beside the 255 that a thread holds
+    assert made.stack <= {80: 32, 90: 16, 100: 0}[capability]
     # a plain sum over channels, and a scan in reverse, exchange each number five times
-    assert made.ptx.count("shfl.sync") < 200
+    assert made.ptx.count("shfl.sync") < 100
 
 
 @pytest.mark.parametrize("capability", TARGETS)

@@ -17,6 +17,7 @@ from .tile import (
     load_group,
     load_tokens,
     over_channels,
+    over_numbers,
     scan_grads,
     scan_states,
     step_sizes,
@@ -125,8 +126,8 @@ def selective_bwd(
             d_delta += d_log * rates[None]
             tl.store(dA + at, rate_sums + tl.sum(d_log * delta[:, None, :], 0), mask=inside)
             tl.store(carried + at, token_of(passed, row, 0), mask=inside)
-        d_write = tl.sum(d_written, 1)
-        d_size = (tl.sum(d_delta, 1) * LN2 + d_write * inputs) * softplus_grad
+        d_write = over_numbers(d_written, CHUNK, BLOCK_N, BLOCK_D)
+        d_size = (over_numbers(d_delta, CHUNK, BLOCK_N, BLOCK_D) * LN2 + d_write * inputs) * softplus_grad
         d_input = d_write * delta + skip[None, :] * grad
         skip_sums += grad * inputs
         bias_sums += tl.where(live[:, None], d_size, 0.0)
@@ -135,7 +136,7 @@ def selective_bwd(
         tl.store(ddt + at, d_size.to(ddt.dtype.element_ty), mask=tokens)
         if z is not None:
             opened = sigmoid(gate)
-            ungated = tl.sum(read, 1) + skip[None, :] * inputs
+            ungated = over_numbers(read, CHUNK, BLOCK_N, BLOCK_D) + skip[None, :] * inputs
             d_gate = out * ungated * opened * (1.0 + gate * (1.0 - opened))
             tl.store(dz + at, d_gate.to(dz.dtype.element_ty), mask=tokens)
             z -= CHUNK * z_step

@@ -11,7 +11,7 @@ import triton.language as tl
 from holdfast.kernels.lib.triton.sequence import sequence_bounds
 from holdfast.kernels.lib.triton.sigmoid import sigmoid
 
-from .tile import channel_coords, first_place, load_group, load_tokens, scan_states, step_sizes, token_of
+from .tile import channel_coords, first_place, load_group, load_tokens, over_numbers, scan_states, step_sizes, token_of
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def selective_fwd(
             read += after * reads[:, :, None]
             following = entries + N * channels if KEEP else entries
             tl.store(following + at, token_of(after, row, CHUNK - 1), mask=inside)
-        out = tl.sum(read, 1) + skip[None, :] * inputs
+        out = over_numbers(read, CHUNK, BLOCK_N, BLOCK_D) + skip[None, :] * inputs
         x += CHUNK * x_step
         dt += CHUNK * dt_step
         left -= CHUNK

@@ -136,3 +136,17 @@ def over_channels(x, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.con
         x = _halve(x, 4, BLOCK_N * CHUNK // 4, BLOCK_D * 4 // CHUNK)
     x = _halve(x, 2, BLOCK_N * CHUNK // 2, BLOCK_D * 2 // CHUNK)
     return tl.reshape(tl.sum(x, 2), [BLOCK_N, CHUNK])
+
+
+@triton.jit
+def over_numbers(x, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Sum x [CHUNK, BLOCK_N, BLOCK_D] over numbers of state; return [CHUNK, BLOCK_D].
+
+    By pairs that come into one thread: a sum by itself writes each number to shared memory and exchanges it twice.
+    """
+    x = tl.permute(x, (0, 2, 1))
+    if BLOCK_N >= 4:
+        first, second = tl.split(tl.reshape(x, [CHUNK, BLOCK_D, BLOCK_N // 2, 2]))
+        x = first + second
+    first, second = tl.split(x)
+    return first + second

@@ -14,14 +14,14 @@ BLOCKS = {"forward": (32, 64), "backward": (32,)}
 MOST_NUMBERS = 256
 # Offsets inside a state are 32-bit.
 MOST_CHANNELS = 2**22
-# Cycles of one of an SM's four schedulers for 32 numbers of state and a token: its instructions as PTX has them, and at
-# least the 8 of an exponential, of which an SM does 16 a cycle. No GPU has run them.
-CYCLES = {("forward", 32): 12.0, ("forward", 64): 11.5, ("backward", 32): 36.0}
+# Cycles that a warp takes of a scheduler for a chunk: for each of its numbers of state, and for all that is done once.
+# Instructions of sm_90's machine code, and at least 8 cycles an exponential, of which an SM does 16 a cycle.
+CYCLES = {("forward", 32): (128, 328), ("forward", 64): (240, 620), ("backward", 32): (466, 563)}
+# Cycles of the same where nothing else runs: loads that are waited for, chains, barriers. Estimates; no GPU ran them.
+WAITS = {("forward", 32): (450, 1500), ("forward", 64): (650, 2000), ("backward", 32): (1100, 2500)}
 # As Triton 3.6 compiles them for sm_90 in bfloat16.
-REGISTERS = {("forward", 32): 96, ("forward", 64): 216, ("backward", 32): 255}
+REGISTERS = {("forward", 32): 128, ("forward", 64): 216, ("backward", 32): 255}
 CLOCK, SCHEDULERS = 1.7e9, 4
-# Seconds of a chunk for all that is not its numbers of state: loads that are waited for, barriers. An estimate.
-PER_CHUNK = {"forward": 1.5e-6, "backward": 3e-6}
 # Seconds before and behind the kernel: A is scaled, parts are added up. An estimate.
 AROUND = {"forward": 3e-6, "backward": 20e-6}
 ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -56,10 +56,10 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
             continue
         assert device.sms is not None
         # programs that share an SM share its schedulers
-        rounds = -(-grid.blocks // device.sms)
-        numbers = -(-N // BLOCK_N) * CHUNK * BLOCK_N * block // 32
-        busy = rounds * chunks * numbers * CYCLES[direction, block] / (SCHEDULERS * CLOCK)
-        waits = -(-rounds // grid.per_sm(device)) * chunks * PER_CHUNK[direction]
+        rounds, iterations = -(-grid.blocks // device.sms), -(-N // BLOCK_N)
+        (each, once), (wait, wait_once) = CYCLES[direction, block], WAITS[direction, block]
+        busy = rounds * WARPS / SCHEDULERS * chunks * (iterations * each + once) / CLOCK
+        waits = -(-rounds // grid.per_sm(device)) * chunks * (iterations * wait + wait_once) / CLOCK
         values = {"chunk": CHUNK, "block_d": block, "block_n": BLOCK_N, "warps": WARPS}
         plan = Plan("triton", tuple(values.items()))
         operations = (8 if direction == "forward" else 30) * B * T * D * N
