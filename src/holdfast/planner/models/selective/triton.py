@@ -55,11 +55,11 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
         if not grid.fits(device):
             continue
         assert device.sms is not None
-        # programs that share an SM share its schedulers
-        rounds, iterations = -(-grid.blocks // device.sms), -(-N // BLOCK_N)
+        # of one wave; programs that share an SM share its schedulers
+        together, iterations = min(grid.per_sm(device), -(-grid.blocks // device.sms)), -(-N // BLOCK_N)
         (each, once), (wait, wait_once) = CYCLES[direction, block], WAITS[direction, block]
-        busy = rounds * WARPS / SCHEDULERS * chunks * (iterations * each + once) / CLOCK
-        waits = -(-rounds // grid.per_sm(device)) * chunks * (iterations * wait + wait_once) / CLOCK
+        busy = together * WARPS / SCHEDULERS * chunks * (iterations * each + once) / CLOCK
+        waits = chunks * (iterations * wait + wait_once) / CLOCK
         values = {"chunk": CHUNK, "block_d": block, "block_n": BLOCK_N, "warps": WARPS}
         plan = Plan("triton", tuple(values.items()))
         operations = (8 if direction == "forward" else 30) * B * T * D * N
