@@ -17,7 +17,8 @@ def view_of(x: Tensor | None, kind: int) -> Tensor | None:
     the other way round in memory; what is beside it is NaN."""
     if x is None:
         return None
-    if kind % 3 == 0:
+    # one axis has no other way round
+    if kind % 3 == 0 or (kind % 3 == 2 and x.dim() == 1):
         return torch.stack((torch.full_like(x, torch.nan), x), -1).flatten(-2)[..., 1::2]
     if kind % 3 == 1:
         # strides are multiples of 16, so that the place alone is odd

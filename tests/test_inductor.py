@@ -12,7 +12,7 @@ from torch._inductor import config as inductor
 
 import holdfast
 from every_call import CALLS, SIZES
-from holdfast.nn import GLA, GRU, LSTM, MLSTM, RGLRU, RNN, SLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import GLA, GRU, LSTM, MLSTM, RGLRU, RNN, SLSTM, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
 from holdfast.nn.short_convolution import ShortConvolution
 from holdfast.recurrences import Sizes
 from parity import assert_close, leaves, with_grad
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor ne
 MIXERS = {
     "GLA": lambda: GLA(8, 2),
     "RetNet": lambda: RetNet(8, 2),
+    "Mamba": lambda: Mamba(8, d_state=4),
     "Mamba2": lambda: Mamba2(8, 4, d_state=4, n_groups=2),
     "MLSTM": lambda: MLSTM(8, 2),
     "DeltaNet": lambda: DeltaNet(8, 2, allow_neg_eigval=True),

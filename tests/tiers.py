@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_ROOMS = r"chunk|conv|dense|diagonal|layer_step|lib|log_gate|lru|matrix|norm|rotary|soft_cap|ssd_\w+"
+_ROOMS = r"chunk|conv|dense|diagonal|layer_step|lib|log_gate|lru|matrix|norm|rotary|selective|soft_cap|ssd_\w+"
 SLOW_BY_NAME = re.compile(rf"kernels/({_ROOMS})/.*::test_(.*_)?compiles?(_.*)?")
 
 

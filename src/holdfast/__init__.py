@@ -30,6 +30,7 @@ _OPS = (
     "lightning",
     "linear_attention",
     "lstm",
+    "mamba1",
     "mlstm",
     "retnet",
     "rglru",

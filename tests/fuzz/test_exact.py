@@ -17,6 +17,7 @@ SIZES = {
     "matrix": {"H": 4, "Hq": 2, "K": 5, "V": 3},
     "dense": {"H": 2, "D": 6},
     "diagonal": {"D": 6},
+    "selective": {"D": 6, "K": 5, "Hq": 2},
     "inter": {"H": 2, "K": 5, "V": 3, "rank": 4},
     "intra": {"H": 4, "Hq": 2, "K": 5, "V": 3, "chunk": 8},
     "norm": {"H": 2, "D": 6},
@@ -34,6 +35,7 @@ OPTIONS = {
     "inter_chunk_scan": (("low",), ("vector",), ()),
     "intra_chunk": (("g", "states", "gate", "opened"), ()),
     "gated_rms_norm": (("gate", "w2"), ("gate", "w1", "activation"), ("center", "w1"), ()),
+    "mamba1": (("D", "z", "dt_bias", "softplus"), ("flat",), ()),
     "causal_conv1d": (("b", "silu"), ("silu", "taps3"), ("taps1",)),
 }
 # what no recurrence defines is held against the op in plain PyTorch, in float64

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 from holdfast.kernels.select import resolve
 from holdfast.ops import diagonal as diagonal_ops
 from holdfast.ops import matrix as matrix_ops
+from holdfast.ops import selective as selective_ops
 from holdfast.planner import Device, floor
 from holdfast.planner.models import pytorch
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
@@ -103,6 +104,20 @@ def test_the_diagonal_family(op):
         backend.backward(plan, call, None, states, torch.ones_like(call.x), None)
     close(problem, "forward", pytorch.diagonal_chunked(problem, "forward", plan["chunk"]), forward)
     close(problem, "backward", pytorch.diagonal_chunked(problem, "backward", plan["chunk"]), backward)
+
+
+@pytest.mark.parametrize("sizes", [Sizes(B=1, T=1200, D=48, N=16), Sizes(B=2, T=600, D=256, N=32)])
+def test_the_selective_family(sizes):
+    problem, call = problem_and_call("mamba1", sizes, selective_ops)
+    backend = selective_ops.Chunked()
+    plan = backend.candidates(problem, H200, "forward")[0].plan
+    with torch.no_grad(), Count() as forward:
+        backend.forward(plan, call, None)
+    with torch.no_grad(), Count() as backward:
+        backend.backward(plan, call, None, None, torch.ones_like(call.x), None)
+    segments = plan["segment"], plan["chunk"]
+    close(problem, "forward", pytorch.selective_chunked(problem, "forward", *segments), forward)
+    close(problem, "backward", pytorch.selective_chunked(problem, "backward", *segments), backward)
 
 
 @pytest.mark.parametrize(("op", "measured"), [("simple_gla", 6.53e-3), ("gated_delta_rule", 15.8e-3)])

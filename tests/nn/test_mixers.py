@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.nn import GLA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import GLA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
 from parity import assert_close, relative_error
 
 MIXERS = {
     "gla": lambda: GLA(24, 2),
     "retnet": lambda: RetNet(24, 2),
+    "mamba": lambda: Mamba(24, d_state=8),
     "mamba2": lambda: Mamba2(24, 4, d_state=8, n_groups=2),
     "mlstm": lambda: MLSTM(24, 2),
     "mlstm sigmoid": lambda: MLSTM(24, 2, gating="sigmoid", normalize=False, gate_soft_cap=None),

@@ -21,6 +21,7 @@ LIKE_TORCH = {
 DEFAULTS = {
     nn.GLA: HEADS | {"expand_k": 0.5, "expand_v": 1.0, "gate_rank": 16, "gate_normalizer": 16.0, "backend": None},
     nn.RetNet: HEADS | {"expand_k": 1.0, "expand_v": 2.0, "rotary_base": 10000.0, "backend": None},
+    nn.Mamba: {"d_state": 16, "expand": 2.0, "conv_width": 4, "dt_rank": None, "backend": None},
     nn.Mamba2: {
         "num_heads": None, "d_state": 128, "n_groups": 1, "expand": 2.0, "conv_width": 4, "norm_eps": 1e-5,
         "backend": None,

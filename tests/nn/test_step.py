@@ -11,13 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.cli.generate import generate
 from holdfast.cli.language_model import LanguageModel
-from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, CapturedStep, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, CapturedStep, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
 from interpreted import interpret
 from parity import relative_error
 
 MIXERS = {
     "gla": lambda: GLA(24, 2),
     "retnet": lambda: RetNet(24, 2),
+    "mamba": lambda: Mamba(24, d_state=5, conv_width=3),
     "mamba2": lambda: Mamba2(24, 6, d_state=7, n_groups=3),
     "mamba2 of one group": lambda: Mamba2(24, 4, d_state=8, conv_width=2),
     "mlstm": lambda: MLSTM(24, 2, input_gate_bias=0.0),

@@ -20,6 +20,7 @@ DEFAULTS = {
     "gla": EVERY | {"scale": None},
     "retnet": EVERY | {"scale": None},
     "lightning": EVERY | {"layer": 0, "num_layers": 1, "scale": None},
+    "mamba1": EVERY | {"D": None, "z": None, "dt_bias": None, "dt_softplus": False},
     "ssd": EVERY | {"D": None, "z": None, "dt_bias": None, "dt_softplus": False},
     "mlstm": EVERY | {"gating": "exp", "normalize": True, "scale": None, "eps": 1e-6},
     "delta_rule": DELTA,

@@ -8,7 +8,7 @@ from holdfast.recurrences import RECURRENCES
 from parallel_support import exchange_cases as cases
 from parallel_support.pool import Pool
 
-LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"]
+LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")]
 # float32 numbers of B 2, H 4, K 3, V 5, D 6
 STATE = {"mlstm": 2 * 4 * (3 * 5 + 3 + 1), "rglru": 2 * 6, "rotlru": 2 * 6, "hgrn": 2 * 6}
 TRANSITION = {"delta_rule": 2 * 4 * 3 * 3, "gated_delta_rule": 2 * 4 * 3 * 3}

@@ -10,7 +10,7 @@ from parallel_support.op_cases import Setting
 from parallel_support.pool import Pool
 from parallel_support.precision_cases import op_is_as_exact_as_one_process
 
-LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"]
+LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")]
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import torch
 from holdfast.recurrences import RECURRENCES
 from parallel_support.op_cases import Setting, op_equals_one_process
 
-LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"]
+LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")]
 
 # by the number of ranks; 37 tokens
 UNEVEN = {2: (23, 14), 4: (9, 3, 20, 5)}

@@ -7,7 +7,7 @@ from holdfast.recurrences import RECURRENCES
 from parallel_support.op_cases import Setting
 from parallel_support.precision_cases import gradients_that_spans_share_are_rounded_once, op_is_as_exact_as_one_process
 
-LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"]
+LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")]
 # of ssd, gradients of few numbers, such as dA
 DRAWS = {"ssd": 8}
 

@@ -8,7 +8,7 @@ from holdfast.planner.layouts import activation_bytes, reduced, state_bytes, wei
 from holdfast.recurrences import RECURRENCES, Sizes
 from parallel_support import exchange_cases as cases
 
-LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"]
+LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")]
 
 
 def sent(counted, ranks):

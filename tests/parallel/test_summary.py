@@ -11,7 +11,7 @@ from holdfast.parallel.calls import TIMED, bind
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parallel_support.op_cases import leaves, tensors, weights
 
-LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"]
+LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")]
 CUTS = (0, 7, 7, 12, 20)
 
 

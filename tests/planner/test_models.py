@@ -31,7 +31,8 @@ DENSE = [{"B": 16, "T": 1024, "H": 12, "D": 64}] + [{"B": B, "T": 1024, "H": 1, 
 SCAN = [{"B": 4, "G": G, "H": 16, "K": 64, "V": 64} for G in (32, 64, 128)]
 SCAN += [{"B": 8, "G": 64, "H": 16, "K": 128, "V": 128}, {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64, "r": 16}]
 INTRA = [{"B": 16, "T": 1024, "H": 12, "K": D, "V": D, "C": C} for C, D in ((64, 64), (128, 64), (256, 128))]
-SHAPES = {"matrix": MATRIX, "diagonal": DIAGONAL, "dense": DENSE}
+SELECTIVE = [{"B": 8, "T": 2048, "D": 1536, "N": 16}, {"B": 1, "T": 30000, "D": 200, "N": 64}]
+SHAPES = {"matrix": MATRIX, "diagonal": DIAGONAL, "dense": DENSE, "selective": SELECTIVE}
 CASES = [
     *((op, shape) for op, recurrence in RECURRENCES.items() for shape in SHAPES[recurrence.family]),
     *(("inter_chunk_scan", shape) for shape in SCAN),
@@ -102,6 +103,7 @@ WIDE = {
     "matrix": [{"B": 2, "T": 4096, "H": 8, "K": K, "V": V} for K, V in ((512, 512), (256, 256), (256, 16), (16, 256))],
     "diagonal": [{"B": 8, "T": 4096, "D": 16384}, {"B": 1, "T": 4096, "D": 32}],
     "dense": [{"B": B, "T": 64, "H": 1, "D": D} for B in (1, 64, 512) for D in (8, 256, 1024, 2048, 4096)],
+    "selective": [{"B": 1, "T": 64, "D": D, "N": N} for D in (1, 16384) for N in (1, 256)],
 }
 WIDE_SCAN = [
     {"B": 1, "G": 4, "H": 2, "K": K, "V": 256, **rank} for K in (16, 256) for rank in ({}, {"r": 16}, {"r": 64})

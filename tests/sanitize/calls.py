@@ -424,6 +424,13 @@ def _diagonal() -> Iterator[Call]:
     yield _of("rotlru", "triton", FP32, B=1, T=20000, D=16)
 
 
+def _selective() -> Iterator[Call]:
+    for dtype, D, N in ((BF16, 130, 16), (FP16, 33, 5), (FP32, 64, 40)):
+        yield _of("mamba1", "triton", dtype, B=2, T=100, D=D, N=N)
+        yield _of("mamba1", "triton", dtype, B=1, T=200, D=D, N=N, packed=(0, 0, 1, 70, 200))
+    yield _of("mamba1", "triton", FP32, B=2, T=33, D=40, without=("D", "z", "dt_bias", "initial_state"))
+
+
 def _around() -> Iterator[Call]:
     """What mixers have done around their ops."""
     for dtype in (BF16, FP32):
@@ -482,5 +489,5 @@ def _dense() -> Iterator[Call]:
 
 CALLS = (
     *_matrix(), *_vector(), *_delta(), *_normalised(), *_triton(), *_decoding(), *_chunk_primitives(), *_layers(),
-    *_diagonal(), *_around(), *_dense(),
+    *_diagonal(), *_selective(), *_around(), *_dense(),
 )  # fmt: skip

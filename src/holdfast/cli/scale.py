@@ -85,6 +85,8 @@ def layer_around(op: str, sizes: Mapping[str, int], dtype: str, device: str, wid
     """Sizes as `explain` takes them. Raises ValueError for an op without a layer."""
     if op not in RECURRENCES:
         raise ValueError(f"--ranks: expected a recurrence, which a layer is around; got {op}")
+    if RECURRENCES[op].family == "selective":
+        raise ValueError(f"--ranks: expected a recurrence that several ranks share; got {op}, which none do yet")
     given = Sizes(**sizes)
     given = replace(given, Hq=given.query_heads)
     family = RECURRENCES[op].family

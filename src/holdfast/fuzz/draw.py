@@ -15,7 +15,7 @@ _OPS = {
     "simple_gla": 12, "gla": 9, "ssd": 9, "mlstm": 13, "delta_rule": 7, "gated_delta_rule": 11, "kda": 5,
     "linear_attention": 5, "retnet": 3, "lightning": 3, "rglru": 5, "rotlru": 5, "hgrn": 4, "lstm": 5, "gru": 4,
     "elman": 4, "slstm": 4, "rnn": 4, "gated_rms_norm": 3, "inter_chunk_scan": 5, "intra_chunk": 5,
-    "causal_conv1d": 3,
+    "causal_conv1d": 3, "mamba1": 6,
 }  # fmt: skip
 _MODES = {
     "plain": 20, "repeat": 14, "lengths": 4, "retain_graph": 6, "checkpoint": 6, "hooks": 5, "threads": 6, "stream": 5,
@@ -30,6 +30,8 @@ _WIDTHS = {
 }  # fmt: skip
 _SMALL_WIDTHS = {(16, 16): 4, (8, 8): 3, (13, 7): 2, (24, 8): 2, (1, 1): 1}
 _CHANNELS = {64: 6, 128: 6, 32: 4, 16: 3, 96: 1, 24: 2, 2: 1, 50: 1, 256: 2, 512: 1}
+# of mamba1, beside those channels
+_STATES = {16: 8, 1: 1, 4: 2, 17: 1, 64: 2}
 _DENSE_CHANNELS = {64: 6, 128: 4, 32: 4, 16: 3, 24: 2, 13: 1, 96: 1, 256: 2}
 _NEAR = (0, 1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 191, 200, 255, 256, 257, 300)
 _FAR = (511, 512, 513, 700, 1023, 1024, 1025, 1100)
@@ -72,7 +74,7 @@ def draw(seed: int, index: int, device: str) -> Scenario:
         weights = {mode: weight for mode, weight in weights.items() if mode not in _CUDA_ONLY}
     op, mode = dice.of(_OPS), dice.of(weights)
     family = SUBJECTS[op].family
-    if mode == "step" and family != "matrix":
+    if mode == "step" and family not in ("matrix", "selective"):
         mode = "repeat"
     dtypes = {"bfloat16": 9, "float16": 4, "float32": 6, "float64": 1}
     dtype = dice.of({name: dtypes[name] for name in ("bfloat16", "float16")} if mode == "autocast" else dtypes)
@@ -136,6 +138,8 @@ def _options(dice: _Dice, op: str) -> list[str]:
         return scaled + dice.some(layer=0.5)
     if op == "ssd":
         return dice.some(AN=0.3, z=0.5, dt_bias=0.4, softplus=0.5) + dice.of({"D": 3, "DP": 2, "": 3}).split()
+    if op == "mamba1":
+        return dice.some(z=0.6, dt_bias=0.5, softplus=0.6, D=0.5, flat=0.4)
     if op in DELTA_RULES:
         found = scaled + dice.some(l2=0.4, sig=0.4)
         if "sig" in found:
@@ -178,6 +182,10 @@ def _sized(dice: _Dice, s: Scenario, family: str) -> Scenario:
         s = replace(s, Hq=dice.choice([n for n in range(1, heads + 1) if heads % n == 0]))
     if family in ("diagonal", "conv"):
         s = replace(s, D=dice.of(_CHANNELS), H=0)
+    if family == "selective":
+        D = dice.of(_CHANNELS)
+        groups = 1 if "flat" in s.options else dice.choice([n for n in (1, 1, 2, 3) if D % n == 0])
+        s = replace(s, D=D, K=dice.of(_STATES), Hq=groups, H=0)
     if family in ("dense", "norm"):
         s = replace(s, D=dice.of(_DENSE_CHANNELS))
     if family == "dense" and s.D > 128:
@@ -239,7 +247,7 @@ def _short(s: Scenario) -> Scenario:
 
 def _limited(s: Scenario, family: str) -> Scenario:
     """Fewer heads or steps where a float64 loop would keep too much."""
-    width = s.K * s.V if s.K else s.D * (8 if family == "dense" else 1)
+    width = s.K * (s.V or s.D) if s.K else s.D * (8 if family == "dense" else 1)
     while s.sequences * max(s.H, 1) * max(s.T, 1) * width > _MOST[s.device] and (s.B > 1 or s.H > 1):
         s = replace(s, B=s.B * 3 // 4) if s.B > 1 else replace(s, H=s.H // 2, Hq=1 if s.Hq else 0)
     return s

@@ -1,4 +1,4 @@
-"""Random arguments of the dense and diagonal recurrences, of the chunk primitives, the norm and the convolution."""
+"""Random arguments of the dense, diagonal and selective recurrences, the chunk primitives, norm and convolution."""
 
 import torch
 
@@ -66,6 +66,32 @@ def rotlru(s: Scenario, source: Source) -> Values:
         "theta": Value("gate", source.normal(*pairs) * source.choose((1.0, 1.0, 10.0))),
         "x": Value("input", source.sized(s.values, s.dtype == "float16", s.B, s.T, s.D)),
     } | _state(s, source)
+
+
+def mamba1(s: Scenario, source: Source) -> Values:
+    B, T, D, N = s.B, s.T, s.D, s.K
+    rate = {"strong": 16.0, "inf": 1e4, "mixed": 100.0, "weak": 1e-3, "zero": 0.0}.get(s.strength, 1.0)
+    dt = source.normal(B, T, D)
+    dt = dt - 1 if "softplus" in s.options else dt.sigmoid()
+    if s.strength == "mixed":
+        dt = torch.where(source.uniform(B, T, D) < 0.2, -40.0 if "softplus" in s.options else 0.0, dt)
+    groups = (B, T, N) if "flat" in s.options else (B, T, s.Hq, N)
+    found = {
+        "x": Value("input", source.sized(s.values, s.dtype == "float16", B, T, D)),
+        "dt": Value("gate", dt),
+        "A": Value("gate", -rate * source.uniform(D, N)),
+        "B": Value("input", source.normal(*groups)),
+        "C": Value("input", source.normal(*groups) * N**-0.5),
+    }
+    if "D" in s.options:
+        found["D"] = Value("gate", source.normal(D))
+    if "z" in s.options:
+        found["z"] = Value("input", source.normal(B, T, D) * (8 if s.strength == "strong" else 1))
+    if "dt_bias" in s.options:
+        found["dt_bias"] = Value("gate", source.uniform(D))
+    if s.state:
+        found["initial_state"] = Value("state", source.normal(s.sequences, D, N))
+    return found
 
 
 def gated_rms_norm(s: Scenario, source: Source) -> Values:

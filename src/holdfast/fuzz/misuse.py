@@ -37,7 +37,7 @@ def misuse(s: Scenario) -> list[Result]:
     alone = alone and not s.state and not {"gate", "weight", "states"} & (case.tensors.keys() - {name})
     if not alone and name not in ("g", "A", "D", "weight", "a", "theta", "dt", "dt_bias", "A_log"):
         ways["a wider last axis"] = lambda: ({name: torch.cat([x, x, x], -1)}, "")
-    if family in ("matrix", "diagonal", "dense", "inter", "conv"):
+    if family in ("matrix", "diagonal", "selective", "dense", "inter", "conv"):
         # of as many sequences as there are states
         past = [*(s.cu or (0, 0))[:-1], s.T + 3]
         ways |= {

@@ -23,6 +23,7 @@ from .source import Source
 MODULES: dict[str, Callable[..., nn.Module]] = {
     "nn.GatedDeltaNet": partial(mixers.GatedDeltaNet, num_heads=2),
     "nn.DeltaNet": partial(mixers.DeltaNet, num_heads=2),
+    "nn.Mamba": mixers.Mamba,
     "nn.Mamba2": partial(mixers.Mamba2, d_state=32),
     "nn.GLA": partial(mixers.GLA, num_heads=2),
     "nn.RetNet": partial(mixers.RetNet, num_heads=2),

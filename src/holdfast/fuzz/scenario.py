@@ -14,6 +14,7 @@ class Scenario:
     op: a public op, or "nn.<module>". device: "cpu" or "cuda". backend: a name, "default" for the op's own choice.
     dtype: of the inputs (in mode autocast that of the autocast, the inputs being float32). gates: dtype of gates and
     decays, "same" for that of the inputs. options: words that the op's family knows. strength: of decays and gates.
+    K, Hq: of mamba1 the numbers of state a channel, and the groups of B and C.
     keys: how long keys are. values: how large values and states are. layout: how tensors lie in memory.
     cu: offsets of packed sequences, empty for a batch. offsets: their dtype, with "_cpu" where they stay there.
     state: whether an initial state is given. final: whether the final state is asked for. grads: which outputs have a

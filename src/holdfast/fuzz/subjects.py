@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from holdfast import ops
-from holdfast.ops import dense, diagonal, matrix
+from holdfast.ops import dense, diagonal, matrix, selective
 from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
 from holdfast.ops.inter_chunk_scan import BACKENDS as INTER_BACKENDS
 from holdfast.ops.intra_chunk import BACKENDS as INTRA_BACKENDS
 from holdfast.recurrences.cell import cell
 
-from . import drawn_matrix, drawn_others, exact_dense, exact_diagonal, exact_matrix, exact_parts
+from . import drawn_matrix, drawn_others, exact_dense, exact_diagonal, exact_matrix, exact_parts, exact_selective
 from .scenario import Scenario
 from .source import Source, Value
 
 
 @dataclass(frozen=True)
 class Subject:
-    """family: "matrix", "dense", "diagonal", "inter", "intra", "norm" or "conv".
+    """family: "matrix", "dense", "diagonal", "selective", "inter", "intra", "norm" or "conv".
 
     draw: scenario and source -> values by argument. exact: (rows, tensors by argument, options) -> output and parts of
     the final state, in float64. results: their names. pytorch: the backend in plain PyTorch.
@@ -66,6 +66,7 @@ SUBJECTS |= {
     name: Subject("diagonal", getattr(drawn_others, name), getattr(exact_diagonal, name), _O, "chunked")
     for name in ("rglru", "rotlru", "hgrn")
 }
+SUBJECTS["mamba1"] = Subject("selective", drawn_others.mamba1, exact_selective.mamba1, _O, "chunked")
 SUBJECTS["inter_chunk_scan"] = Subject(
     "inter", drawn_others.inter_chunk_scan, exact_diagonal.inter_chunk_scan, _O, "chunked"
 )
@@ -162,6 +163,7 @@ _BACKENDS = {
     "matrix": matrix.BACKENDS,
     "dense": dense.BACKENDS,
     "diagonal": diagonal.BACKENDS,
+    "selective": selective.BACKENDS,
     "inter": INTER_BACKENDS,
     "intra": INTRA_BACKENDS,
     "norm": NORM_BACKENDS,

@@ -6,6 +6,7 @@ from .gated_delta_net import GatedDeltaNet
 from .gla import GLA
 from .gru import GRU
 from .lstm import LSTM
+from .mamba import Mamba
 from .mamba2 import Mamba2
 from .mlstm import MLSTM
 from .patching import patch, unpatch
@@ -26,6 +27,7 @@ __all__ = [
     "CapturedStep",
     "DeltaNet",
     "GatedDeltaNet",
+    "Mamba",
     "Mamba2",
     "RetNet",
     "RotLRU",

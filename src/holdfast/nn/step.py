@@ -1,6 +1,6 @@
 """The step of decoding: one token through a mixer, its state updated in place.
 
-Between a mixer's projections all is one op of `ops.layer_step`: two launches on a GPU.
+Between a mixer's projections all is one op of `ops.layer_step`: two launches on a GPU. `Mamba` has projections inside.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.ops import causal_conv1d_update
+from holdfast.ops import step as recurrence_step
 from holdfast.ops.layer_step import conv_step, mlstm_step, retention_step, rglru_step
 from holdfast.recurrences.torch_private import tree_leaves
 
@@ -130,6 +132,17 @@ def mamba2(mixer: Any, x: Tensor, state: Any) -> Tensor:
         mixer.norm.eps,
         "",
     )
+    return mixer.out_proj(y)
+
+
+def mamba(mixer: Any, x: Tensor, state: Any) -> Tensor:
+    """A `Mamba`'s step: two projections stand between its convolution and its scan."""
+    S, tail = _held(x, mixer.d_model, state, [(name, shape[1:]) for name, shape, _ in mixer.state_of(1, x.dtype)])
+    u, z = mixer.in_proj(x).chunk(2, -1)
+    u = causal_conv1d_update(u, tail, mixer.conv1d.weight[:, 0], mixer.conv1d.bias, "silu")
+    dt, B, C = mixer.parameters_of(u)
+    given = {"x": u, "dt": dt, "A": mixer.rate(u.dtype), "B": B, "C": C, "D": mixer.D, "z": z}
+    y = recurrence_step("mamba1", given | {"dt_bias": mixer.dt_proj.bias, "dt_softplus": True}, S)
     return mixer.out_proj(y)
 
 

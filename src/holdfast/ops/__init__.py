@@ -15,6 +15,7 @@ from .kda import kda
 from .lightning import lightning
 from .linear_attention import linear_attention
 from .lstm import lstm
+from .mamba1 import mamba1
 from .mlstm import mlstm
 from .retnet import retnet
 from .rglru import rglru
@@ -42,6 +43,7 @@ __all__ = [
     "lightning",
     "linear_attention",
     "lstm",
+    "mamba1",
     "mlstm",
     "retnet",
     "rglru",

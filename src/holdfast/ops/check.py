@@ -8,8 +8,8 @@ from torch import Tensor
 
 from holdfast.recurrences.definition import Argument, Recurrence
 
-# axes whose size must divide another's: query or group heads divide value heads
-_DIVIDES = {"Hq": "H", "G": "H"}
+# axes whose size must divide another's: query or group heads divide value heads, groups the channels of mamba1
+_DIVIDES = (("Hq", "H"), ("G", "H"), ("G", "D"))
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -260,7 +260,7 @@ def _check_heads(label: str, x: Tensor, spec: Argument, bound: Mapping[str, int]
     for axis in spec.shapes[0].split():
         if bound.get(axis) == 0 and axis not in ("B", "T", "W-1", "chunks", "sequences"):
             raise ValueError(f"{label}: expected {axis} > 0 in {_show(spec.shapes[0], {})}; got {list(x.shape)}")
-        for part, whole in _DIVIDES.items():
+        for part, whole in _DIVIDES:
             if axis in (part, whole) and part in bound and whole in bound and bound[whole] % bound[part]:
                 raise ValueError(
                     f"{label}: expected {part} to divide {whole}; got {part} = {bound[part]}, {whole} = {bound[whole]}"

@@ -19,7 +19,12 @@ from .parity import leaves
 # candidates that the text shows of each pass; the data has all
 SHOWN = 6
 # axes of a family's examples
-AXES = {"matrix": ("B", "T", "H", "Hq", "K", "V"), "diagonal": ("B", "T", "D"), "dense": ("B", "T", "H", "D")}
+AXES = {
+    "matrix": ("B", "T", "H", "Hq", "K", "V"),
+    "diagonal": ("B", "T", "D"),
+    "dense": ("B", "T", "H", "D"),
+    "selective": ("B", "T", "D", "N"),
+}
 # a call may have none of these
 MAY_BE_EMPTY = ("B", "T", "G")
 
@@ -110,8 +115,9 @@ def explain(
     Args:
         op: the op's name, such as "gla" or "intra_chunk".
         sizes: axis -> size: of the matrix family B, T, H, Hq (query or group heads), K, V; of the diagonal one B, T, D;
-            of the dense one B, T, H, D; of inter_chunk_scan B, G, H, K, V, r (columns of W and Y; 0 for none) and Kg
-            (decays a head, 1 or K); of intra_chunk B, T, H, Hq, K, V and C. Axes left out keep small defaults.
+            of the dense one B, T, H, D; of the selective one B, T, D, N; of inter_chunk_scan B, G, H, K, V, r (columns
+            of W and Y; 0 for none) and Kg (decays a head, 1 or K); of intra_chunk B, T, H, Hq, K, V and C. Axes left
+            out keep small defaults.
         dtype: of the inputs, torch's name.
         device: one that Device.named knows, such as "cpu" or "h200"; it need not be present. "cuda" is the GPU here.
         needs_grad: whether a backward pass follows. varlen: whether sequences are packed.

@@ -11,9 +11,9 @@ from holdfast.kernels.backend import Backend
 from holdfast.planner import Problem
 from holdfast.recurrences import Recurrence
 
-from . import dense, diagonal, matrix
+from . import dense, diagonal, matrix, selective
 
-_FAMILIES: dict[str, ModuleType] = {"dense": dense, "diagonal": diagonal, "matrix": matrix}
+_FAMILIES: dict[str, ModuleType] = {"dense": dense, "diagonal": diagonal, "matrix": matrix, "selective": selective}
 
 
 def op_of(recurrence: Recurrence) -> Callable[..., tuple[Tensor, Any]]:

@@ -1,4 +1,4 @@
-"""step: one token of a matrix recurrence, its state updated in place."""
+"""step: one token of a matrix recurrence or of mamba1, its state updated in place."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,13 +10,14 @@ from torch import Tensor
 
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences import DELTA_RULES, RECURRENCES
+from holdfast.recurrences.definition import SelectiveCall
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
 from holdfast.recurrences.scalars import number
 from holdfast.recurrences.simple_gla import default_scale
 from holdfast.recurrences.torch_private import tree_leaves
 
-from . import matrix
+from . import matrix, selective
 from .check import name_of, prepare
 from .delta_inputs import fastest_inputs
 from .derivatives import refuse_forward_mode
@@ -40,21 +41,21 @@ def step(
     A captured CUDA graph therefore decodes token after token on the same state. Gradients are not recorded.
 
     Args:
-        op: a matrix recurrence.
+        op: a matrix recurrence, or "mamba1".
         arguments: the op's arguments by name, tensors of one token (T = 1) and options such as scale; no initial_state.
         state: [B, H, K, V], float32 (float64 for float64 inputs), contiguous; overwritten by the state after the token.
-            Of "mlstm" the tuple (C [B, H, K, V], n [B, H, K], m [B, H]), each overwritten.
+            Of "mlstm" the tuple (C [B, H, K, V], n [B, H, K], m [B, H]), each overwritten; of "mamba1" [B, D, N].
         backend: as in every op.
 
     Returns:
-        o [B, 1, H, V] in the inputs' dtype.
+        o [B, 1, H, V] in the inputs' dtype; of "mamba1" [B, 1, D].
 
     Raises:
         ValueError, TypeError: for an unknown op or argument, for an argument of the wrong shape, dtype or device, named
             in the message; for a backend that is unknown or cannot serve the call.
         NotImplementedError: for a tensor with a tangent, as of torch.func.jvp.
     """
-    known = [name for name, recurrence in RECURRENCES.items() if recurrence.family == "matrix"]
+    known = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "selective")]
     if op not in known:
         raise ValueError(f"op: expected one of {', '.join(known)}; got {op!r}")
     recurrence = RECURRENCES[op]
@@ -72,6 +73,9 @@ def step(
     if op in DELTA_RULES:
         options["inputs_of"] = fastest_inputs(given["q"])
     call, finish = recurrence.map(**given, **options)
+    if isinstance(call, SelectiveCall):
+        _check_token(call.x, state)
+        return selective.selective_step(*call[:8], state, call.softplus, op, name_of(backend))
     _check_token(call.v, state)
     o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, name_of(backend))
     return o if finish is None else finish(o, state)[0]

@@ -188,7 +188,7 @@ def _timed(recurrence: Recurrence) -> dict[str, tuple[int, ...]]:
     }
 
 
-LINEAR = {name: recurrence for name, recurrence in RECURRENCES.items() if recurrence.family != "dense"}
+LINEAR = {name: recurrence for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")}
 # of each tensor argument that may have an axis of tokens, its second: how many axes it then has
 TIMED = {name: _timed(recurrence) for name, recurrence in LINEAR.items()}
 SIGNATURES = {name: inspect.signature(getattr(ops, name)) for name in LINEAR}
@@ -205,7 +205,7 @@ def recurrence_of(op: Callable[..., Any] | str) -> Recurrence:
     recurrence = RECURRENCES.get(name)
     if name == "rnn" or (recurrence is not None and recurrence.family == "dense"):
         raise ValueError(f"op: expected a recurrence that is linear in its state; {why_dense_cannot(name)}")
-    if recurrence is None:
+    if name not in LINEAR:
         raise ValueError(f"op: expected an op of the matrix or diagonal family; got {name!r}")
     return recurrence
 

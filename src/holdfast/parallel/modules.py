@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
 from holdfast.nn.short_convolution import ShortConvolution
 from holdfast.nn.stack import Stack
 
@@ -33,13 +33,16 @@ def context_parallel(module: nn.Module, group: Any, layout: Layout = "contiguous
     the others. A parameter's gradient is that of this rank's tokens: their sum over the group is that of all.
 
     Raises TypeError or ValueError for a group that is none or an unknown layout; ValueError for a module without
-    mixers, or with a recurrence whose time cannot be cut, named with its place.
+    mixers, with a `Mamba`, or with a recurrence whose time cannot be cut, named with its place.
     """
     found = []
     for name, part in module.named_modules():
         if isinstance(part, _DENSE):
             where = f"{type(part).__name__} at {name!r}" if name else type(part).__name__
             raise ValueError(f"module: expected recurrences that are linear in their state; {why_dense_cannot(where)}")
+        if isinstance(part, Mamba):
+            where = f"one at {name!r}" if name else "Mamba"
+            raise ValueError(f"module: expected no Mamba, whose scan takes no parts of sequences yet; got {where}")
         if isinstance(part, _MIXERS):
             found.append(part)
     if not found:

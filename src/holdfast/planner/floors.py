@@ -35,7 +35,8 @@ def floor(problem: Problem, direction: Direction, state: bool = False) -> Floor:
     if problem.dtype not in ELEMENT_BYTES:
         raise ValueError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}; got {problem.dtype!r}")
     count = {"inter_chunk_scan": _inter_chunk_scan, "intra_chunk": _intra_chunk}.get(problem.op)
-    count = count or {"dense": _dense, "diagonal": _diagonal, "matrix": _matrix}[problem.family]
+    families = {"dense": _dense, "diagonal": _diagonal, "matrix": _matrix, "selective": _selective}
+    count = count or families[problem.family]
     inputs, outputs, carried, operations = count(problem, ELEMENT_BYTES[problem.dtype])
     if state:
         inputs, outputs = inputs + carried, outputs + carried
@@ -71,6 +72,15 @@ def _diagonal(problem: Problem, size: int) -> Count:
     # a gate and an angle a pair of channels are as many numbers as a gate a channel
     gates = (wide if "wide_gate" in problem.traits else size) * B * T * D
     return size * B * T * D + gates, size * B * T * D, wide * B * D, (4 if is_complex else 2) * B * T * D
+
+
+def _selective(problem: Problem, size: int) -> Count:
+    B, T, D, N, G = (problem[name] for name in "BTDNG")
+    wide, traits = max(4, size), problem.traits
+    steps = (wide if "wide_dt" in traits else size) * B * T * D
+    inputs = size * B * T * (D * (1 + ("gate" in traits)) + 2 * G * N) + steps + wide * D * N
+    # of a number of state the decay's exponent, its product, the write's and the read's multiply-adds
+    return inputs, size * B * T * D, wide * B * D * N, 6 * B * T * D * N
 
 
 def _dense(problem: Problem, size: int) -> Count:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 class Problem:
     """Sizes, dtype and traits of a call; hashable, so that plans can be cached by it.
 
-    op: the public op's name. family: "dense", "diagonal" or "matrix". dtype: torch's name, such as "bfloat16".
+    op: the public op's name. family: "dense", "diagonal", "matrix" or "selective". dtype: torch's name, such as
+    "bfloat16".
     sizes: (name, value) pairs, names as in the op's docstring (B, T, H, K, V, ...).
     traits: what else decides which kernels can serve, such as "delta", "decay=vector", "varlen" or "needs_grad".
     """

@@ -1,7 +1,7 @@
 """What each recurrence is, one file each, and the step-by-step oracle that all code is checked against."""
 
 from .cell import Cell, cell
-from .definition import Argument, DenseCall, DiagonalCall, MatrixCall, Recurrence
+from .definition import Argument, DenseCall, DiagonalCall, MatrixCall, Recurrence, SelectiveCall
 from .delta_rule import DELTA_RULE
 from .elman import ELMAN
 from .example import Draw, Sizes
@@ -13,6 +13,7 @@ from .kda import KDA
 from .lightning import LIGHTNING
 from .linear_attention import LINEAR_ATTENTION
 from .lstm import LSTM
+from .mamba1 import MAMBA1
 from .mlstm import MLSTM
 from .oracle import oracle
 from .retnet import RETNET
@@ -42,6 +43,7 @@ RECURRENCES: dict[str, Recurrence] = {
         RGLRU,
         ROTLRU,
         HGRN,
+        MAMBA1,
     )
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "Draw",
     "MatrixCall",
     "Recurrence",
+    "SelectiveCall",
     "Sizes",
     "cell",
     "oracle",

@@ -9,7 +9,7 @@ from torch import Tensor
 from .cell import Cell
 from .example import Draw, Sizes
 
-Family = Literal["dense", "diagonal", "matrix"]
+Family = Literal["dense", "diagonal", "matrix", "selective"]
 Dtype = Literal["input", "float", "state", "bool"]
 Finish = Callable[[Tensor, Tensor | None], tuple[Tensor, Any]]
 
@@ -53,6 +53,28 @@ class DiagonalCall(NamedTuple):
     theta: Tensor | None = None  # [B, T, D/2], radians
     initial_state: Tensor | None = None  # [N, D]
     log: bool = False
+
+
+class SelectiveCall(NamedTuple):
+    """What a selective scan asks of its family. Per channel d of group j, with N numbers of state that nobody shares:
+
+        delta_t = dt_t + dt_bias, and its softplus with softplus
+        S_n = exp(delta_t A_n) S_n + delta_t B_tjn x_t
+        y_t = (sum_n C_tjn S_n + D x_t) silu(z_t)
+
+    Group j of B and C serves channels j D / G to (j + 1) D / G - 1.
+    """
+
+    x: Tensor  # [B, T, D]
+    dt: Tensor  # [B, T, D]
+    A: Tensor  # [D, N], natural-log decay rates a unit of delta
+    B: Tensor  # [B, T, G, N]
+    C: Tensor  # [B, T, G, N]
+    D: Tensor | None = None  # [D]
+    z: Tensor | None = None  # [B, T, D]
+    dt_bias: Tensor | None = None  # [D]
+    initial_state: Tensor | None = None  # [sequences, D, N]
+    softplus: bool = False
 
 
 class DenseCall(NamedTuple):

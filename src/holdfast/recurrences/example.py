@@ -17,6 +17,7 @@ class Sizes:
     K: int = 16
     V: int = 24
     D: int = 16
+    N: int = 16
     Hq: int | None = None
 
     @property

@@ -5,12 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .definition import Argument, DenseCall, DiagonalCall, MatrixCall, Recurrence
+from .definition import Argument, DenseCall, DiagonalCall, MatrixCall, Recurrence, SelectiveCall
 from .oracle_dense import dense_steps
 from .oracle_diagonal import diagonal_steps
 from .oracle_matrix import whole_sequences
+from .oracle_selective import selective_steps
 
-_STEPS = {DenseCall: dense_steps, MatrixCall: whole_sequences, DiagonalCall: diagonal_steps}
+_STEPS = {
+    DenseCall: dense_steps,
+    MatrixCall: whole_sequences,
+    DiagonalCall: diagonal_steps,
+    SelectiveCall: selective_steps,
+}
 
 
 def oracle(recurrence: Recurrence, arguments: dict[str, Any], cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:

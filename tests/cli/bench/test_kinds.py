@@ -19,7 +19,7 @@ from holdfast.recurrences import RECURRENCES
 
 CPU = torch.device("cpu")
 LSTM = Case("lstm", (("B", 1), ("T", 40), ("H", 1), ("D", 8)), "float32", "fwd", kind="error")
-SIZES = {"B": 2, "T": 1, "H": 2, "K": 8, "V": 8, "D": 8}
+SIZES = {"B": 2, "T": 1, "H": 2, "K": 8, "V": 8, "D": 8, "N": 4}
 
 
 def test_step_errors_by_hand():

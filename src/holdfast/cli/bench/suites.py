@@ -8,7 +8,7 @@ from .case import Case, Pass
 
 BOTH: tuple[Pass, ...] = ("fwd", "fwd+bwd")
 # Sizes of a scaled-down case are at most these.
-SMALL = {"B": 1, "T": 64, "G": 16, "H": 2, "Hq": 2, "K": 32, "Kg": 32, "V": 32, "D": 64, "C": 64, "r": 8}
+SMALL = {"B": 1, "T": 64, "G": 16, "H": 2, "Hq": 2, "K": 32, "Kg": 32, "V": 32, "D": 64, "N": 16, "C": 64, "r": 8}
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,14 @@ def _delta() -> Iterator[Case]:
     yield from _host("kda", "bfloat16", {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64})
 
 
+def _selective() -> Iterator[Case]:
+    # Mamba-130M's channels in a training batch, Mamba-2.8B's in one long sequence
+    for sizes in ({"B": 8, "T": 2048, "D": 1536}, {"B": 1, "T": 16384, "D": 5120}):
+        yield from _cases("mamba1", "bfloat16", "mamba1")(sizes | {"N": 16})
+    yield _decode("mamba1", "bfloat16", {"B": 64, "D": 5120, "N": 16})
+    yield from _host("mamba1", "bfloat16", {"B": 1, "T": 64, "D": 64, "N": 16})
+
+
 def _smoke() -> Iterator[Case]:
     matrix = _cases("gated_delta_rule", "float32", "gated_delta_rule: length")
     for T in (64, 128, 256):
@@ -202,6 +210,7 @@ def _smoke() -> Iterator[Case]:
     yield from at({"B": 1, "G": 8, "H": 2, "K": 16, "V": 16, "Kg": 16})
     yield from at({"B": 1, "G": 8, "H": 2, "K": 16, "V": 16, "r": 4})
     yield from _cases("intra_chunk", "float32", "intra-chunk")({"B": 1, "T": 128, "H": 2, "K": 16, "V": 16, "C": 64})
+    yield from _cases("mamba1", "float32", "mamba1")({"B": 2, "T": 64, "D": 32, "N": 16})
     yield _error("lstm", "float32", {"B": 1, "T": 64, "H": 1, "D": 32})
     yield _decode("gla", "float32", {"B": 2, "H": 2, "K": 16, "V": 16})
     yield _decode("ssd", "float32", {"B": 2, "H": 2, "K": 16, "V": 16})
@@ -234,6 +243,7 @@ SUITES = {
             _mlx_recurrence,
         ),
         Suite("delta", "Delta rules", "heads of 128, as the models that use KDA have", _delta),
+        Suite("selective", "Selective scans", "channels of Mamba-130M and Mamba-2.8B", _selective),
         Suite(
             "wide-states", "States wider than a kernel's", "heads of xLSTM-7B and of modules' defaults", _wide_states
         ),

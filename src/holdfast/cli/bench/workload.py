@@ -61,8 +61,13 @@ class Workload:
 
 
 # gate_bits: those of a diagonal recurrence's gates and angles, 32 by default, or 16, in x's dtype
-_OPTIONAL = {"matrix": ("Hq",), "diagonal": ("gate_bits",), "dense": ()}
-_REQUIRED = {"matrix": ("B", "T", "H", "K", "V"), "diagonal": ("B", "T", "D"), "dense": ("B", "T", "H", "D")}
+_OPTIONAL = {"matrix": ("Hq",), "diagonal": ("gate_bits",), "dense": (), "selective": ()}
+_REQUIRED = {
+    "matrix": ("B", "T", "H", "K", "V"),
+    "diagonal": ("B", "T", "D"),
+    "dense": ("B", "T", "H", "D"),
+    "selective": ("B", "T", "D", "N"),
+}
 
 
 def _state_steps(family: str) -> Callable[[Mapping[str, int]], int]:

@@ -6,6 +6,7 @@ again. The times leave out how far operations fall short of a copy: at B4 T4096 
 measured took 1.8 and 2.3 times as long.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from ..candidate import Candidate
@@ -61,6 +62,36 @@ def diagonal_chunked(problem: Problem, direction: Direction, chunk: int) -> Eage
     if direction == "forward":
         return Eager(5 * chunk, 5.8 if is_complex else 4.0)
     return Eager(6 * chunk + 10, 7.6 if is_complex else 4.1)
+
+
+# Numbers of state times tokens of a segment, of which some five tensors are in memory at once: shorter ones take more
+# operations. From so many numbers of state on, chunks side by side save nothing.
+SELECTIVE_NUMBERS, SELECTIVE_WIDE = 2**20, 2**14
+
+
+def selective_segment(problem: Problem) -> tuple[int, int]:
+    """Tokens of a segment, and of the chunks that run side by side in it: one chunk where a token is work enough."""
+    numbers = max(1, problem["B"] * problem["D"] * problem["N"])
+    segment = min(max(1, problem["T"]), max(16, min(1024, SELECTIVE_NUMBERS // numbers)))
+    return segment, segment if numbers >= SELECTIVE_WIDE else math.isqrt(segment)
+
+
+def selective_chunked(problem: Problem, direction: Direction, segment: int, chunk: int) -> Eager:
+    """Of the chunked backend, a segment of that many tokens after another; its states are [B, segment, D, N]."""
+    tokens, segments = problem["T"], -(-problem["T"] // segment)
+    is_whole = chunk >= segment
+    # operations of a scan over all tokens, and its passes over the states
+    scan, passes = (tokens, 4.0) if is_whole else (4 * chunk * segments + tokens // chunk, 11.4)
+    # all passes go over states in float32: in units of the call's bytes
+    states = 4 * problem["B"] * tokens * problem["D"] * problem["N"]
+    share = states / max(1, floor(replace(problem, dtype="float32"), direction).moved)
+    forward, forward_passes = scan + 8 * segments + 6, 4.6 + passes
+    if direction == "forward":
+        return Eager(forward, share * forward_passes)
+    # a gate needs the outputs, and without one the states before each segment are wanted too
+    sweeps = 2 if "gate" in problem.traits else 1
+    launches = sweeps * forward + 2 * scan + 30 * segments + 20
+    return Eager(launches, share * (sweeps * forward_passes + 18.5 + 2 * passes))
 
 
 def predicted(plan: Plan, cost: Eager, problem: Problem, device: Device, direction: Direction) -> Candidate:

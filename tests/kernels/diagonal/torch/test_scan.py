@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.kernels.diagonal.torch.chunked import Chunked, _Run
-from holdfast.kernels.diagonal.torch.scan import chunk_size, scan
+from holdfast.kernels.lib.torch.linear_scan import chunk_size, scan
 from holdfast.planner import Device, Problem
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 

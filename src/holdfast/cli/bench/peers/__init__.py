@@ -55,6 +55,7 @@ PEERS = (
     Peer("mlstm_kernels xl_chunk", "mlstm_kernels", ops=("mlstm",)),
     Peer("mamba_ssm ssd", "mamba_ssm", "ssd", ("ssd",), per_size=True),
     Peer("mamba_ssm state update", "mamba_ssm", "state_update", ("ssd",), decodes=True),
+    Peer("mamba_ssm selective_scan", "mamba_ssm", "selective_scan", ("mamba1",), compiles=False),
     Peer("mamba_ssm state passing", "mamba_ssm", "state_passing", ("inter_chunk_scan",)),
     Peer("flashrnn cuda_fused", "flashrnn", "cuda_fused", _CELLS, extension=True, per_size=True),
     Peer("flashrnn alternating", "flashrnn", "cuda", _CELLS, extension=True, per_size=True),

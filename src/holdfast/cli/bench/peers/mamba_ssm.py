@@ -1,4 +1,4 @@
-"""mamba_ssm: the Triton kernels of Mamba-2, whole and the state passing between chunks alone."""
+"""mamba_ssm: the Triton kernels of Mamba-2, whole and the state passing between chunks alone; Mamba-1's in CUDA."""
 
 from typing import Any
 
@@ -11,8 +11,13 @@ CHUNK = 256
 
 
 def prepare(case: Case, device: torch.device, variant: str) -> Subject:
-    """variant: "ssd", "state_update" or "state_passing"."""
-    prepared = {"ssd": _ssd, "state_update": _state_update, "state_passing": _state_passing}
+    """variant: "ssd", "state_update", "state_passing" or "selective_scan"."""
+    prepared = {
+        "ssd": _ssd,
+        "state_update": _state_update,
+        "state_passing": _state_passing,
+        "selective_scan": _selective_scan,
+    }
     return prepared[variant](case, case.arguments(device))
 
 
@@ -56,6 +61,22 @@ def _state_update(case: Case, inputs: dict[str, Any]) -> Subject:
         return out[:, 0], state.mT
 
     return Subject(one, call, exact, "updates its state in place")
+
+
+def _selective_scan(case: Case, inputs: dict[str, Any]) -> Subject:
+    """Takes x and dt [B, D, T], B and C [B, N, T], A in float32."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    names = ("x", "dt", "B", "C")
+    laid = {name: inputs[name].mT.contiguous() for name in names} | {"A": inputs["A"].float()}
+
+    def call(a: dict[str, Any]) -> torch.Tensor:
+        return selective_scan_fn(a["x"], a["dt"], a["A"], a["B"], a["C"])
+
+    def exact(a: dict[str, Any]) -> torch.Tensor:
+        return case.work.exact({name: a[name].mT for name in names} | {"A": a["A"]}, {}).mT
+
+    return Subject(laid, call, exact, "tokens side by side in memory")
 
 
 def _state_passing(case: Case, inputs: dict[str, Any]) -> Subject:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from holdfast.kernels.diagonal import complex_view as pairs
 from holdfast.kernels.diagonal.boundary_states import BoundarySteps
+from holdfast.kernels.lib.torch.linear_scan import chunk_size, scan
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models import pytorch
 from holdfast.recurrences.definition import DiagonalCall
-
-from .scan import chunk_size, scan
 
 # of a, x, theta and the initial state
 Grads = tuple[Tensor, Tensor, Tensor | None, Tensor]

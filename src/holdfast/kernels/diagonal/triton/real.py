@@ -14,6 +14,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from holdfast.kernels.lib.triton.linear_scan import combine
+
 
 class Piece(NamedTuple):
     """A piece, its batch row and sequence; the first step of the sequence, and of the piece; the step behind it."""
@@ -24,16 +26,6 @@ class Piece(NamedTuple):
     begin: tl.tensor
     start: tl.tensor
     stop: tl.tensor
-
-
-@triton.jit
-def combine(p1, x1, q1, y1, p2, x2, q2, y2):
-    """Join two stretches of time, the first before the second.
-
-    A stretch is h -> p h + x through all of it, and h -> q h + y up to its last segment. Started from the identity
-    (q, y) = (1, 0), the latter is the exclusive scan.
-    """
-    return p2 * p1, p2 * x1 + x2, q2 * p1, q2 * x1 + y2
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""The selective family in Triton."""

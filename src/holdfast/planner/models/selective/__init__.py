@@ -1,0 +1,1 @@
+"""Diagonal recurrences."""
