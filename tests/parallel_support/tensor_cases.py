@@ -29,6 +29,8 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeltaNet": ("DeltaNet", {"num_heads": 4}),
     "GatedDeltaNet": ("GatedDeltaNet", {"num_heads": 4, "num_v_heads": 8}),
     "GatedDeltaNet, one key head": ("GatedDeltaNet", {"num_heads": 1, "head_dim": 8, "num_v_heads": 4}),
+    "KDA": ("KDA", {"num_heads": 4, "num_v_heads": 8}),
+    "KDA, one key head": ("KDA", {"num_heads": 1, "head_dim": 8, "num_v_heads": 4}),
     "RGLRU": ("RGLRU", {"num_heads": 4}),
     "RotLRU": ("RotLRU", {"num_heads": 4}),
     "SLSTM": ("SLSTM", {"num_heads": 4}),

@@ -5,6 +5,7 @@ from .delta_net import DeltaNet
 from .gated_delta_net import GatedDeltaNet
 from .gla import GLA
 from .gru import GRU
+from .kda import KDA
 from .lstm import LSTM
 from .mamba2 import Mamba2
 from .mlstm import MLSTM
@@ -18,6 +19,7 @@ from .slstm import SLSTM
 __all__ = [
     "GLA",
     "GRU",
+    "KDA",
     "LSTM",
     "MLSTM",
     "RGLRU",

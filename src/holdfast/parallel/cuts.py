@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import GLA, KDA, MLSTM, RGLRU, SLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
 from holdfast.nn.in_projection import PIECE
 from holdfast.nn.stack import Stack
 
@@ -105,6 +105,19 @@ def _gated_delta_net(mixer: GatedDeltaNet) -> Cut:
     return Cut(OUT | parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
 
 
+def _kda(mixer: KDA) -> Cut:
+    groups, heads = mixer.num_heads, mixer.num_v_heads
+    keys = Sections((groups * mixer.key_dim,), (groups,))
+    # every rank has all of the decay and of the output gate at their rank
+    parameters = dict.fromkeys(("q_proj.weight", "k_proj.weight", "q_conv1d.weight", "k_conv1d.weight"), keys)
+    of_values = ("v_proj", "v_conv1d", "f_proj.1", "b_proj", "g_proj.1")
+    parameters |= dict.fromkeys((f"{name}.weight" for name in of_values), Shard(0))
+    parameters |= dict.fromkeys(("A_log", "dt_bias", "g_proj.1.bias"), Shard(0)) | {"o_proj.weight": Shard(1)}
+    numbers = {"q_conv1d.channels": _total(keys), "k_conv1d.channels": _total(keys)}
+    numbers["v_conv1d.channels"] = heads * mixer.value_dim
+    return Cut(parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
+
+
 def _lru(mixer: RGLRU | RotLRU) -> Cut:
     heads = mixer.num_heads
     parameters = {"in_proj.weight": Sections((mixer.width, mixer.width), (heads, heads))}
@@ -137,6 +150,7 @@ _CUTS: dict[type[nn.Module], Callable[..., Cut]] = {
     MLSTM: _mlstm,
     DeltaNet: _delta_net,
     GatedDeltaNet: _gated_delta_net,
+    KDA: _kda,
     RGLRU: _lru,
     RotLRU: _lru,
     SLSTM: _slstm,
