@@ -10,6 +10,7 @@ from torch import Tensor
 
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences import DELTA_RULES, RECURRENCES
+from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
 from holdfast.recurrences.scalars import number
@@ -104,7 +105,7 @@ def _mlstm(
     g, beta, here, last = fastest_gates(given["i"], given["f"], C.dtype)(
         given["i"], given["f"], m, None, gating == "exp"
     )
-    h = matrix.matrix_step(q, k, wide, g, beta, None, C, scale, eps, False, "mlstm", backend)
+    h = matrix.matrix_step(*MatrixCall(q, k, wide, g, beta, None, C, scale=scale, eps=eps), "mlstm", backend)
     m.copy_(last)
     if normalize:
         q, k = (x[:, 0].repeat_interleave(v.shape[2] // x.shape[2], 1) for x in (q, k))

@@ -23,8 +23,10 @@ def test_decoding_interpreted():
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-def test_decoding_compiles(capability):
+@pytest.mark.parametrize("erase", [None, torch.bfloat16])
+def test_decoding_compiles(capability, erase):
     found = dict.fromkeys(matrix_decode.arg_names, 128) | {"scale": 0.1, "eps": 0.0, "m_ptr": None, "GROUP": 1}
+    found |= {"e_ptr": erase, "ERASE_GROUP": 1, "ERASE_BEFORE_DECAY": erase is not None}
     found |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), torch.bfloat16)
     found |= dict.fromkeys(("g_ptr", "beta_ptr", "state_ptr", "next_ptr"), torch.float32)
     found |= {"K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 32, "VECTOR": False, "DELTA": True}
