@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.recurrences import DELTA_RULES, RECURRENCES
+from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
@@ -27,7 +27,9 @@ from .mlstm import check_gating, fastest_gates
 _PARAMETERS = {name: frozenset(signature(recurrence.map).parameters) for name, recurrence in RECURRENCES.items()}
 # what its mapping takes beyond belongs to longer sequences
 _PARAMETERS["mlstm"] -= {"cu_seqlens", "gates_of"}
-for _name in DELTA_RULES:
+# delta rules whose inputs a GPU prepares by one launch
+_PREPARED = frozenset(name for name, parameters in _PARAMETERS.items() if "inputs_of" in parameters)
+for _name in _PREPARED:
     _PARAMETERS[_name] -= {"inputs_of"}
 
 
@@ -70,17 +72,17 @@ def step(
     refuse_forward_mode("step", tree_leaves((given, options)))
     if op == "mlstm":
         return _mlstm(given, name_of(backend), **options)
-    if op in DELTA_RULES:
+    if op in _PREPARED:
         options["inputs_of"] = fastest_inputs(given["q"])
     call, finish = recurrence.map(**given, **options)
-    _check_token(call.v, state)
+    _check_token(given[next(iter(recurrence.arguments))], state)
     o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, name_of(backend))
     return o if finish is None else finish(o, state)[0]
 
 
-def _check_token(v: Tensor, state: Tensor) -> None:
-    if v.shape[1] != 1:
-        raise ValueError(f"arguments: expected one token (T = 1); got T = {v.shape[1]}")
+def _check_token(first: Tensor, state: Tensor) -> None:
+    if first.shape[1] != 1:
+        raise ValueError(f"arguments: expected one token (T = 1); got T = {first.shape[1]}")
     if not state.is_contiguous():
         raise ValueError(f"state: expected a contiguous tensor; got strides {list(state.stride())}")
 

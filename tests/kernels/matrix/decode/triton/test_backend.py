@@ -12,6 +12,7 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.decode.triton.step import matrix_decode
 from interpreted import interpret
+from kernels.matrix.decode.triton.parity import MATRIX
 from parity import relative_error
 from triton_compile import TARGETS, compile_for
 
@@ -117,7 +118,7 @@ def test_step_is_a_custom_op_that_says_what_it_changes():
     torch.library.opcheck(torch.ops.holdfast.matrix_step.default, (*call, "gated_delta_rule", "chunked"))
 
 
-@pytest.mark.parametrize("op", [*SINGLE_STATE, "mlstm"])
+@pytest.mark.parametrize("op", MATRIX)
 def test_one_token_without_gradients_is_decoded(op):
     sizes = {"B": 256, "T": 1, "H": 32, "K": 128, "V": 128}
     said = holdfast.explain(op, sizes, "bfloat16", "h200", needs_grad=False)
