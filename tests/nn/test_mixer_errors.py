@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from holdfast.nn import GLA, KDA, MLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet
+from holdfast.nn import GLA, KDA, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet
 
-EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet, KDA]
+EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, KDA]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet, KDA]
         (lambda: GatedDeltaNet(30, 4), "num_heads: expected a divisor of d_model = 30; got 4"),
         (lambda: GatedDeltaNet(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
         (lambda: GatedDeltaNet(32, 4, head_dim=3, expand_v=1.5), "expand_v: expected .* got 1.5 \\* 3 = 4.5"),
+        (lambda: GatedDeltaProduct(32, 4, num_householder=0), "num_householder: expected a positive integer; got 0"),
+        (lambda: GatedDeltaProduct(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
         (lambda: KDA(30, 4), "num_heads: expected a divisor of d_model = 30; got 4"),
         (lambda: KDA(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
         (lambda: KDA(32, 4, head_dim=3, expand_v=1.5), "expand_v: expected .* got 1.5 \\* 3 = 4.5"),

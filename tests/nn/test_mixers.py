@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.nn import GLA, KDA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import GLA, KDA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet, RotLRU
 from parity import assert_close, relative_error
 
 MIXERS = {
@@ -18,6 +18,8 @@ MIXERS = {
     "mlstm sigmoid": lambda: MLSTM(24, 2, gating="sigmoid", normalize=False, gate_soft_cap=None),
     "deltanet": lambda: DeltaNet(24, 2, allow_neg_eigval=True),
     "gated deltanet": lambda: GatedDeltaNet(24, 2, num_v_heads=4),
+    "gated deltaproduct": lambda: GatedDeltaProduct(24, 2, num_v_heads=4, num_householder=3),
+    "gated deltaproduct without decay": lambda: GatedDeltaProduct(24, 2, forget_gate=False, allow_neg_eigval=False),
     "kda": lambda: KDA(24, 2, num_v_heads=4),
     "kda bounded": lambda: KDA(24, 2, lower_bound=-5.0, allow_neg_eigval=True),
     "rglru": lambda: RGLRU(24, 2),
@@ -183,7 +185,9 @@ def test_half_precision_weights(name, dtype):
     assert relative_error(torch.cat([y, last], 1).double(), exact) <= 0.03
 
 
-@pytest.mark.parametrize("name", ["retnet", "mamba2", "mlstm", "gated deltanet", "kda", "rglru", "rotlru"])
+@pytest.mark.parametrize(
+    "name", ["retnet", "mamba2", "mlstm", "gated deltanet", "gated deltaproduct", "kda", "rglru", "rotlru"]
+)
 def test_compiles_as_one_graph(name):
     torch._dynamo.reset()
     mixer, x = make(name), torch.randn(2, 9, 24, dtype=torch.float64)

@@ -37,6 +37,11 @@ DEFAULTS = {
         "head_dim": None, "num_v_heads": None, "expand_v": 2.0, "conv_width": 4, "allow_neg_eigval": False,
         "backend": None,
     },
+    nn.GatedDeltaProduct: HEADS
+    | {
+        "head_dim": None, "num_v_heads": None, "expand_v": 2.0, "num_householder": 2, "forget_gate": True,
+        "conv_width": 4, "allow_neg_eigval": True, "backend": None,
+    },
     nn.KDA: HEADS
     | {
         "head_dim": None, "num_v_heads": None, "expand_v": 1.0, "conv_width": 4, "lower_bound": None,
@@ -76,7 +81,7 @@ def test_decay_rates_start_between_1_and_16_and_steps_log_uniform_from_a_thousan
 
 
 def test_both_delta_net_and_mamba_start_there():
-    for mixer in (nn.Mamba2(16, 16, d_state=4), nn.GatedDeltaNet(64, 16), nn.KDA(64, 16)):
+    for mixer in (nn.Mamba2(16, 16, d_state=4), nn.GatedDeltaNet(64, 16), nn.GatedDeltaProduct(64, 16), nn.KDA(64, 16)):
         assert ((mixer.A_log >= 0) & (mixer.A_log <= math.log(16))).all()
         steps = F.softplus(mixer.dt_bias)
         assert ((steps >= 0.999e-3) & (steps <= 0.1001)).all()

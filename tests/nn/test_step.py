@@ -11,7 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.cli.generate import generate
 from holdfast.cli.language_model import LanguageModel
-from holdfast.nn import GLA, KDA, MLSTM, RGLRU, SLSTM, CapturedStep, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import (
+    GLA,
+    KDA,
+    MLSTM,
+    RGLRU,
+    SLSTM,
+    CapturedStep,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    Mamba2,
+    RetNet,
+    RotLRU,
+)
 from interpreted import interpret
 from parity import relative_error
 
@@ -25,6 +38,7 @@ MIXERS = {
     "deltanet": lambda: DeltaNet(24, 2, allow_neg_eigval=True),
     "gated deltanet": lambda: GatedDeltaNet(24, 2, num_v_heads=6, expand_v=0.75, conv_width=3),
     "gated deltanet without a convolution": lambda: GatedDeltaNet(24, 2, conv_width=1),
+    "gated deltaproduct": lambda: GatedDeltaProduct(24, 2, num_v_heads=4, conv_width=2),
     "kda": lambda: KDA(24, 2, num_v_heads=6, expand_v=0.75, conv_width=3),
     "rglru": lambda: RGLRU(24, 2),
     "rotlru": lambda: RotLRU(24, 2),

@@ -29,6 +29,7 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeltaNet": ("DeltaNet", {"num_heads": 4}),
     "GatedDeltaNet": ("GatedDeltaNet", {"num_heads": 4, "num_v_heads": 8}),
     "GatedDeltaNet, one key head": ("GatedDeltaNet", {"num_heads": 1, "head_dim": 8, "num_v_heads": 4}),
+    "GatedDeltaProduct": ("GatedDeltaProduct", {"num_heads": 4, "num_v_heads": 8}),
     "KDA": ("KDA", {"num_heads": 4, "num_v_heads": 8}),
     "KDA, one key head": ("KDA", {"num_heads": 1, "head_dim": 8, "num_v_heads": 4}),
     "RGLRU": ("RGLRU", {"num_heads": 4}),

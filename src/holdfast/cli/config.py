@@ -17,6 +17,7 @@ MIXERS = {
     "mlstm": "MLSTM",
     "deltanet": "DeltaNet",
     "gated-deltanet": "GatedDeltaNet",
+    "gated-deltaproduct": "GatedDeltaProduct",
     "kda": "KDA",
     "rglru": "RGLRU",
     "rotlru": "RotLRU",

@@ -3,6 +3,7 @@
 from .captured_step import CapturedStep
 from .delta_net import DeltaNet
 from .gated_delta_net import GatedDeltaNet
+from .gated_delta_product import GatedDeltaProduct
 from .gla import GLA
 from .gru import GRU
 from .kda import KDA
@@ -28,6 +29,7 @@ __all__ = [
     "CapturedStep",
     "DeltaNet",
     "GatedDeltaNet",
+    "GatedDeltaProduct",
     "Mamba2",
     "RetNet",
     "RotLRU",

@@ -9,7 +9,7 @@ from .check import check_divides, check_input, check_positive, check_state, head
 from .decay_init import initial_A_log, initial_dt_bias
 from .norm import GatedRMSNorm
 from .projection import Projection
-from .short_convolution import ShortConvolution
+from .separate_qkv import add_qkv, qkv_of, tails_of
 from .step import Mixer
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -78,10 +78,7 @@ class KDA(Mixer):
         self.backend = backend
         keys, values = num_heads * self.key_dim, self.num_v_heads * self.value_dim
         rank, decays = self.value_dim, self.num_v_heads * self.key_dim
-        self.q_proj, self.k_proj, self.v_proj = (Projection(d_model, width) for width in (keys, keys, values))
-        check_positive("conv_width", conv_width)
-        self.q_conv1d, self.k_conv1d = (ShortConvolution(keys, conv_width) for _ in range(2))
-        self.v_conv1d = ShortConvolution(values, conv_width)
+        add_qkv(self, d_model, (keys, keys, values), conv_width)
         self.f_proj = nn.Sequential(Projection(d_model, rank), Projection(rank, decays))
         self.b_proj = Projection(d_model, self.num_v_heads)
         A_log = initial_A_log(self.num_v_heads)
@@ -99,17 +96,9 @@ class KDA(Mixer):
         """
         sequences = check_input(x, self.d_model, cu_seqlens)
         dtype = wide(x.dtype)
-        convolutions = {"q_tail": self.q_conv1d, "k_tail": self.k_conv1d, "v_tail": self.v_conv1d}
-        shapes = [("S", (sequences, self.num_v_heads, self.key_dim, self.value_dim), dtype)]
-        for name, conv in convolutions.items():
-            shapes.append((name, (sequences, conv.width - 1, conv.channels), dtype))
-        S, *tails = check_state(state, shapes)
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        convolved = [
-            conv(proj(x), tail, cu_seqlens)
-            for conv, proj, tail in zip(convolutions.values(), projections, tails, strict=True)
-        ]
-        (q, k, v), tails = zip(*convolved, strict=True)
+        shape = (sequences, self.num_v_heads, self.key_dim, self.value_dim)
+        S, *tails = check_state(state, [("S", shape, dtype), *tails_of(self, sequences, dtype)])
+        (q, k, v), tails = qkv_of(self, x, tails, cu_seqlens)
         o, S = self.op(
             q.unflatten(-1, (self.num_heads, -1)),
             k.unflatten(-1, (self.num_heads, -1)),

@@ -23,7 +23,8 @@ _PASSED_ON = ("initial_state", "output_final_state", "cu_seqlens")
 class SpanCall:
     """An op's arguments for one span of tokens, without the state before it.
 
-    tensors: the op's tensor arguments that are not None. options: its other arguments.
+    tensors: the op's tensor arguments that are not None. options: its other arguments, and None for a tensor that the
+    op has no default for.
     """
 
     recurrence: Recurrence
@@ -243,6 +244,10 @@ def bind(op: Callable[..., Any] | str, arguments: tuple[Any, ...], named: dict[s
     # as the definition lists them: the first carries the dtype
     tensors = prepare(recurrence, cu_seqlens, {name: given.pop(name) for name in recurrence.arguments})
     state = tensors.pop("initial_state")
+    parameters = SIGNATURES[recurrence.name].parameters
+    for name, x in tensors.items():
+        if x is None and parameters[name].default is inspect.Parameter.empty:
+            given[name] = None
     call = SpanCall(recurrence, {name: x for name, x in tensors.items() if x is not None}, given)
     return Bound(call, None if state is None else call.private(state), final, cu_seqlens)
 

@@ -5,7 +5,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast.nn import GLA, KDA, MLSTM, RGLRU, SLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import (
+    GLA,
+    KDA,
+    MLSTM,
+    RGLRU,
+    SLSTM,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    Mamba2,
+    RetNet,
+    RotLRU,
+)
 from holdfast.nn.short_convolution import ShortConvolution
 from holdfast.nn.stack import Stack
 
@@ -15,7 +27,7 @@ from .convolution import convolve
 from .group import Layout, check_group, ranks_of
 from .positions import positions
 
-_MIXERS = (GLA, KDA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU)
+_MIXERS = (GLA, KDA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet, RotLRU)
 _DENSE = (SLSTM, Stack, nn.RNNBase, nn.RNNCellBase)
 
 
