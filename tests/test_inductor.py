@@ -12,7 +12,23 @@ from torch._inductor import config as inductor
 
 import holdfast
 from every_call import CALLS, SIZES
-from holdfast.nn import GLA, GRU, LSTM, MLSTM, RGLRU, RNN, SLSTM, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
+from holdfast.nn import (
+    GLA,
+    GRU,
+    KDA,
+    LSTM,
+    MLSTM,
+    RGLRU,
+    RNN,
+    SLSTM,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    Mamba,
+    Mamba2,
+    RetNet,
+    RotLRU,
+)
 from holdfast.nn.short_convolution import ShortConvolution
 from holdfast.recurrences import Sizes
 from parity import assert_close, leaves, with_grad
@@ -27,6 +43,8 @@ MIXERS = {
     "MLSTM": lambda: MLSTM(8, 2),
     "DeltaNet": lambda: DeltaNet(8, 2, allow_neg_eigval=True),
     "GatedDeltaNet": lambda: GatedDeltaNet(8, 2, num_v_heads=4),
+    "GatedDeltaProduct": lambda: GatedDeltaProduct(8, 2),
+    "KDA": lambda: KDA(8, 2, num_v_heads=4),
     "RGLRU": lambda: RGLRU(8, 2),
     "RotLRU": lambda: RotLRU(8, 2),
     "SLSTM": lambda: SLSTM(8, 2),

@@ -51,8 +51,8 @@ def test_a_preset_goes_by_its_name_and_beside_no_other_settings(tmp_path):
 # millions of parameters: of lstm and attention as the paper's Table 1 has them, whose slstm has no output projection
 @pytest.mark.parametrize(
     ("mixer", "heads", "millions"),
-    [("lstm", 12, 164), ("lstm", 1, 190), ("attention", 12, 162)]
-    + [(mixer, 12, None) for mixer in MIXERS if mixer not in ("lstm", "attention")],
+    [("lstm", 12, 164), ("lstm", 1, 190), ("attention", 12, 162), ("gated-deltaproduct", 12, 212)]
+    + [(mixer, 12, None) for mixer in MIXERS if mixer not in ("lstm", "attention", "gated-deltaproduct")],
 )
 def test_the_model_of_the_flashrnn_paper(mixer, heads, millions):
     config = LanguageModelConfig().changed(FLASHRNN_165M).changed({"mixer": mixer, "heads": heads})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.kernels.rotary.torch.backend import rotate
-from holdfast.nn import GLA, MLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet
+from holdfast.nn import GLA, KDA, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet
 from parity import relative_error
 
 LENGTH = 12
@@ -156,6 +156,65 @@ def gated_delta_net(m, x):
     return delta_heads(m, qkv, alpha, beta, silu(gate))
 
 
+def gated_delta_product(m, x):
+    """Per value head, for each of a token's keys S (K x V) = (I - b k k^T) S + b k v^T, after one decay a token."""
+    q, k, v = (
+        causal_convolution(x @ proj.weight.T, conv.weight)
+        for proj, conv in ((m.q_proj, m.q_conv1d), (m.k_proj, m.k_conv1d), (m.v_proj, m.v_conv1d))
+    )
+    beta = torch.sigmoid(x @ m.b_proj.weight.T) * (2 if m.allow_neg_eigval else 1)
+    alpha = torch.ones(len(x), m.num_v_heads, dtype=x.dtype)
+    if m.forget_gate:
+        alpha = torch.exp(-torch.exp(m.A_log) * softplus(x @ m.a_proj.weight.T + m.dt_bias))
+    gate, outputs, heads = silu(x @ m.g_proj.weight.T), [], m.num_v_heads
+    for head in range(heads):
+        shared = head * m.num_heads // heads
+        value = slice(head * m.value_dim, (head + 1) * m.value_dim)
+        S, ys = torch.zeros(m.key_dim, m.value_dim, dtype=x.dtype), []
+        for t in range(len(x)):
+            S = alpha[t, head] * S
+            for n in range(m.num_householder):
+                kt = unit(k[t].unflatten(0, (m.num_householder, m.num_heads, -1))[n, shared])
+                vt = v[t].unflatten(0, (m.num_householder, heads, -1))[n, head]
+                b = beta[t].unflatten(0, (m.num_householder, heads))[n, head]
+                S = (torch.eye(m.key_dim, dtype=x.dtype) - b * torch.outer(kt, kt)) @ S + b * torch.outer(kt, vt)
+            qt = unit(q[t, shared * m.key_dim : (shared + 1) * m.key_dim])
+            ys.append(rms(S.T @ qt / math.sqrt(m.key_dim), 1e-5) * m.o_norm.weight * gate[t, value])
+        outputs.append(torch.stack(ys))
+    return torch.cat(outputs, -1) @ m.o_proj.weight.T
+
+
+def kimi_delta_attention(m, x):
+    """Per value head, S (K x V) = (I - b k k^T) diag(a) S + b k v^T, read by q; as in Kimi Linear's equation 1."""
+    q, k, v = (
+        causal_convolution(x @ proj.weight.T, conv.weight)
+        for proj, conv in ((m.q_proj, m.q_conv1d), (m.k_proj, m.k_conv1d), (m.v_proj, m.v_conv1d))
+    )
+    decay = x @ m.f_proj[0].weight.T @ m.f_proj[1].weight.T + m.dt_bias
+    beta = torch.sigmoid(x @ m.b_proj.weight.T) * (2 if m.allow_neg_eigval else 1)
+    gate = torch.sigmoid(x @ m.g_proj[0].weight.T @ m.g_proj[1].weight.T + m.g_proj[1].bias)
+    heads, outputs = beta.shape[1], []
+    for head in range(heads):
+        shared = head * m.num_heads // heads
+        key, value, rate = (
+            slice(n * width, (n + 1) * width)
+            for n, width in ((shared, m.key_dim), (head, m.value_dim), (head, m.key_dim))
+        )
+        A = torch.exp(m.A_log[head])
+        if m.lower_bound is None:
+            alpha = torch.exp(-A * softplus(decay[:, rate]))
+        else:
+            alpha = torch.exp(m.lower_bound * torch.sigmoid(A * decay[:, rate]))
+        S, ys = torch.zeros(m.key_dim, m.value_dim, dtype=x.dtype), []
+        for t in range(len(x)):
+            kt, qt, b = unit(k[t, key]), unit(q[t, key]), beta[t, head]
+            erase = torch.eye(m.key_dim, dtype=x.dtype) - b * torch.outer(kt, kt)
+            S = erase @ torch.diag(alpha[t]) @ S + b * torch.outer(kt, v[t, value])
+            ys.append(rms(S.T @ qt / math.sqrt(m.key_dim), 1e-5) * m.o_norm.weight * gate[t, value])
+        outputs.append(torch.stack(ys))
+    return torch.cat(outputs, -1) @ m.o_proj.weight.T
+
+
 @pytest.mark.parametrize(
     ("make", "equations"),
     [
@@ -168,12 +227,20 @@ def gated_delta_net(m, x):
         (lambda: DeltaNet(WIDTH, 2, allow_neg_eigval=True), delta_net),
         (lambda: GatedDeltaNet(WIDTH, 2), gated_delta_net),
         (lambda: GatedDeltaNet(WIDTH, 2, head_dim=6, num_v_heads=4, expand_v=1.5), gated_delta_net),
+        (lambda: GatedDeltaProduct(WIDTH, 2), gated_delta_product),
+        (lambda: GatedDeltaProduct(WIDTH, 2, head_dim=6, num_v_heads=4, num_householder=3), gated_delta_product),
+        (lambda: GatedDeltaProduct(WIDTH, 2, forget_gate=False, allow_neg_eigval=False), gated_delta_product),
+        (lambda: KDA(WIDTH, 2), kimi_delta_attention),
+        (lambda: KDA(WIDTH, 2, lower_bound=-5.0, allow_neg_eigval=True), kimi_delta_attention),
+        (lambda: KDA(WIDTH, 2, head_dim=6, num_v_heads=4, expand_v=1.5), kimi_delta_attention),
     ],
 )
 @torch.no_grad()
 def test_equals_the_papers_equations(make, equations):
     mixer = make().double()
-    mixer.norm.weight.uniform_(0.5, 1.5)
+    (mixer.o_norm if hasattr(mixer, "o_norm") else mixer.norm).weight.uniform_(0.5, 1.5)
+    if isinstance(mixer, KDA):
+        mixer.A_log.add_(torch.randn_like(mixer.A_log))
     x = 2 * torch.randn(3, LENGTH, WIDTH, dtype=torch.float64)
     expected = torch.stack([equations(mixer, sequence) for sequence in x])
     assert relative_error(mixer(x)[0], expected) <= 1e-9

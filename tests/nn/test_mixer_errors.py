@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from holdfast.nn import GLA, MLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet
+from holdfast.nn import GLA, KDA, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet
 
-EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet]
+EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, KDA]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,13 @@ EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet]
         (lambda: GatedDeltaNet(30, 4), "num_heads: expected a divisor of d_model = 30; got 4"),
         (lambda: GatedDeltaNet(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
         (lambda: GatedDeltaNet(32, 4, head_dim=3, expand_v=1.5), "expand_v: expected .* got 1.5 \\* 3 = 4.5"),
+        (lambda: GatedDeltaProduct(32, 4, num_householder=0), "num_householder: expected a positive integer; got 0"),
+        (lambda: GatedDeltaProduct(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
+        (lambda: KDA(30, 4), "num_heads: expected a divisor of d_model = 30; got 4"),
+        (lambda: KDA(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
+        (lambda: KDA(32, 4, head_dim=3, expand_v=1.5), "expand_v: expected .* got 1.5 \\* 3 = 4.5"),
+        (lambda: KDA(32, 4, conv_width=0), "conv_width: expected a positive integer; got 0"),
+        (lambda: KDA(32, 4, lower_bound=0.0), "lower_bound: expected a number below 0, .* got 0.0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(make, message):

@@ -7,7 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.nn import GLA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
+from holdfast.nn import (
+    GLA,
+    KDA,
+    MLSTM,
+    RGLRU,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    Mamba,
+    Mamba2,
+    RetNet,
+    RotLRU,
+)
 from parity import assert_close, relative_error
 
 MIXERS = {
@@ -19,6 +31,10 @@ MIXERS = {
     "mlstm sigmoid": lambda: MLSTM(24, 2, gating="sigmoid", normalize=False, gate_soft_cap=None),
     "deltanet": lambda: DeltaNet(24, 2, allow_neg_eigval=True),
     "gated deltanet": lambda: GatedDeltaNet(24, 2, num_v_heads=4),
+    "gated deltaproduct": lambda: GatedDeltaProduct(24, 2, num_v_heads=4, num_householder=3),
+    "gated deltaproduct without decay": lambda: GatedDeltaProduct(24, 2, forget_gate=False, allow_neg_eigval=False),
+    "kda": lambda: KDA(24, 2, num_v_heads=4),
+    "kda bounded": lambda: KDA(24, 2, lower_bound=-5.0, allow_neg_eigval=True),
     "rglru": lambda: RGLRU(24, 2),
     "rotlru": lambda: RotLRU(24, 2),
 }
@@ -82,7 +98,7 @@ def test_packed_sequences_need_no_state(name):
 
 
 # those that read the offsets before the op checks them
-@pytest.mark.parametrize("name", ["retnet", "mamba2", "mlstm", "deltanet", "gated deltanet"])
+@pytest.mark.parametrize("name", ["retnet", "mamba2", "mlstm", "deltanet", "gated deltanet", "kda"])
 @pytest.mark.parametrize("offsets", [(0, 4, 8), (0, 4, 12), (0, 6, 4, 9), (1, 4, 9), (0, -3, 9)])
 def test_wrong_offsets_are_refused(name, offsets):
     with pytest.raises(ValueError, match="cu_seqlens: expected offsets"):
@@ -182,7 +198,9 @@ def test_half_precision_weights(name, dtype):
     assert relative_error(torch.cat([y, last], 1).double(), exact) <= 0.03
 
 
-@pytest.mark.parametrize("name", ["retnet", "mamba2", "mlstm", "gated deltanet", "rglru", "rotlru"])
+@pytest.mark.parametrize(
+    "name", ["retnet", "mamba2", "mlstm", "gated deltanet", "gated deltaproduct", "kda", "rglru", "rotlru"]
+)
 def test_compiles_as_one_graph(name):
     torch._dynamo.reset()
     mixer, x = make(name), torch.randn(2, 9, 24, dtype=torch.float64)

@@ -38,12 +38,22 @@ DEFAULTS = {
         "head_dim": None, "num_v_heads": None, "expand_v": 2.0, "conv_width": 4, "allow_neg_eigval": False,
         "backend": None,
     },
+    nn.GatedDeltaProduct: HEADS
+    | {
+        "head_dim": None, "num_v_heads": None, "expand_v": 2.0, "num_householder": 2, "forget_gate": True,
+        "conv_width": 4, "allow_neg_eigval": True, "backend": None,
+    },
+    nn.KDA: HEADS
+    | {
+        "head_dim": None, "num_v_heads": None, "expand_v": 1.0, "conv_width": 4, "lower_bound": None,
+        "allow_neg_eigval": False, "backend": None,
+    },
     nn.RGLRU: {"num_heads": 1, "expand": 1.0, "decay_strength": 8.0, "backend": None},
     nn.RotLRU: {"num_heads": 1, "expand": 1.0, "decay_strength": 8.0, "max_phase": math.tau, "backend": None},
     nn.LSTM: LIKE_TORCH | {"proj_size": 0},
     nn.GRU: LIKE_TORCH,
     nn.RNN: LIKE_TORCH | {"nonlinearity": "tanh"},
-    GatedRMSNorm: {"eps": 1e-5},
+    GatedRMSNorm: {"eps": 1e-5, "activation": "silu"},
     HeadLayerNorm: {"eps": 1e-6},
     ShortConvolution: {"width": 4, "bias": False},
 }  # fmt: skip
@@ -72,11 +82,12 @@ def test_decay_rates_start_between_1_and_16_and_steps_log_uniform_from_a_thousan
 
 
 def test_both_delta_net_and_mamba_start_there():
-    for mixer in (nn.Mamba2(16, 16, d_state=4), nn.GatedDeltaNet(64, 16)):
+    for mixer in (nn.Mamba2(16, 16, d_state=4), nn.GatedDeltaNet(64, 16), nn.GatedDeltaProduct(64, 16), nn.KDA(64, 16)):
         assert ((mixer.A_log >= 0) & (mixer.A_log <= math.log(16))).all()
         steps = F.softplus(mixer.dt_bias)
         assert ((steps >= 0.999e-3) & (steps <= 0.1001)).all()
     assert torch.equal(nn.Mamba2(16, 16, d_state=4).D, torch.ones(16))
+    assert not nn.KDA(64, 16, lower_bound=-5.0).A_log.any()
 
 
 def test_xlstm_forgets_little_and_writes_nothing_at_first():

@@ -11,7 +11,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.cli.generate import generate
 from holdfast.cli.language_model import LanguageModel
-from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, CapturedStep, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
+from holdfast.nn import (
+    GLA,
+    KDA,
+    MLSTM,
+    RGLRU,
+    SLSTM,
+    CapturedStep,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    Mamba,
+    Mamba2,
+    RetNet,
+    RotLRU,
+)
 from interpreted import interpret
 from parity import relative_error
 
@@ -26,6 +40,8 @@ MIXERS = {
     "deltanet": lambda: DeltaNet(24, 2, allow_neg_eigval=True),
     "gated deltanet": lambda: GatedDeltaNet(24, 2, num_v_heads=6, expand_v=0.75, conv_width=3),
     "gated deltanet without a convolution": lambda: GatedDeltaNet(24, 2, conv_width=1),
+    "gated deltaproduct": lambda: GatedDeltaProduct(24, 2, num_v_heads=4, conv_width=2),
+    "kda": lambda: KDA(24, 2, num_v_heads=6, expand_v=0.75, conv_width=3),
     "rglru": lambda: RGLRU(24, 2),
     "rotlru": lambda: RotLRU(24, 2),
     "slstm": lambda: SLSTM(24, 2),
@@ -125,7 +141,7 @@ def test_a_saved_state_that_is_overwritten_is_found():
         y.sum().backward()
 
 
-@pytest.mark.parametrize("kind", [GatedDeltaNet, GLA, RotLRU])
+@pytest.mark.parametrize("kind", [GatedDeltaNet, GLA, KDA, RotLRU])
 @pytest.mark.parametrize("where", ["instance", "subclass"])
 def test_an_op_that_was_replaced_is_the_one_that_decodes(kind, where):
     calls = []

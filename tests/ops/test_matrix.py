@@ -148,8 +148,11 @@ def test_outputs_do_not_depend_on_later_tokens(name, at, seed):
 @every_op
 def test_grouped_heads_equal_repeated_heads(name):
     arguments = example(name, torch.float64, H=6, Hq=2)
-    grouped = ("B", "C") if name == "ssd" else ("q", "k")
-    repeated = {key: x.repeat_interleave(3, 2) if key in grouped else x for key, x in arguments.items()}
+    specs = {key: spec for key, spec in RECURRENCES[name].arguments.items() if not isinstance(spec, tuple)}
+    axes = {key: spec.shapes[0].split() for key, spec in specs.items()}
+    grouped = {key: n for key, found in axes.items() for n, axis in enumerate(found) if axis in ("Hq", "G")}
+    assert len(grouped) >= 2
+    repeated = {key: x.repeat_interleave(3, grouped[key]) if key in grouped else x for key, x in arguments.items()}
     for x, y in zip(leaves(run(name, arguments)), leaves(run(name, repeated)), strict=True):
         assert torch.equal(x, y)
 
@@ -255,7 +258,8 @@ def test_opcheck(name, packed):
     call, _ = RECURRENCES[name].map(**arguments, **(options if name == "mlstm" else {}))
     call = cast(call, torch.float32)
     call = tree_map(lambda x: x.contiguous().requires_grad_() if isinstance(x, torch.Tensor) else x, call)
-    cu_seqlens = options.get("cu_seqlens")
+    # of several steps a token
+    cu_seqlens = options["cu_seqlens"] * (call.v.shape[1] // 9) if packed else None
     torch.library.opcheck(torch.ops.holdfast.matrix_forward.default, (*call, cu_seqlens, name, True, ""))
     detached = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, call)
     o, state, norm = torch.ops.holdfast.matrix_forward(*detached, cu_seqlens, name, True, "")

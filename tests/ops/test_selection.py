@@ -26,12 +26,26 @@ def tensor(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def matrix_call(B=1, T=8, H=2, Hq=2, K=4, V=4, dtype=torch.float32, g=None, beta=False, floor=False, delta=False):
+def matrix_call(
+    B=1,
+    T=8,
+    H=2,
+    Hq=2,
+    K=4,
+    V=4,
+    dtype=torch.float32,
+    g=None,
+    beta=False,
+    floor=False,
+    delta=False,
+    erase=None,
+    before=False,
+):
     q, k, v = tensor(B, T, Hq, K, dtype=dtype), tensor(B, T, Hq, K, dtype=dtype), tensor(B, T, H, V, dtype=dtype)
     decay = {None: None, "scalar": tensor(B, T, H), "vector": tensor(B, T, H, K)}[g]
-    return MatrixCall(
-        q, k, v, decay, tensor(B, T, H) if beta else None, tensor(B, T, H) if floor else None, None, 1.0, 0.0, delta
-    )
+    strength, m = (tensor(B, T, H) if given else None for given in (beta, floor))
+    e = None if erase is None else tensor(B, T, erase, K, dtype=dtype)
+    return MatrixCall(q, k, v, decay, strength, m, e=e, delta=delta, erase_before_decay=before)
 
 
 MATRIX = [
@@ -42,6 +56,8 @@ MATRIX = [
     {"beta": True},
     {"floor": True},
     {"delta": True},
+    *({"delta": True, "erase": n} for n in (1, 2)),
+    {"delta": True, "erase": 2, "before": True},
     *({"offsets": n} for n in (2, 3)),
     {"op": "retnet"},
     {"grad": True},

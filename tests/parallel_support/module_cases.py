@@ -20,6 +20,8 @@ MIXERS = {
     "MLSTM": {"num_heads": 2, "input_gate_bias": 0.0},
     "DeltaNet": {"num_heads": 2},
     "GatedDeltaNet": {"num_heads": 2, "num_v_heads": 4},
+    "GatedDeltaProduct": {"num_heads": 2, "num_v_heads": 4, "forget_gate": False},
+    "KDA": {"num_heads": 2, "num_v_heads": 4},
     "RGLRU": {"num_heads": 2},
     "RotLRU": {"num_heads": 2},
 }

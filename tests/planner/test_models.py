@@ -235,7 +235,9 @@ def test_odd_and_empty_calls_are_planned(op, varlen, dtype):
         for name in ("h200", "rtx3090"):
             known = {axis: size for axis, size in shape.items() if axis in AXES[RECURRENCES[op].family]}
             told = explain(op, known, dtype, name, varlen=varlen)
-            assert all(each.chosen.seconds is None or 0 <= each.chosen.seconds < 10 for each in told.passes), (
+            # a token may be several steps
+            most = 10 * max(1, told.problem["T"] // max(known.get("T", 1), 1))
+            assert all(each.chosen.seconds is None or 0 <= each.chosen.seconds < most for each in told.passes), (
                 shape,
                 name,
             )

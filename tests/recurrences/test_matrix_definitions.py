@@ -54,6 +54,60 @@ def test_delta_writes(name):
     assert_close(list(oracle(RECURRENCES[name], a)), list(outer_product_loop(a, decay, write)), 1e-12)
 
 
+def two_keys(name):
+    """What stands between the decayed state and the next: (state before, state decayed, t, h) -> the next."""
+    a = example(name)
+
+    def gdn2(before, S, t, h):
+        k, b, v, w = (a[key][0, t, h] for key in "kbvw")
+        # the paper's form: (I - k (b k)^T) S + k (w v)^T
+        return (torch.eye(K, dtype=torch.float64) - torch.outer(k, b * k)) @ S + torch.outer(k, w * v)
+
+    def comba(before, S, t, h):
+        k, p, v, beta = (a[key][0, t, h] for key in ("k", "p", "v", "beta"))
+        # the paper's form: S (alpha - beta p k^T) + beta v k^T, transposed
+        return S - beta * torch.outer(k, p) @ before + beta * torch.outer(k, v)
+
+    def rwkv7(before, S, t, h):
+        k, v, read, written = (a[key][0, t, h] for key in "kvab")
+        return S + torch.outer(written, read) @ before + torch.outer(k, v)
+
+    return a, {"gdn2": gdn2, "comba": comba, "rwkv7": rwkv7}[name]
+
+
+@pytest.mark.parametrize("name", ["gdn2", "comba", "rwkv7"])
+def test_writes_by_one_key_and_erasures_by_another(name):
+    a, write = two_keys(name)
+    log, read = a["w" if name == "rwkv7" else "g"], a["r" if name == "rwkv7" else "q"]
+    o, states = torch.zeros(1, T, H, V, dtype=torch.float64), []
+    for h in range(H):
+        S = a["initial_state"][0, h].clone()
+        for t in range(T):
+            kept = log[0, t, h].exp()
+            S = write(S, (kept[:, None] if kept.dim() else kept) * S, t, h)
+            o[0, t, h] = S.T @ read[0, t, h] * (1 if name == "rwkv7" else 1 / math.sqrt(K))
+        states.append(S)
+    assert_close(list(oracle(RECURRENCES[name], a)), [o, torch.stack(states)[None]], 1e-12)
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_gated_delta_product(decays):
+    a = example("gated_delta_product")
+    if not decays:
+        a["g"] = None
+    o, states = torch.zeros(1, T, H, V, dtype=torch.float64), []
+    for h in range(H):
+        S = a["initial_state"][0, h].clone()
+        for t in range(T):
+            S = a["g"][0, t, h].exp() * S if decays else S
+            for n in range(2):
+                k, v, beta = (a[key][0, t, n, h] for key in ("k", "v", "beta"))
+                S = S - beta * torch.outer(k, k) @ S + beta * torch.outer(k, v)
+            o[0, t, h] = S.T @ a["q"][0, t, h] / math.sqrt(K)
+        states.append(S)
+    assert_close(list(oracle(RECURRENCES["gated_delta_product"], a)), [o, torch.stack(states)[None]], 1e-12)
+
+
 def test_lightning_weakens_with_the_layer():
     a = example("lightning")
     expected = outer_product_loop(

@@ -244,7 +244,7 @@ def _triton() -> Iterator[Call]:
 
 def _decoding() -> Iterator[Call]:
     """decode, by the ops and by `step`."""
-    for name in ("simple_gla", "gla", "gated_delta_rule", "ssd"):
+    for name in ("simple_gla", "gla", "gated_delta_rule", "ssd", "gdn2", "comba"):
         yield _of(name, "decode", B=2, T=1, H=4, Hq=2, K=64, V=40, grads=False)
     for name in ("simple_gla", "gla", "gated_delta_rule", "mlstm"):
         yield Call(f"step {name}", lambda device, name=name: _token(device, name))

@@ -17,6 +17,8 @@ MIXERS = {
     "mlstm": "MLSTM",
     "deltanet": "DeltaNet",
     "gated-deltanet": "GatedDeltaNet",
+    "gated-deltaproduct": "GatedDeltaProduct",
+    "kda": "KDA",
     "rglru": "RGLRU",
     "rotlru": "RotLRU",
     "slstm": "SLSTM",

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from holdfast.nn import MLSTM, DeltaNet, GatedDeltaNet, Mamba2
+from holdfast.nn import KDA, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2
 from holdfast.nn.norm import GatedRMSNorm, HeadLayerNorm
 from holdfast.planner.device import Device
 
@@ -44,9 +44,12 @@ def _with_state(mixer: nn.Module, length: int) -> int:
     if not hasattr(mixer, "key_dim"):
         # a vector: where it is not elementwise, weights are what it is multiplied with
         return 0
-    heads = mixer.num_v_heads if isinstance(mixer, GatedDeltaNet) else mixer.num_heads
+    heads = getattr(mixer, "num_v_heads", mixer.num_heads)
     columns = mixer.value_dim + isinstance(mixer, MLSTM)
-    times = 3 if isinstance(mixer, DeltaNet | GatedDeltaNet) else 2
+    if isinstance(mixer, GatedDeltaProduct):
+        # each write reads the state before it, and the token once more
+        return (2 * mixer.num_householder + 1) * heads * mixer.key_dim * columns
+    times = 3 if isinstance(mixer, DeltaNet | GatedDeltaNet | KDA) else 2
     return times * heads * mixer.key_dim * columns
 
 

@@ -13,6 +13,7 @@ from .subjects import SUBJECTS, backends
 
 _OPS = {
     "simple_gla": 12, "gla": 9, "ssd": 9, "mlstm": 13, "delta_rule": 7, "gated_delta_rule": 11, "kda": 5,
+    "gdn2": 3, "comba": 3, "gated_delta_product": 3, "rwkv7": 3,
     "linear_attention": 5, "retnet": 3, "lightning": 3, "rglru": 5, "rotlru": 5, "hgrn": 4, "lstm": 5, "gru": 4,
     "elman": 4, "slstm": 4, "rnn": 4, "gated_rms_norm": 3, "inter_chunk_scan": 5, "intra_chunk": 5,
     "causal_conv1d": 3, "mamba1": 6,
@@ -140,15 +141,20 @@ def _options(dice: _Dice, op: str) -> list[str]:
         return dice.some(AN=0.3, z=0.5, dt_bias=0.4, softplus=0.5) + dice.of({"D": 3, "DP": 2, "": 3}).split()
     if op == "mamba1":
         return dice.some(z=0.6, dt_bias=0.5, softplus=0.6, D=0.5, flat=0.4)
+    if op == "rwkv7":
+        return scaled
+    if op in ("gdn2", "comba"):
+        found = scaled + dice.some(l2=0.4)
+        return found + (_kda_gate(dice) if op == "gdn2" else dice.some(beta=0.8))
     if op in DELTA_RULES:
         found = scaled + dice.some(l2=0.4, sig=0.4)
         if "sig" in found:
             found += dice.some(neg=0.3)
         if op == "gated_delta_rule":
             found += dice.of({"A_log": 2, "A_log dt_bias": 2, "g1": 1, "": 6}).split()
-        if op == "kda":
-            found += dice.of({"A_log": 1, "A_log dt_bias": 2, "A_log dt_bias bound": 2, "bound": 1, "": 5}).split()
-        return found
+        if op == "gated_delta_product":
+            found += dice.of({"A_log": 1, "A_log dt_bias": 1, "": 6}).split() + dice.some(three=0.3)
+        return found + _kda_gate(dice) if op == "kda" else found
     if op == "mlstm":
         return scaled + dice.some(eps=0.1) + dice.of({"": 6, "sigmoid": 3, "sigmoid unnormalized": 2}).split()
     if family == "dense":
@@ -163,6 +169,10 @@ def _options(dice: _Dice, op: str) -> list[str]:
     if op == "intra_chunk":
         return scaled + dice.some(g=0.7, states=0.7, gate=0.5, opened=0.3)
     return scaled if op in ("linear_attention", "retnet", "gla") else []
+
+
+def _kda_gate(dice: _Dice) -> list[str]:
+    return dice.of({"A_log": 1, "A_log dt_bias": 2, "A_log dt_bias bound": 2, "bound": 1, "": 5}).split()
 
 
 def _length(dice: _Dice, device: str) -> int:

@@ -104,7 +104,47 @@ def gated_delta_rule(s: Scenario, source: Source) -> Values:
 
 
 def kda(s: Scenario, source: Source) -> Values:
-    found = delta_rule(s, source)
+    return delta_rule(s, source) | _vector_gate(s, source)
+
+
+def gdn2(s: Scenario, source: Source) -> Values:
+    found = _qkv(s, source) | _vector_gate(s, source)
+    for name, shape in (("b", (s.B, s.T, s.H, s.K)), ("w", (s.B, s.T, s.H, s.V))):
+        found[name] = Value("gate", source.normal(*shape).sigmoid())
+    return found
+
+
+def comba(s: Scenario, source: Source) -> Values:
+    found = _qkv(s, source)
+    # near the key, as the layer's are: products of steps with keys far apart grow
+    found["p"] = Value("input", found["k"].x * source.uniform(s.B, s.T, s.Hq, s.K))
+    found["g"] = Value("gate", source.log_decay(s.strength, s.B, s.T, s.H))
+    if "beta" in s.options:
+        found["beta"] = _beta(s, source)
+    return found
+
+
+def gated_delta_product(s: Scenario, source: Source) -> Values:
+    steps = 3 if "three" in s.options else 2
+    parts = [delta_rule(s, source) for _ in range(steps)]
+    found = gated_delta_rule(s, source)
+    for name in ("k", "v", "beta"):
+        found[name] = Value(found[name].kind, torch.stack([part[name].x for part in parts], 2))
+    return found
+
+
+def rwkv7(s: Scenario, source: Source) -> Values:
+    found = _qkv(s, source)
+    removed = F.normalize(source.normal(s.B, s.T, s.Hq, s.K), dim=-1)
+    found["r"] = found.pop("q")
+    found["w"] = Value("gate", source.log_decay(s.strength, s.B, s.T, s.H, s.K))
+    found["a"] = Value("input", -removed)
+    found["b"] = Value("input", removed * source.uniform(s.B, s.T, s.Hq, s.K))
+    return found
+
+
+def _vector_gate(s: Scenario, source: Source) -> Values:
+    found = {}
     if "A_log" in s.options:
         found["A_log"] = Value("gate", source.normal(s.H) + {"strong": 4.0, "weak": -6.0}.get(s.strength, 0.0))
     if "dt_bias" in s.options:

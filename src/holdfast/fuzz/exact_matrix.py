@@ -93,11 +93,15 @@ def ssd(rows: Rows, x, dt, A, B, C, D=None, z=None, dt_bias=None, initial_state=
     return y, S
 
 
+def unit(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
 def _delta(rows: Rows, q, k, v, decay, beta, scale, state, qk_l2norm, beta_sigmoid, allow_neg_eigval):
     if beta_sigmoid:
         beta = torch.sigmoid(beta) * (2 if allow_neg_eigval else 1)
     if qk_l2norm:
-        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        q, k = unit(q), unit(k)
     heads = v.shape[2]
     q, k, v, beta = (rows.split(x) for x in (per_value_head(q, heads) * scale, per_value_head(k, heads), v, beta))
     qs, ks, columns = q[..., None, :].unbind(1), k[..., None, :].unbind(1), k[..., None].unbind(1)
@@ -157,6 +161,17 @@ def gated_delta_rule(
     return _delta(rows, q, k, v, decay, beta, scale_of(k, scale), initial_state, *options)
 
 
+def channels_kept(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> Tensor:
+    """The factor of each key channel [B, T, H, K], by KDA's gates."""
+    moved = g if dt_bias is None else g + dt_bias
+    rate = 1.0 if A_log is None else torch.exp(A_log)[:, None]
+    if lower_bound is not None:
+        g = lower_bound * torch.sigmoid(rate * moved)
+    elif A_log is not None:
+        g = -rate * F.softplus(moved)
+    return torch.exp(g)
+
+
 def kda(
     rows: Rows,
     q,
@@ -173,14 +188,9 @@ def kda(
     allow_neg_eigval=False,
     lower_bound=None,
 ):
-    moved = g if dt_bias is None else g + dt_bias
-    rate = 1.0 if A_log is None else torch.exp(A_log)[:, None]
-    if lower_bound is not None:
-        g = lower_bound * torch.sigmoid(rate * moved)
-    elif A_log is not None:
-        g = -rate * F.softplus(moved)
+    decay = channels_kept(g, A_log, dt_bias, lower_bound)
     options = qk_l2norm, beta_sigmoid, allow_neg_eigval
-    return _delta(rows, q, k, v, torch.exp(g), beta, scale_of(k, scale), initial_state, *options)
+    return _delta(rows, q, k, v, decay, beta, scale_of(k, scale), initial_state, *options)
 
 
 def mlstm(

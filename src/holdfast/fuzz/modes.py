@@ -280,7 +280,7 @@ def poisoned(s: Scenario) -> list[Result]:
 
 
 # arguments with a time axis; the others are parameters
-_IN_TIME = ("q", "k", "v", "g", "i", "f", "beta", "x", "dt", "B", "C", "z")
+_IN_TIME = ("q", "k", "v", "g", "i", "f", "beta", "x", "dt", "B", "C", "z", "b", "w", "p", "r", "a")
 
 
 def step(s: Scenario) -> list[Result]:

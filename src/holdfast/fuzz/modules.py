@@ -22,6 +22,8 @@ from .source import Source
 
 MODULES: dict[str, Callable[..., nn.Module]] = {
     "nn.GatedDeltaNet": partial(mixers.GatedDeltaNet, num_heads=2),
+    "nn.GatedDeltaProduct": partial(mixers.GatedDeltaProduct, num_heads=2),
+    "nn.KDA": partial(mixers.KDA, num_heads=2),
     "nn.DeltaNet": partial(mixers.DeltaNet, num_heads=2),
     "nn.Mamba": mixers.Mamba,
     "nn.Mamba2": partial(mixers.Mamba2, d_state=32),

@@ -15,7 +15,16 @@ from holdfast.ops.inter_chunk_scan import BACKENDS as INTER_BACKENDS
 from holdfast.ops.intra_chunk import BACKENDS as INTRA_BACKENDS
 from holdfast.recurrences.cell import cell
 
-from . import drawn_matrix, drawn_others, exact_dense, exact_diagonal, exact_matrix, exact_parts, exact_selective
+from . import (
+    drawn_matrix,
+    drawn_others,
+    exact_dense,
+    exact_diagonal,
+    exact_matrix,
+    exact_parts,
+    exact_selective,
+    exact_two_keys,
+)
 from .scenario import Scenario
 from .source import Source, Value
 
@@ -57,6 +66,10 @@ SUBJECTS: dict[str, Subject] = {
         "gated_delta_rule": drawn_matrix.gated_delta_rule,
         "kda": drawn_matrix.kda,
     }.items()
+}
+SUBJECTS |= {
+    name: Subject("matrix", getattr(drawn_matrix, name), getattr(exact_two_keys, name), _O, "chunked")
+    for name in ("gdn2", "comba", "gated_delta_product", "rwkv7")
 }
 SUBJECTS["mlstm"] = Subject("matrix", drawn_matrix.mlstm, exact_matrix.mlstm, ("o", "C", "n", "m"), "chunked")
 SUBJECTS |= {

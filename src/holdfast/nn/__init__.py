@@ -3,8 +3,10 @@
 from .captured_step import CapturedStep
 from .delta_net import DeltaNet
 from .gated_delta_net import GatedDeltaNet
+from .gated_delta_product import GatedDeltaProduct
 from .gla import GLA
 from .gru import GRU
+from .kda import KDA
 from .lstm import LSTM
 from .mamba import Mamba
 from .mamba2 import Mamba2
@@ -19,6 +21,7 @@ from .slstm import SLSTM
 __all__ = [
     "GLA",
     "GRU",
+    "KDA",
     "LSTM",
     "MLSTM",
     "RGLRU",
@@ -27,6 +30,7 @@ __all__ = [
     "CapturedStep",
     "DeltaNet",
     "GatedDeltaNet",
+    "GatedDeltaProduct",
     "Mamba",
     "Mamba2",
     "RetNet",

@@ -3,23 +3,24 @@
 import torch
 from torch import Tensor, nn
 
+from holdfast.kernels.norm.call import Activation
 from holdfast.ops import gated_rms_norm
 
 
 class GatedRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, times silu(gate) where a gate is given.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, times activation(gate) where a gate is given.
 
-    weight: [D], shared between heads, or [H, D], each head's own.
+    weight: [D], shared between heads, or [H, D], each head's own. activation: "silu" or "sigmoid".
     """
 
-    def __init__(self, *shape: int, eps: float = 1e-5) -> None:
+    def __init__(self, *shape: int, eps: float = 1e-5, activation: Activation = "silu") -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.activation = eps, activation
         self.weight = nn.Parameter(torch.ones(shape))
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """x, gate and the result: [B, T, H, D]."""
-        return gated_rms_norm(x, gate, self.weight, self.eps)
+        return gated_rms_norm(x, gate, self.weight, self.eps, self.activation)
 
 
 class HeadLayerNorm(nn.Module):

@@ -1,5 +1,7 @@
 """The short causal convolution in front of a recurrence, with the tail that a next call continues from."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,8 @@ from .check import check_positive
 class ShortConvolution(nn.Module):
     """y_t = silu(sum_j weight[:, j] * x_{t - width + 1 + j} + bias), each channel by itself: `holdfast.causal_conv1d`.
 
-    weight: [channels, width], the last column for the present token. bias: [channels], or None.
+    weight: [channels, width], the last column for the present token; [channels, 1, width], as nn.Conv1d has it, is read
+    from a checkpoint too. bias: [channels], or None.
     Raises ValueError for channels or a width below 1.
     """
 
@@ -22,6 +25,12 @@ class ShortConvolution(nn.Module):
         bound = width**-0.5
         self.weight = nn.Parameter(torch.empty(channels, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if isinstance(weight, Tensor) and weight.shape == (self.channels, 1, self.width):
+            state_dict[f"{prefix}weight"] = weight[:, 0]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, width={self.width}, bias={self.bias is not None}"

@@ -1,11 +1,14 @@
 """The public functions: check the arguments, plan, run a kernel. Each is a torch custom op underneath."""
 
 from .causal_conv1d import causal_conv1d, causal_conv1d_update
+from .comba import comba
 from .delta_rule import delta_rule
 from .elman import elman
 from .explain import explain
+from .gated_delta_product import gated_delta_product
 from .gated_delta_rule import gated_delta_rule
 from .gated_rms_norm import gated_rms_norm
+from .gdn2 import gdn2
 from .gla import gla
 from .gru import gru
 from .hgrn import hgrn
@@ -21,6 +24,7 @@ from .retnet import retnet
 from .rglru import rglru
 from .rnn import rnn
 from .rotlru import rotlru
+from .rwkv7 import rwkv7
 from .simple_gla import simple_gla
 from .slstm import slstm
 from .ssd import ssd
@@ -29,11 +33,14 @@ from .step import step
 __all__ = [
     "causal_conv1d",
     "causal_conv1d_update",
+    "comba",
     "delta_rule",
     "elman",
     "explain",
+    "gated_delta_product",
     "gated_delta_rule",
     "gated_rms_norm",
+    "gdn2",
     "gla",
     "gru",
     "hgrn",
@@ -49,6 +56,7 @@ __all__ = [
     "rglru",
     "rnn",
     "rotlru",
+    "rwkv7",
     "simple_gla",
     "slstm",
     "ssd",

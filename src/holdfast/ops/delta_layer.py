@@ -187,7 +187,7 @@ def _gradients(
         dy = torch.zeros_like(o) if grad_y is None else grad_y.unflatten(-1, o.shape[2:])
         do, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         rule = layer.rule(qkv, g, beta, initial_state)
-        *dqkv, dg, dbeta, _, dstate = matrix.matrix_backward(do, grad_final, *rule, cu_seqlens, layer.op, backend)
+        *dqkv, dg, dbeta, _, dstate, _ = matrix.matrix_backward(do, grad_final, *rule, cu_seqlens, layer.op, backend)
         drate, dbias = gate_gradients(a, b[..., : layer.heads], A_log, dt_bias, allow_neg_eigval, (dg, dbeta), (da, db))
         conv = layer.conv(x, conv_weight, tail)
         chosen, plan = select_conv(conv, cu_seqlens, True, "backward", "")

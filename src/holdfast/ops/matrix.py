@@ -57,7 +57,7 @@ def run(
     """
     flag("output_final_state", output_final_state)
     call, finish = mapped
-    grad = needs_grad(*call[:7])
+    grad = needs_grad(*call[:8])
     o, final_state, _ = matrix_forward(*call, cu_seqlens, recurrence.name, grad, name_of(backend))
     final_state = final_state if output_final_state else None
     return (o, final_state) if finish is None else finish(o, final_state)
@@ -80,7 +80,8 @@ def _select(
     q, k, v, g, beta, m = call[:6]
     # what `problem` reads, in less time than it takes to make and hash a Problem
     offsets = None if cu_seqlens is None else cu_seqlens.shape[0]
-    axes = (q.shape[2], k.shape[3], 0 if g is None else g.dim(), beta is None, m is None, offsets)
+    erase = 0 if call.e is None else call.e.shape[2], call.erase_before_decay
+    axes = (q.shape[2], k.shape[3], erase, 0 if g is None else g.dim(), beta is None, m is None, offsets)
     key = (BACKENDS, op, v.shape, v.dtype, v.device, axes, call.delta, grad, direction, backend)
     found = _SELECTED.get(key)
     if found is None:
@@ -112,9 +113,11 @@ def _forward(
     beta: Tensor | None,
     stabilizer: Tensor | None,
     initial_state: Tensor | None,
+    e: Tensor | None,
     scale: float,
     eps: float,
     delta: bool,
+    erase_before_decay: bool,
     cu_seqlens: Tensor | None,
     op: str,
     grad: bool,
@@ -124,7 +127,7 @@ def _forward(
 
     saved: what the backend's backward pass reads of this one, as `_saved_shape` says; 0 where another backend runs.
     """
-    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay)
     chosen, plan, shape = _select(call, cu_seqlens, op, grad, "forward", backend)
     with _without_autocast(v):
         o, final, *saved = chosen.forward(plan, call, cu_seqlens)
@@ -156,11 +159,14 @@ def _room(shape: SavedShape | None, v: Tensor) -> Tensor:
     return v.new_empty(0) if shape is None else v.new_empty(shape.sizes, dtype=shape.dtype)
 
 
-def _forward_fake(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta, cu_seqlens, op, grad, backend):
+def _forward_fake(
+    q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay, cu_seqlens, op, grad,
+    backend,
+):  # fmt: skip
     sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     columns = v.shape[3] + int(stabilizer is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
-    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay)
     saved = _room(_saved_shape(problem(op, call, cu_seqlens, grad), v.device, backend), v)
     return torch.empty_like(v, memory_format=torch.contiguous_format), state, saved
 
@@ -182,22 +188,24 @@ def _gradients(
     beta: Tensor | None,
     stabilizer: Tensor | None,
     initial_state: Tensor | None,
+    e: Tensor | None,
     scale: float,
     eps: float,
     delta: bool,
+    erase_before_decay: bool,
     cu_seqlens: Tensor | None,
     op: str,
     backend: str,
     o: Tensor | None = None,
     saved: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, g, beta, stabilizer and initial_state; an empty tensor for one that was not given.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, g, beta, stabilizer, initial_state and e; an empty tensor for one that was not given.
 
     o, saved: what the forward pass returned; where they are needed and not given, it runs again.
     """
-    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay)
     grads = _backward_of(call, cu_seqlens, op, backend, (grad_o, grad_final), (o, saved))
-    return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(grads, call[:7], strict=True))
+    return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(grads, call[:8], strict=True))
 
 
 def _backward_of(
@@ -209,7 +217,7 @@ def _backward_of(
     made: tuple[Tensor | None, Tensor | None],
     room: GradRoom = GradRoom(),  # noqa: B008
 ) -> list[Tensor | None]:
-    """Gradients of the call's seven tensors, None for one that was not given. grads: of the output and the final state.
+    """Gradients of the call's eight tensors, None for one that was not given. grads: of the output and the final state.
 
     made: the output and what the forward pass saved, or None.
     """
@@ -220,7 +228,7 @@ def _backward_of(
     named = {"room": room} if takes_room(chosen) else {}
     with _without_autocast(call.v):
         found, grad_state = chosen.backward(plan, call, cu_seqlens, *grads, *known, **named)
-    return [*found, None if call.initial_state is None else grad_state]
+    return [*found[:6], None if call.initial_state is None else grad_state, None if call.e is None else found[6]]
 
 
 def write_gradients(
@@ -234,14 +242,15 @@ def write_gradients(
 ) -> list[Tensor | None]:
     """`matrix_backward` within another op's backward pass: gradients that have room are there, and are that tensor.
 
-    Returned are those of the call's seven tensors, None for one that was not given. grads: of the output [B, T, H, V]
-    and the final state [N, H, K, V (+ 1)], or None for 0. made: what `matrix_forward` returned first and last.
+    Returned are those of the call's seven tensors other than e, None for one that was not given. grads: of the output
+    [B, T, H, V] and the final state [N, H, K, V (+ 1)], or None for 0. made: what `matrix_forward` returned first and
+    last.
     """
     found = _backward_of(call, cu_seqlens, op, backend, grads, made, room)
     for n, place in enumerate(room):
         if place is not None and found[n] is not place:
             found[n] = place.copy_(found[n])
-    return [*found[:3], *(None if x is None else _laid_out(x, of) for x, of in zip(found[3:], call[3:7], strict=True))]
+    return [*found[:3], *(None if x is None else _laid_out(x, of) for x, of in zip(found[3:7], call[3:7], strict=True))]
 
 
 def _laid_out(grad: Tensor, of: Tensor) -> Tensor:
@@ -256,10 +265,10 @@ def _is_by_head(x: Tensor) -> bool:
 
 
 def _gradients_fake(
-    grad_o, grad_final, q, k, v, g, beta, stabilizer, initial_state, scale, eps, delta, cu_seqlens, op, backend,
-    o=None, saved=None,
+    grad_o, grad_final, q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay,
+    cu_seqlens, op, backend, o=None, saved=None,
 ):  # fmt: skip
-    inputs = (q, k, v, g, beta, stabilizer, initial_state)
+    inputs = (q, k, v, g, beta, stabilizer, initial_state, e)
     empty = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     return tuple(v.new_empty(0) if x is None else _laid_out(x, of) for x, of in zip(empty, inputs, strict=True))
 
@@ -267,21 +276,21 @@ def _gradients_fake(
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
     o, _, saved = outputs
     ctx.mark_non_differentiable(saved)
-    ctx.save_for_backward(*inputs[:7], inputs[10], *((o, saved) if saved.dim() > 1 else (None, None)))
-    ctx.rest = inputs[7:10], inputs[11], inputs[13]
+    ctx.save_for_backward(*inputs[:8], inputs[12], *((o, saved) if saved.dim() > 1 else (None, None)))
+    ctx.rest = inputs[8:12], inputs[13], inputs[15]
 
 
 def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: None) -> tuple[Any, ...]:
     *tensors, cu_seqlens, o, saved = ctx.saved_tensors
     scalars, op, backend = ctx.rest
     grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend, o, saved)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 7
+    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 8
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
 matrix_backward = replayed(define("matrix_backward", replayed(_gradients, False), _gradients_fake), False)
 _matrix = define("matrix_forward", replayed(_forward, False), _forward_fake)
-matrix_forward = differentiable(_matrix, lambda *_: None, _backward, 7, _save, replayed(_matrix, False), used=1)
+matrix_forward = differentiable(_matrix, lambda *_: None, _backward, 8, _save, replayed(_matrix, False), used=1)
 
 
 def _step(
@@ -292,14 +301,16 @@ def _step(
     beta: Tensor | None,
     stabilizer: Tensor | None,
     state: Tensor,
+    e: Tensor | None,
     scale: float,
     eps: float,
     delta: bool,
+    erase_before_decay: bool,
     op: str,
     backend: str,
 ) -> Tensor:
     """One token of a MatrixCall without a normaliser: o [B, 1, H, V] in v's dtype; state [B, H, K, V] is updated."""
-    call = MatrixCall(q, k, v, g, beta, stabilizer, state, scale, eps, delta)
+    call = MatrixCall(q, k, v, g, beta, stabilizer, state, e, scale, eps, delta, erase_before_decay)
     chosen, plan, _ = _select(call, None, op, False, "forward", backend)
     with _without_autocast(v):
         if isinstance(chosen, TritonDecode):
@@ -309,7 +320,7 @@ def _step(
     return o
 
 
-def _step_fake(q, k, v, g, beta, stabilizer, state, scale, eps, delta, op, backend):
+def _step_fake(q, k, v, g, beta, stabilizer, state, e, scale, eps, delta, erase_before_decay, op, backend):
     return torch.empty_like(v, memory_format=torch.contiguous_format)
 
 

@@ -85,7 +85,7 @@ def _open(gates: Tensor, cap: float) -> tuple[Tensor, Tensor]:
 def _call(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, m: Tensor, state: Tensor | None, normalize: bool
 ) -> MatrixCall:
-    return MatrixCall(q, k, v, g, beta, m if normalize else None, state, q.shape[3] ** -0.5, EPS)
+    return MatrixCall(q, k, v, g, beta, m if normalize else None, state, scale=q.shape[3] ** -0.5, eps=EPS)
 
 
 def _by_head(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from holdfast.kernels.ssd_output.triton.backend import TritonOutput
 from holdfast.kernels.ssd_steps.call import StepsCall
 from holdfast.kernels.ssd_steps.torch.backend import PyTorchSteps
 from holdfast.kernels.ssd_steps.triton.backend import TritonSteps
+from holdfast.recurrences.definition import MatrixCall
 
 from .matrix import matrix_backward, matrix_forward
 from .mlstm_gates import can_fuse
@@ -100,7 +101,7 @@ def run_backward(
             dy = torch.zeros_like(kept.o) if dy is None else dy
             do, dD, dz, dweight = _output_of(output).backward(output, dy, room.z)
         scanned = _scanned(call, kept.step, kept.g)
-        dC, dB, dx, dg, dstep, _, dstate = matrix_backward(do, dfinal, *scanned, cu_seqlens, "ssd", backend)
+        dC, dB, dx, dg, dstep, _, dstate, _ = matrix_backward(do, dfinal, *scanned, cu_seqlens, "ssd", backend)
         if call.D is not None:
             into = dx if room.x is None else room.x
             _output_of(output).add_skip(dx, do, call.D, into)
@@ -109,9 +110,9 @@ def run_backward(
     return Gradients(dx, ddt, dA, dB, dC, dD, dz, dbias, dweight, None if call.initial_state is None else dstate)
 
 
-def _scanned(call: SSDCall, step: Tensor, g: Tensor) -> tuple[object, ...]:
+def _scanned(call: SSDCall, step: Tensor, g: Tensor) -> MatrixCall:
     """The scan as the matrix family's ops take it."""
-    return call.C, call.B, call.x, g, step, None, call.initial_state, 1.0, 0.0, False
+    return MatrixCall(call.C, call.B, call.x, g, step, initial_state=call.initial_state)
 
 
 def _steps_of(call: StepsCall) -> TritonSteps | PyTorchSteps:

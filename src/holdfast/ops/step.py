@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.recurrences import DELTA_RULES, RECURRENCES
-from holdfast.recurrences.definition import SelectiveCall
+from holdfast.recurrences import RECURRENCES
+from holdfast.recurrences.definition import MatrixCall, SelectiveCall
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
 from holdfast.recurrences.scalars import number
@@ -27,7 +27,9 @@ from .mlstm import check_gating, fastest_gates
 _PARAMETERS = {name: frozenset(signature(recurrence.map).parameters) for name, recurrence in RECURRENCES.items()}
 # what its mapping takes beyond belongs to longer sequences
 _PARAMETERS["mlstm"] -= {"cu_seqlens", "gates_of"}
-for _name in DELTA_RULES:
+# delta rules whose inputs a GPU prepares by one launch
+_PREPARED = frozenset(name for name, parameters in _PARAMETERS.items() if "inputs_of" in parameters)
+for _name in _PREPARED:
     _PARAMETERS[_name] -= {"inputs_of"}
 
 
@@ -70,20 +72,19 @@ def step(
     refuse_forward_mode("step", tree_leaves((given, options)))
     if op == "mlstm":
         return _mlstm(given, name_of(backend), **options)
-    if op in DELTA_RULES:
+    if op in _PREPARED:
         options["inputs_of"] = fastest_inputs(given["q"])
     call, finish = recurrence.map(**given, **options)
+    _check_token(given[next(iter(recurrence.arguments))], state)
     if isinstance(call, SelectiveCall):
-        _check_token(call.x, state)
         return selective.selective_step(*call[:8], state, call.softplus, op, name_of(backend))
-    _check_token(call.v, state)
     o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, name_of(backend))
     return o if finish is None else finish(o, state)[0]
 
 
-def _check_token(v: Tensor, state: Tensor) -> None:
-    if v.shape[1] != 1:
-        raise ValueError(f"arguments: expected one token (T = 1); got T = {v.shape[1]}")
+def _check_token(first: Tensor, state: Tensor) -> None:
+    if first.shape[1] != 1:
+        raise ValueError(f"arguments: expected one token (T = 1); got T = {first.shape[1]}")
     if not state.is_contiguous():
         raise ValueError(f"state: expected a contiguous tensor; got strides {list(state.stride())}")
 
@@ -108,7 +109,7 @@ def _mlstm(
     g, beta, here, last = fastest_gates(given["i"], given["f"], C.dtype)(
         given["i"], given["f"], m, None, gating == "exp"
     )
-    h = matrix.matrix_step(q, k, wide, g, beta, None, C, scale, eps, False, "mlstm", backend)
+    h = matrix.matrix_step(*MatrixCall(q, k, wide, g, beta, None, C, scale=scale, eps=eps), "mlstm", backend)
     m.copy_(last)
     if normalize:
         q, k = (x[:, 0].repeat_interleave(v.shape[2] // x.shape[2], 1) for x in (q, k))

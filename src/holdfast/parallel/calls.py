@@ -23,7 +23,8 @@ _PASSED_ON = ("initial_state", "output_final_state", "cu_seqlens")
 class SpanCall:
     """An op's arguments for one span of tokens, without the state before it.
 
-    tensors: the op's tensor arguments that are not None. options: its other arguments.
+    tensors: the op's tensor arguments that are not None. options: its other arguments, and None for a tensor that the
+    op has no default for.
     """
 
     recurrence: Recurrence
@@ -103,8 +104,8 @@ class SpanCall:
         if self.recurrence.family == "diagonal":
             return Summary(like.new_zeros(rows, like.shape[2], dtype=dtype))
         keys, values = (self.tensors[name] for name in (("B", "x") if self.name == "ssd" else ("k", "v")))
-        columns = values.shape[3] + int(self._normalizes)
-        added = like.new_zeros(rows, values.shape[2], keys.shape[3], columns, dtype=dtype)
+        heads, columns = values.shape[-2], values.shape[-1] + int(self._normalizes)
+        added = like.new_zeros(rows, heads, keys.shape[-1], columns, dtype=dtype)
         return Summary(added, unit=added.new_zeros(added.shape[:2]) if self._is_stabilized else None)
 
     @property
@@ -151,13 +152,15 @@ class SpanCall:
         return Summary(added, g.sum(1, dtype=self.dtype).exp())
 
     def _transition(self, added: Tensor) -> Tensor:
-        """(a_T (I - b_T k_T k_T^T)) ... (a_1 (I - b_1 k_1 k_1^T)) [N, H, K, K]: the rule itself, from the identity and
-        with nothing to write."""
+        """What the steps multiply a state with [N, H, K, K], (a_T (I - b_T k_T k_T^T)) ... and so on to the first:
+        the rule itself, from the identity and with nothing to write."""
         width = added.shape[2]
         identity = torch.eye(width, dtype=added.dtype, device=added.device)
         v = self.tensors["v"]
-        nothing = v.new_zeros(*v.shape[:3], width)
-        return self._final(identity.expand(*added.shape[:2], -1, -1).contiguous(), v=nothing)
+        nothing = v.new_zeros(*v.shape[:-1], width)
+        # gdn2's write gate has a number for each of v
+        instead = dict.fromkeys(("v", "w") if self.name == "gdn2" else ("v",), nothing)
+        return self._final(identity.expand(*added.shape[:2], -1, -1).contiguous(), **instead)
 
     def _mlstm(self) -> Summary:
         carry = F.logsigmoid(self.tensors["f"].to(self.dtype)).sum(1)
@@ -241,6 +244,10 @@ def bind(op: Callable[..., Any] | str, arguments: tuple[Any, ...], named: dict[s
     # as the definition lists them: the first carries the dtype
     tensors = prepare(recurrence, cu_seqlens, {name: given.pop(name) for name in recurrence.arguments})
     state = tensors.pop("initial_state")
+    parameters = SIGNATURES[recurrence.name].parameters
+    for name, x in tensors.items():
+        if x is None and parameters[name].default is inspect.Parameter.empty:
+            given[name] = None
     call = SpanCall(recurrence, {name: x for name, x in tensors.items() if x is not None}, given)
     return Bound(call, None if state is None else call.private(state), final, cu_seqlens)
 

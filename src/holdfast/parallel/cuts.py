@@ -8,7 +8,19 @@ from torch import nn
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU
+from holdfast.nn import (
+    GLA,
+    KDA,
+    MLSTM,
+    RGLRU,
+    SLSTM,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    Mamba2,
+    RetNet,
+    RotLRU,
+)
 from holdfast.nn.in_projection import PIECE
 from holdfast.nn.stack import Stack
 
@@ -105,6 +117,35 @@ def _gated_delta_net(mixer: GatedDeltaNet) -> Cut:
     return Cut(OUT | parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
 
 
+def _gated_delta_product(mixer: GatedDeltaProduct) -> Cut:
+    groups, heads, steps = mixer.num_heads, mixer.num_v_heads, mixer.num_householder
+    one = Sections((groups * mixer.key_dim,), (groups,))
+    # a token's writes one behind another, each of all heads
+    keys = Sections(steps * one.widths, steps * (groups,))
+    values = Sections(steps * (heads * mixer.value_dim,), steps * (heads,))
+    parameters = {"b_proj.weight": Sections(steps * (heads,), steps * (heads,))} | {"o_proj.weight": Shard(1)}
+    for name, rows in (("q", one), ("k", keys), ("v", values)):
+        parameters |= {f"{name}_proj.weight": rows, f"{name}_conv1d.weight": rows}
+    parameters["g_proj.weight"] = Shard(0)
+    if mixer.forget_gate:
+        parameters |= dict.fromkeys(("a_proj.weight", "A_log", "dt_bias"), Shard(0))
+    numbers = {f"{name}_conv1d.channels": _total(rows) for name, rows in (("q", one), ("k", keys), ("v", values))}
+    return Cut(parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
+
+
+def _kda(mixer: KDA) -> Cut:
+    groups, heads = mixer.num_heads, mixer.num_v_heads
+    keys = Sections((groups * mixer.key_dim,), (groups,))
+    # every rank has all of the decay and of the output gate at their rank
+    parameters = dict.fromkeys(("q_proj.weight", "k_proj.weight", "q_conv1d.weight", "k_conv1d.weight"), keys)
+    of_values = ("v_proj", "v_conv1d", "f_proj.1", "b_proj", "g_proj.1")
+    parameters |= dict.fromkeys((f"{name}.weight" for name in of_values), Shard(0))
+    parameters |= dict.fromkeys(("A_log", "dt_bias", "g_proj.1.bias"), Shard(0)) | {"o_proj.weight": Shard(1)}
+    numbers = {"q_conv1d.channels": _total(keys), "k_conv1d.channels": _total(keys)}
+    numbers["v_conv1d.channels"] = heads * mixer.value_dim
+    return Cut(parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
+
+
 def _lru(mixer: RGLRU | RotLRU) -> Cut:
     heads = mixer.num_heads
     parameters = {"in_proj.weight": Sections((mixer.width, mixer.width), (heads, heads))}
@@ -137,6 +178,8 @@ _CUTS: dict[type[nn.Module], Callable[..., Cut]] = {
     MLSTM: _mlstm,
     DeltaNet: _delta_net,
     GatedDeltaNet: _gated_delta_net,
+    GatedDeltaProduct: _gated_delta_product,
+    KDA: _kda,
     RGLRU: _lru,
     RotLRU: _lru,
     SLSTM: _slstm,

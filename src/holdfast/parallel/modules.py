@@ -5,7 +5,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast.nn import GLA, MLSTM, RGLRU, SLSTM, DeltaNet, GatedDeltaNet, Mamba, Mamba2, RetNet, RotLRU
+from holdfast.nn import (
+    GLA,
+    KDA,
+    MLSTM,
+    RGLRU,
+    SLSTM,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    Mamba,
+    Mamba2,
+    RetNet,
+    RotLRU,
+)
 from holdfast.nn.short_convolution import ShortConvolution
 from holdfast.nn.stack import Stack
 
@@ -15,7 +28,7 @@ from .convolution import convolve
 from .group import Layout, check_group, ranks_of
 from .positions import positions
 
-_MIXERS = (GLA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, Mamba2, RetNet, RotLRU)
+_MIXERS = (GLA, KDA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet, RotLRU)
 _DENSE = (SLSTM, Stack, nn.RNNBase, nn.RNNCellBase)
 
 
@@ -60,9 +73,9 @@ def _change(mixer: nn.Module, group: Any, layout: Layout) -> None:
     if isinstance(mixer, RetNet):
         instead["positions"] = partial(_positions, group, layout)
     parts = [(mixer, instead)]
-    convolution = getattr(mixer, "conv", None)
-    if isinstance(convolution, ShortConvolution):
-        parts.append((convolution, {"forward": partial(_convolve, convolution, group, layout)}))
+    for convolution in mixer.children():
+        if isinstance(convolution, ShortConvolution):
+            parts.append((convolution, {"forward": partial(_convolve, convolution, group, layout)}))
     for part, attributes in parts:
         for name, value in attributes.items():
             # in the instance, before the class's own

@@ -66,8 +66,11 @@ def _refused(name: str) -> Callable[..., Any]:
     return call
 
 
+comba = _over_ranks("comba")
 delta_rule = _over_ranks("delta_rule")
+gated_delta_product = _over_ranks("gated_delta_product")
 gated_delta_rule = _over_ranks("gated_delta_rule")
+gdn2 = _over_ranks("gdn2")
 kda = _over_ranks("kda")
 gla = _over_ranks("gla")
 hgrn = _over_ranks("hgrn")
@@ -77,6 +80,7 @@ mlstm = _over_ranks("mlstm")
 retnet = _over_ranks("retnet")
 rglru = _over_ranks("rglru")
 rotlru = _over_ranks("rotlru")
+rwkv7 = _over_ranks("rwkv7")
 simple_gla = _over_ranks("simple_gla")
 ssd = _over_ranks("ssd")
 

@@ -19,7 +19,7 @@ class Summary(NamedTuple):
     carry: what the state before the span is multiplied by, by its shape
         [N, H]        a factor a head: linear attention, retnet, lightning, simple_gla, ssd, mlstm;
         [N, H, K]     a factor a key channel: gla, ssd with A [H, N];
-        [N, H, K, K]  a matrix, from the left: delta_rule, gated_delta_rule, kda;
+        [N, H, K, K]  a matrix, from the left: all others with a delta rule's write;
         [N, D]        a factor a channel: rglru, hgrn;
         [N, D/2, 2]   a complex factor a pair of channels, real and imaginary part: rotlru.
     unit: [N, H] of mlstm with exponential gates, else None. added [N, H, K, V + 1], whose last column is the

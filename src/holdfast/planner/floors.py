@@ -55,11 +55,12 @@ def _matrix(problem: Problem, size: int) -> Count:
     wide, traits = max(4, size), problem.traits
     steps = B * T
     gates = wide * steps * H * (("decay=scalar" in traits) + K * ("decay=vector" in traits) + ("beta" in traits))
+    erase = problem["He"] if "erase_key" in traits else 0
     # the delta write needs the state's product with k too
     products = 6 if "delta" in traits else 4
     columns = V + ("normalizer" in traits)
     return (
-        size * steps * (2 * Hq * K + H * V) + gates,
+        size * steps * (2 * Hq * K + erase * K + H * V) + gates,
         size * steps * H * V,
         wide * B * H * K * columns,
         products * steps * H * K * columns,

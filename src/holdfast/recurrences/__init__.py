@@ -1,11 +1,14 @@
 """What each recurrence is, one file each, and the step-by-step oracle that all code is checked against."""
 
 from .cell import Cell, cell
+from .comba import COMBA
 from .definition import Argument, DenseCall, DiagonalCall, MatrixCall, Recurrence, SelectiveCall
 from .delta_rule import DELTA_RULE
 from .elman import ELMAN
 from .example import Draw, Sizes
+from .gated_delta_product import GATED_DELTA_PRODUCT
 from .gated_delta_rule import GATED_DELTA_RULE
+from .gdn2 import GDN2
 from .gla import GLA
 from .gru import GRU
 from .hgrn import HGRN
@@ -19,6 +22,7 @@ from .oracle import oracle
 from .retnet import RETNET
 from .rglru import RGLRU
 from .rotlru import ROTLRU
+from .rwkv7 import RWKV7
 from .simple_gla import SIMPLE_GLA
 from .slstm import SLSTM
 from .ssd import SSD
@@ -40,6 +44,10 @@ RECURRENCES: dict[str, Recurrence] = {
         DELTA_RULE,
         GATED_DELTA_RULE,
         KDA,
+        GDN2,
+        COMBA,
+        GATED_DELTA_PRODUCT,
+        RWKV7,
         RGLRU,
         ROTLRU,
         HGRN,
@@ -48,7 +56,7 @@ RECURRENCES: dict[str, Recurrence] = {
 }
 
 # whose write takes away what the state has for a key
-DELTA_RULES = ("delta_rule", "gated_delta_rule", "kda")
+DELTA_RULES = ("delta_rule", "gated_delta_rule", "kda", "gdn2", "comba", "gated_delta_product", "rwkv7")
 
 __all__ = [
     "DELTA_RULES",

@@ -21,7 +21,10 @@ class MatrixCall(NamedTuple):
 
         S = a_t S;  S = S + b_t k_t v_t^T                 (additive)
         S = a_t S;  S = S + b_t k_t (v_t - S^T k_t)^T     (delta)
+        S = a_t S;  S = S + b_t k_t (v_t - S^T e_t)^T     (delta, with an erase key e)
         o_t = scale * S^T q_t
+
+    With erase_before_decay the erase key reads the state as the step found it: S^T e_t is taken before S = a_t S.
 
     With stabilizer m, all of this is in units of exp(m_t), a normaliser n = a_t n + b_t k_t rides along as one more
     column of the state, and o_t = scale S^T q_t / (max(|scale n . q_t|, exp(-m_t)) + eps). The gradient of m_t is that
@@ -36,9 +39,11 @@ class MatrixCall(NamedTuple):
     beta: Tensor | None = None  # [B, T, H]
     stabilizer: Tensor | None = None  # [B, T, H], the natural logarithm of the unit
     initial_state: Tensor | None = None  # [N, H, K, V], or [N, H, K, V + 1] with stabilizer
+    e: Tensor | None = None  # erase key of a delta write, [B, T, He, K], H a multiple of He; k where absent
     scale: float = 1.0
     eps: float = 0.0
     delta: bool = False
+    erase_before_decay: bool = False  # with e alone
 
 
 class DiagonalCall(NamedTuple):

@@ -108,8 +108,8 @@ def _map(
             return o, (final[..., :-1], final[..., -1], last)
         return o, (final, final.new_zeros(final.shape[:3]) if n is None else n.clone(), last)
 
-    call = MatrixCall(q, k, v, g, beta, m if normalize else None, state, default_scale(scale, k), number("eps", eps, 0))
-    return call, finish
+    unit, scale, eps = m if normalize else None, default_scale(scale, k), number("eps", eps, 0)
+    return MatrixCall(q, k, v, g, beta, unit, state, scale=scale, eps=eps), finish
 
 
 def _example(draw: Draw, sizes: Sizes) -> dict[str, Any]:

@@ -22,7 +22,8 @@ def matrix_steps(call: MatrixCall) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(call.v.dtype)
     v = call.v.to(dtype)
     batch, length, heads, _ = v.shape
-    q, k = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (call.q, call.k))
+    erase = call.k if call.e is None else call.e
+    q, k, e = (x.to(dtype).repeat_interleave(heads // x.shape[2], dim=2) for x in (call.q, call.k, erase))
     decay = None if call.g is None else call.g.to(dtype).exp()
     if decay is not None and decay.dim() == 3:
         decay = decay[..., None]
@@ -35,13 +36,14 @@ def matrix_steps(call: MatrixCall) -> tuple[Tensor, Tensor]:
         state = call.initial_state.to(dtype)
 
     # taken apart at once: the gradient of each x[:, t] would be as large as x
-    steps = zip(*([None] * length if x is None else x.unbind(1) for x in (q, k, v, decay, beta)), strict=True)
+    steps = zip(*([None] * length if x is None else x.unbind(1) for x in (q, k, e, v, decay, beta)), strict=True)
     outputs = []
-    for query, key, write, kept, strength in steps:
+    for query, key, erase, write, kept, strength in steps:
+        before = state
         if kept is not None:
             state = kept[..., None] * state
         if call.delta:
-            write = write - torch.einsum("bhkv,bhk->bhv", state, key)
+            write = write - torch.einsum("bhkv,bhk->bhv", before if call.erase_before_decay else state, erase)
         if strength is not None:
             write = strength * write
         state = state + key[..., None] * write[:, :, None, :]

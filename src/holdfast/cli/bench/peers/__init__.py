@@ -46,7 +46,7 @@ class Peer:
         return import_module(f"{__name__}.{self.file}").prepare(case, device, self.variant)
 
 
-_FLA = ("simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "hgrn")
+_FLA = ("simple_gla", "gla", "delta_rule", "gated_delta_rule", "kda", "gdn2", "comba", "rwkv7", "hgrn")
 _CELLS = ("lstm", "slstm", "elman")
 
 PEERS = (

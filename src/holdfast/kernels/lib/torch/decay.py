@@ -4,6 +4,7 @@ A log decay is at least _FLOOR: exp(_FLOOR) is already 0 in float64, and -inf wo
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _FLOOR = -1e4
@@ -17,6 +18,11 @@ def clamp_log(g: Tensor) -> Tensor:
 def to_here(g: Tensor) -> Tensor:
     """[..., C, K] -> exp(g_1 + ... + g_t): the decay from the start to each position, that position's own included."""
     return g.cumsum(-2).exp()
+
+
+def to_before(g: Tensor) -> Tensor:
+    """[..., C, K] -> exp(g_1 + ... + g_{t-1}): the decay from the start to each position, its own left out."""
+    return to_here(F.pad(g, (0, 0, 1, -1)))
 
 
 def to_end(g: Tensor) -> Tensor:

@@ -4,7 +4,9 @@ Inside a chunk of C tokens, with decay a, P = causal(q k^T) * (decay from s to t
 o = P (beta v) + (q * decay to t) S, and S' = (decay of the chunk) S + (k * decay to the end)^T (beta v).
 The delta rule replaces beta v by U - W S, the WY form: (I + L) [U | W] = beta [v | k * decay to t] with
 L = strictly lower(beta (k k^T) * decay) (Yang et al. 2024, arXiv:2406.06484, with the decay of arXiv:2412.06464; a
-vector decay weighs each channel of the product, arXiv:2510.26692).
+vector decay weighs each channel of the product, arXiv:2510.26692). With an erase key e beside the write key,
+(I + L) [U | W] = beta [v | e * decay to t] and L is of e k^T; where e reads the state before the step's decay, its
+decays end a token earlier.
 """
 
 from dataclasses import dataclass
@@ -48,24 +50,27 @@ class Chunked:
 
 @dataclass(frozen=True)
 class ChunkedCall:
-    """A call cut into chunks, in the compute dtype: q, k [B, H, n, C, K], v [B, H, n, C, V (+ 1)].
+    """A call cut into chunks, in the compute dtype: q, k, e [B, H, n, C, K], v [B, H, n, C, V (+ 1)].
 
     rows: log decay of each row of the state, [B, H, n, C, K or 1]. beta: [B, H, n, C, 1].
     """
 
     q: Tensor
     k: Tensor
+    e: Tensor
     v: Tensor
     rows: Tensor
     beta: Tensor | None
     state: Tensor
     delta: bool
+    erase_before_decay: bool
 
     @staticmethod
     def of(call: MatrixCall, chunk: int) -> "ChunkedCall":
         dtype, heads = compute_dtype(call.v.dtype), call.v.shape[2]
 
         q, k = (chunks.cut_heads(x.to(dtype), heads, chunk) for x in (call.q, call.k))
+        e = k if call.e is None else chunks.cut_heads(call.e.to(dtype), heads, chunk)
         v = chunks.cut(call.v.to(dtype), chunk)
         if call.stabilizer is not None:
             v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
@@ -75,7 +80,7 @@ class ChunkedCall:
             g = decay.clamp_log(chunks.cut(call.g.to(dtype), chunk))
             rows = g if g.dim() == 5 else g[..., None]
         beta = None if call.beta is None else chunks.cut(call.beta.to(dtype), chunk)[..., None]
-        return ChunkedCall(q, k, v, rows, beta, call.initial_state.to(dtype), call.delta)
+        return ChunkedCall(q, k, e, v, rows, beta, call.initial_state.to(dtype), call.delta, call.erase_before_decay)
 
     @cached_property
     def within(self) -> Tensor:
@@ -89,9 +94,18 @@ class ChunkedCall:
         if not self.delta:
             write = self.v if self.beta is None else self.beta * self.v
             return _additive_states(self.state, k_out @ write, total), write
-        u, w = _wy(self.pairs(self.k), self.v, self.k * decay.to_here(self.rows), self.beta)
+        u, w = _wy(*self.erased(), self.v, self.beta)
         states = _delta_states(self.state, k_out @ w, k_out @ u, total)
         return states, u - w @ states[:, :, :-1]
+
+    def erased(self) -> tuple[Tensor, Tensor]:
+        """What each erase key finds of the chunk's keys, [B, H, n, C, C] below the diagonal, and e with the decay by
+        which it reads the state that enters, [B, H, n, C, K]."""
+        if not self.erase_before_decay:
+            return self.pairs(self.e).tril(-1), self.e * decay.to_here(self.rows)
+        # at the place of the token before, whose decays are those of a read before the step's own
+        earlier = F.pad(self.e, (0, 0, -1, 1))
+        return F.pad(self.pairs(earlier), (0, 0, 1, -1)), self.e * decay.to_before(self.rows)
 
     def pairs(self, x: Tensor) -> Tensor:
         """Causal x . k with the decay from key to x [B, H, n, C, K], [B, H, n, C, C]."""
@@ -126,13 +140,13 @@ def _additive_states(state: Tensor, writes: Tensor, total: Tensor) -> Tensor:
     return (decay.between(logs) @ sums.movedim(3, 2)).movedim(2, 3)
 
 
-def _wy(pairs: Tensor, v: Tensor, k_in: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """U and W of the WY form, [B, H, n, C, V] and [B, H, n, C, K]. k_in: keys, decayed from the chunk's start."""
-    lower, right = pairs.tril(-1), torch.cat([v, k_in], -1)
+def _wy(lower: Tensor, e_in: Tensor, v: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """U and W of the WY form, [B, H, n, C, V] and [B, H, n, C, K]. lower, e_in: as `erased` returns them."""
+    right = torch.cat([v, e_in], -1)
     if beta is not None:
         lower, right = beta * lower, beta * right
     solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-    return solved.split([v.shape[-1], k_in.shape[-1]], -1)
+    return solved.split([v.shape[-1], e_in.shape[-1]], -1)
 
 
 def _delta_states(state: Tensor, erase: Tensor, write: Tensor, total: Tensor) -> Tensor:

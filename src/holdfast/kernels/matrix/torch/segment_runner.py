@@ -24,7 +24,7 @@ class Step:
     run_state: Callable[[MatrixCall], Tensor]
 
 
-_TOKENWISE = ("q", "k", "v", "g", "beta", "stabilizer")
+_TOKENWISE = ("q", "k", "v", "g", "beta", "stabilizer", "e")
 
 
 def _initial_state(call: MatrixCall, sequences: int) -> Tensor:
@@ -36,8 +36,13 @@ def _initial_state(call: MatrixCall, sequences: int) -> Tensor:
 
 def _on_segments(function: Callable[[MatrixCall], Any], call: MatrixCall) -> Callable[[segments.Inputs, Tensor], Any]:
     return lambda inputs, state: function(
-        call._replace(**dict(zip(_TOKENWISE, inputs, strict=True)), initial_state=state)
+        call._replace(**dict(zip(_TOKENWISE, inputs, strict=False)), initial_state=state)
     )
+
+
+def _inputs(call: MatrixCall) -> list[Tensor | None]:
+    """The call's tensors that have an axis of tokens, the erase key where there is one."""
+    return [getattr(call, name) for name in _TOKENWISE[: 6 + (call.e is not None)]]
 
 
 def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -45,7 +50,7 @@ def forward(step: Step, segment: int, call: MatrixCall, cu_seqlens: Tensor | Non
     batch, length = call.v.shape[:2]
     run = _on_segments(step.run, call)
     out = torch.empty_like(call.v, memory_format=torch.contiguous_format)
-    inputs = [getattr(call, name) for name in _TOKENWISE]
+    inputs = _inputs(call)
     if cu_seqlens is None:
         state = _initial_state(call, batch)
         final = segments.forward(run, inputs, state, length, segment, out)
@@ -70,10 +75,11 @@ def backward(
     grad_o: Tensor | None,
     grad_final: Tensor | None,
 ) -> tuple[list[Tensor | None], Tensor]:
-    """Gradients of forward: of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state."""
+    """Gradients of forward: of (q, k, v, g, beta, stabilizer), None where the input is, of e where the call has an
+    erase key, and of the initial state."""
     batch, length = call.v.shape[:2]
     run, run_state = _on_segments(step.run, call), _on_segments(step.run_state, call)
-    inputs = [getattr(call, name) for name in _TOKENWISE]
+    inputs = _inputs(call)
     bounds = None if cu_seqlens is None else varlen.sequence_bounds(cu_seqlens, length)
     state = _initial_state(call, batch if bounds is None else len(bounds) - 1)
     grad_state = torch.zeros_like(state) if grad_final is None else grad_final.to(state.dtype)

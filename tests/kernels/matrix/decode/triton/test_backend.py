@@ -12,6 +12,7 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.decode.triton.step import matrix_decode
 from interpreted import interpret
+from kernels.matrix.decode.triton.parity import MATRIX
 from parity import relative_error
 from triton_compile import TARGETS, compile_for
 
@@ -23,8 +24,10 @@ def test_decoding_interpreted():
 
 
 @pytest.mark.parametrize("capability", TARGETS)
-def test_decoding_compiles(capability):
+@pytest.mark.parametrize("erase", [None, torch.bfloat16])
+def test_decoding_compiles(capability, erase):
     found = dict.fromkeys(matrix_decode.arg_names, 128) | {"scale": 0.1, "eps": 0.0, "m_ptr": None, "GROUP": 1}
+    found |= {"e_ptr": erase, "ERASE_GROUP": 1, "ERASE_BEFORE_DECAY": erase is not None}
     found |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), torch.bfloat16)
     found |= dict.fromkeys(("g_ptr", "beta_ptr", "state_ptr", "next_ptr"), torch.float32)
     found |= {"K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 32, "VECTOR": False, "DELTA": True}
@@ -115,7 +118,7 @@ def test_step_is_a_custom_op_that_says_what_it_changes():
     torch.library.opcheck(torch.ops.holdfast.matrix_step.default, (*call, "gated_delta_rule", "chunked"))
 
 
-@pytest.mark.parametrize("op", [*SINGLE_STATE, "mlstm"])
+@pytest.mark.parametrize("op", MATRIX)
 def test_one_token_without_gradients_is_decoded(op):
     sizes = {"B": 256, "T": 1, "H": 32, "K": 128, "V": 128}
     said = holdfast.explain(op, sizes, "bfloat16", "h200", needs_grad=False)

@@ -93,7 +93,7 @@ def example(
         decay = None if g is None else torch.full((B, T, H), float(g))
     initial = torch.randn(B, H, K, V, generator=draw) if state else None
     floats = [None if x is None else x.to(device) for x in (decay, beta, None, initial)]
-    return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, K**-0.5, 0.0, True)
+    return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, scale=K**-0.5, delta=True)
 
 
 def plans_of(call, direction="forward", packed=0):

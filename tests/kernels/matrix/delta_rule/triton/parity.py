@@ -59,9 +59,9 @@ def example(
         strength[beta] * uniform(B, T, H) * (uniform(B, T, H) > 0.1) if beta else None,
         None,
         normal(sequences, H, K, V) if state else None,
-        K**-0.5,
-        1e-6,
-        True,
+        scale=K**-0.5,
+        eps=1e-6,
+        delta=True,
     )
 
 

@@ -71,7 +71,7 @@ def example(B=1, T=130, H=2, Hq=None, K=64, V=64, dtype=torch.bfloat16, f=2.0, s
     m = -floor.log()
     initial = normal(B, H, K, V + 1) if state else None
     floats = [None if x is None else x.to(device) for x in (g, beta, m, initial)]
-    return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, K**-0.5, 1e-6)
+    return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, scale=K**-0.5, eps=1e-6)
 
 
 def plans_of(call):

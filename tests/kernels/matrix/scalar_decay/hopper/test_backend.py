@@ -54,7 +54,7 @@ def example(
     strength = torch.rand(B, T, H, generator=draw) + 0.1 if beta else None
     initial = normal(B, H, K, V) if state else None
     floats = [None if x is None else x.to(device) for x in (decay, strength, None, initial)]
-    return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, K**-0.5)
+    return MatrixCall(*(x.to(device, dtype) for x in (q, k, v)), *floats, scale=K**-0.5)
 
 
 def problem_of(call, packed=False):

@@ -55,8 +55,8 @@ def example(
         uniform(B, T, H) if beta else None,
         -(0.5 * uniform(B, T, H) + 0.01).log() if norm else None,
         normal(sequences, H, K, V + norm) if state else None,
-        K**-0.5,
-        1e-6,
+        scale=K**-0.5,
+        eps=1e-6,
     )
 
 

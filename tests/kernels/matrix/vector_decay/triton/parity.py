@@ -69,7 +69,7 @@ def example(
         uniform(B, T, H) if beta else None,
         None,
         normal(sequences, H, K, V) if state else None,
-        K**-0.5,
+        scale=K**-0.5,
     )
 
 

@@ -13,16 +13,16 @@ from holdfast.recurrences.definition import MatrixCall
 
 @triton.jit
 def matrix_decode(
-    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, m_ptr, state_ptr, o_ptr, next_ptr,
-    H, scale, eps, q_batch, q_head, k_batch, k_head, v_batch, v_head, g_batch, g_head, g_key, beta_batch, beta_head,
-    m_batch, m_head, state_key,
-    GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    VECTOR: tl.constexpr, DELTA: tl.constexpr,
+    q_ptr, k_ptr, e_ptr, v_ptr, g_ptr, beta_ptr, m_ptr, state_ptr, o_ptr, next_ptr,
+    H, scale, eps, q_batch, q_head, k_batch, k_head, e_batch, e_head, v_batch, v_head, g_batch, g_head, g_key,
+    beta_batch, beta_head, m_batch, m_head, state_key,
+    GROUP: tl.constexpr, ERASE_GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, VECTOR: tl.constexpr, DELTA: tl.constexpr, ERASE_BEFORE_DECAY: tl.constexpr,
 ):  # fmt: skip
     """Grid (B * H * blocks of V's columns,): MatrixCall's step.
 
-    q, k [B, H / GROUP, K], v [B, H, V], g [B, H] or, with VECTOR, [B, H, K], beta, m [B, H], strides; g, beta and m may
-        be None
+    q, k [B, H / GROUP, K], e [B, H / ERASE_GROUP, K], v [B, H, V], g [B, H] or, with VECTOR, [B, H, K], beta, m [B, H],
+        strides; e, g, beta and m may be None
     state, next [B, H, K, state_key] float32: before and, written, after. They may be the same memory unless there is a
         normaliser, whose column all blocks read. state may be None
     o [B, H, V], written
@@ -53,12 +53,18 @@ def matrix_decode(
             decay = tl.exp(tl.load(g + rows * g_key, mask=in_rows, other=0.0).to(tl.float32))
         else:
             decay *= tl.exp(tl.load(g).to(tl.float32))
+    e = k
+    if e_ptr is not None:
+        e_at = e_ptr + batch * e_batch + (head // ERASE_GROUP) * e_head + rows
+        e = tl.load(e_at, mask=in_rows, other=0.0).to(tl.float32)
+    if ERASE_BEFORE_DECAY:
+        v -= tl.sum(state * e[:, None], 0)
     state *= decay[:, None]
     beta = 1.0
     if beta_ptr is not None:
         beta = tl.load(beta_ptr + batch * beta_batch + head * beta_head).to(tl.float32)
-    if DELTA:
-        v -= tl.sum(state * k[:, None], 0)
+    if DELTA and not ERASE_BEFORE_DECAY:
+        v -= tl.sum(state * e[:, None], 0)
     state += (beta * k)[:, None] * v[None, :]
     o = scale * tl.sum(state * q[:, None], 0)
     if m_ptr is not None:
@@ -78,24 +84,28 @@ def step(plan: Plan, call: MatrixCall, after: Tensor) -> Tensor:
     keys = call.k.shape[3]
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in call[:3])
+    e = call.e if call.e is None or call.e.stride(-1) == 1 else call.e.contiguous()
     state = None if call.initial_state is None else call.initial_state.contiguous()
     gates = [(0, 0, 0) if x is None else (*x.stride(), 0)[:1] + (*x.stride(), 0)[2:4] for x in (call.g, call.beta)]
     m = (0, 0) if call.stabilizer is None else call.stabilizer.stride()[::2]
     splits = -(-values // plan["columns"])
     if batch:
-        tensors = (q, k, v, call.g, call.beta, call.stabilizer, state, o, after)
+        tensors = (q, k, e, v, call.g, call.beta, call.stabilizer, state, o, after)
+        strides = ((0, 0) if x is None else (x.stride(0), x.stride(2)) for x in (q, k, e, v))
         numbers = (
-            heads, call.scale, call.eps, *(n for x in (q, k, v) for n in (x.stride(0), x.stride(2))),
+            heads, call.scale, call.eps, *(n for pair in strides for n in pair),
             *gates[0], *gates[1][:2], *m, values + (call.stabilizer is not None),
         )  # fmt: skip
         constants = {
             "GROUP": heads // q.shape[2],
+            "ERASE_GROUP": 1 if e is None else heads // e.shape[2],
             "K": keys,
             "V": values,
             "BLOCK_K": 1 << (keys - 1).bit_length(),
             "BLOCK_V": plan["columns"],
             "VECTOR": call.g is not None and call.g.dim() == 4,
             "DELTA": call.delta,
+            "ERASE_BEFORE_DECAY": call.delta and call.erase_before_decay,
         }
         launch(matrix_decode, (batch * heads * splits,), tensors, numbers, constants, plan["warps"])
     return o

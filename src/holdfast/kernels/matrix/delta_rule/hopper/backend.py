@@ -13,7 +13,11 @@ from holdfast.planner.models.matrix.delta_rule.triton import WIDEST as GRADIENTS
 from holdfast.planner.models.matrix.tiles import WIDEST
 from holdfast.recurrences.definition import MatrixCall
 
-_UNSERVED = {"decay=vector": "a vector decay", "normalizer": "a normaliser"}
+_UNSERVED = {
+    "decay=vector": "a vector decay",
+    "normalizer": "a normaliser",
+    "erase_key": "an erase key beside the write key",
+}
 # tokens that the grid of chunk_inverse.py has room for
 LONGEST = 65535 * model.CHUNK
 

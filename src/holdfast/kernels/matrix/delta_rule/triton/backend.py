@@ -20,6 +20,7 @@ class TritonDelta(TritonMatrix):
         ("delta", False, "it has the delta rule alone"),
         ("decay=vector", True, "it takes one log decay a head, not one a key channel"),
         ("normalizer", True, "it has no normaliser"),
+        ("erase_key", True, "it has no erase key beside the write key"),
     )
 
     def launches(self) -> ModuleType:

@@ -19,6 +19,7 @@ class TritonKDA(TritonMatrix):
         ("delta", False, "it has the delta rule alone"),
         ("decay=vector", False, "it takes one log decay a key channel"),
         ("normalizer", True, "it has no normaliser"),
+        ("erase_key", True, "it has no erase key beside the write key"),
     )
 
     def launches(self) -> ModuleType:
