@@ -5,11 +5,15 @@ from itertools import pairwise
 import pytest
 import torch
 
+from holdfast.planner import Device, Grid, Plan, Problem
+from holdfast.planner.models.matrix.vector_decay import delta, triton
 from kernels.matrix.vector_decay.triton.delta.parity import example
 from kernels.matrix.vector_decay.triton.parity import LIMITS
 from parity import relative_error
 
 CHUNK = 64
+H200 = Device.named("h200")
+PLAN = Plan("triton")
 # a sequence of no token, one of one, whole chunks, and tails
 PACKED = (0, 0, 1, 65, 193, 260)
 
@@ -132,3 +136,47 @@ def test_a_strong_decays_channels_stand_beside_mild_ones_on_the_emulator(on_cpu)
         kept = truth.abs() > 1e-30
         assert kept.sum() > 64
         assert ((mine - truth).abs() <= 2.0**-7 * truth.abs())[kept].all(), name
+
+
+def problem(K):
+    sizes = {"B": 4, "T": 4096, "H": 32, "Hq": 32, "K": K, "V": 128}
+    return Problem.of("kda", "matrix", "bfloat16", sizes, {"decay=vector": True, "delta": True})
+
+
+@pytest.mark.sizes("K")
+@pytest.mark.parametrize(
+    ("K", "packed", "dtype"),
+    [
+        (128, None, torch.bfloat16),
+        (64, None, torch.bfloat16),
+        (128, PACKED, torch.bfloat16),
+        (40, PACKED, torch.float16),
+        (128, None, torch.float16),
+    ],
+)
+def test_it_compiles_and_two_blocks_share_an_sm(K, packed, dtype, monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    from gluon_compile import compile_launch, recorded
+    from holdfast.kernels.matrix.vector_decay.hopper.delta import launch
+
+    launches = recorded(monkeypatch, launch)
+    prepared(example(T=260, K=K, V=64, dtype=dtype, packed=packed), packed)
+    made = compile_launch(launches[0])
+    planned = delta.prepared_on_hopper(problem(K), H200, PLAN)
+    assert made.shared <= planned.shared
+    assert launches[0].registers == planned.registers == 128
+    assert "wgmma.mma_async" in made.ptx
+    # nine products of a warp's tokens in 64 columns: the loop over these is not unrolled
+    assert made.ptx.count("mma.sync") == 9 * 4
+    assert "serialized" not in made.notes, "a product waits for the one before it"
+    assert made.spilled <= 16
+
+
+def test_it_is_planned_by_its_bytes():
+    planned = delta.prepared_on_hopper(problem(128), H200, PLAN)
+    # q, k, g of two, q and k decayed from the start, k decayed to the end; scores, and pairs of twice the width
+    unit = 2 * 4 * 4096 * 32 * 128
+    assert planned.moved == pytest.approx((2 + 2 + 3 + 0.5 + 1) * unit, rel=0.01)
+    assert Grid(planned.blocks, 256, planned.registers, planned.shared).per_sm(H200) == 2
+    by_triton = triton.prepared(problem(128), H200, PLAN)
+    assert planned.seconds < by_triton.after(by_triton).seconds

@@ -69,7 +69,7 @@ def _store_tile(tile, desc, ptr, chunk, first, COLUMNS: gl.constexpr, H: gl.cons
 
     Of a packed sequence's last chunk only its own rows, by their addresses.
     """
-    if chunk.rows is None:
+    if chunk.rows is None:  # noqa: SIM114 - known while compiling
         tma_store(desc, [chunk.batch, chunk.token, chunk.head, first], tile)
     elif chunk.rows >= CHUNK:
         tma_store(desc, [chunk.batch, chunk.token, chunk.head, first], tile)
