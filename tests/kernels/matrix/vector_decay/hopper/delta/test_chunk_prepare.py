@@ -156,11 +156,12 @@ def problem(K):
 )
 def test_it_compiles_and_two_blocks_share_an_sm(K, packed, dtype, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
-    from gluon_compile import compile_launch, recorded
+    from gluon_compile import compile_launch, recorded, specialised
     from holdfast.kernels.matrix.vector_decay.hopper.delta import launch
 
     launches = recorded(monkeypatch, launch)
     prepared(example(T=260, K=K, V=64, dtype=dtype, packed=packed), packed)
+    assert specialised(launches[0]) == []
     made = compile_launch(launches[0])
     planned = delta.prepared_on_hopper(problem(K), H200, PLAN)
     assert made.shared <= planned.shared
