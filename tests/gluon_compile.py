@@ -70,6 +70,12 @@ def recorded(monkeypatch: Any, *modules: Any) -> list[Recorded]:
     return launches
 
 
+def specialised(launch: Recorded) -> list[str]:
+    """The names of numbers that a launch's kernel would be compiled for, which its launch does not look it up by."""
+    given = zip(launch.kernel.params, launch.arguments, strict=False)
+    return [x.name for x, value in given if isinstance(value, int) and not x.do_not_specialize]
+
+
 def _type_of(argument: Any) -> str:
     if argument is None:
         return "constexpr"

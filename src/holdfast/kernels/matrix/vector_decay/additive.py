@@ -26,17 +26,12 @@ Launch = Callable[[Tensor, Tensor, Tensor | None, tuple[Tensor | None, Tensor, T
 
 @dataclass(frozen=True)
 class ChunkGradients:
-    """call: the delta rule's. tiled: whether states are as vector_decay/hopper has them, or as Triton has them."""
+    """call: the delta rule's. tiled: whether states are as vector_decay/hopper has them (`hopper_serves`), or as Triton
+    has them."""
 
     call: MatrixCall
     cu_seqlens: Tensor | None
     tiled: bool
-
-    @staticmethod
-    def of(call: MatrixCall, cu_seqlens: Tensor | None) -> "ChunkGradients":
-        additive = problem("gla", call._replace(beta=None, delta=False), cu_seqlens, True)
-        tiled = call.v.numel() > 0 and _hopper_serves(additive, describe(call.v.device))
-        return ChunkGradients(call, cu_seqlens, tiled)
 
     def room_for_states(self, slots: int) -> Tensor:
         """Return memory for a state of each chunk, in v's dtype."""
@@ -92,6 +87,12 @@ class ChunkGradients:
         return run(inputs), run(replace(inputs, q=inputs.k, scale=-1.0))
 
 
+def hopper_serves(call: MatrixCall, cu_seqlens: Tensor | None) -> bool:
+    """Return whether vector decay's kernels on Hopper take a call of the delta rule: its chunks, and its gradients."""
+    additive = problem("gla", call._replace(beta=None, delta=False), cu_seqlens, True)
+    return call.v.numel() > 0 and _serves(additive, describe(call.v.device))
+
+
 @cache
-def _hopper_serves(additive: Problem, device: Device) -> bool:
+def _serves(additive: Problem, device: Device) -> bool:
     return not HopperGLA().reject(additive, device)

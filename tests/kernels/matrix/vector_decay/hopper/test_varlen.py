@@ -54,6 +54,18 @@ def test_packed_sequences_are_planned_as_a_batch_of_as_many():
         assert seconds({"B": 1, "T": 16384, "N": 1}, way, varlen=True) > 1.5 * seconds({}, way)
 
 
+def test_kernels_of_one_sequence_serve_many(monkeypatch):
+    pytest.importorskip("triton.experimental.gluon")
+    from gluon_compile import recorded, specialised
+    from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
+
+    launches = recorded(monkeypatch, hopper_gla_launch)
+    call, cu_seqlens = packed(NEIGHBOURS), torch.tensor(NEIGHBOURS, dtype=torch.int32)
+    HopperGLA().backward(PLANS[1], call, cu_seqlens, torch.zeros_like(call.v), None)
+    assert len(launches) == 3
+    assert [specialised(launch) for launch in launches] == [[], [], []]
+
+
 @pytest.mark.slow
 @pytest.mark.sizes("K", "V")
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def _load_tokens(tile):
     return split_tokens(tile.load(CHUNK_LAYOUT))
 
 
-@gluon.jit(do_not_specialize=["T", "qk_group", "g_group", "v_group"])
+@gluon.jit(do_not_specialize=["sequences", "T", "qk_group", "g_group", "v_group"])
 def gla_bwd_grads(
     q_desc,
     k_desc,

@@ -28,9 +28,19 @@ _PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
+def _level_tile(level_tiles, level: gl.constexpr, place):
+    """Return a tile of 64 columns: of an array for each level, or of one that has both levels of each 64 columns."""
+    if len(level_tiles) == 2:
+        return level_tiles[level].index(place)
+    else:
+        return level_tiles[0].index(2 * place + level)
+
+
+@gluon.jit
 def store_scores(operands, first, stage, scale, p_tile):
     """Store a chunk's scores [t, s], times scale and the beta of s, in p_tile, which the caller has to fence.
 
+    operands: Operands, or what has its level_tiles, in one array or two, intra_block and betas.
     first: 0, which the compiler does not know: it finds where tiles are each time and does not keep it from the start.
     stage: row of operands.betas, which may be None.
     """
@@ -39,10 +49,10 @@ def store_scores(operands, first, stage, scale, p_tile):
     by_block: gl.constexpr = _BY_BLOCK if warps == 8 else _BY_BLOCK_4
     level_16 = gl.zeros([CHUNK, CHUNK], gl.float32, wgmma)
     level_32 = gl.zeros([CHUNK, CHUNK], gl.float32, wgmma)
-    k_halves: gl.constexpr = operands.level_tiles[0].shape[0]
+    k_halves: gl.constexpr = operands.level_tiles[0].shape[0] * len(operands.level_tiles) // 2
     for half in gl.static_range(k_halves):
-        low = operands.level_tiles[0].index(first + half)
-        high = operands.level_tiles[1].index(first + half)
+        low = _level_tile(operands.level_tiles, 0, first + half)
+        high = _level_tile(operands.level_tiles, 1, first + half)
         level_16 = warpgroup_mma(low, low.permute((1, 0)), level_16, use_acc=half > 0, is_async=True)
         level_32 = warpgroup_mma(high, high.permute((1, 0)), level_32, use_acc=half > 0, is_async=True)
     # of warps with half of the channels each

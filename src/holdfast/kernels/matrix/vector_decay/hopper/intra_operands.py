@@ -56,7 +56,7 @@ _MMA_ROWS = gl.constexpr(
         [64, 64],
     )
 )
-_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8]))
+INTRA_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8]))
 INTRA_BLOCK_SHARED = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 
 
@@ -164,7 +164,7 @@ def _split_tokens(x):
 
 
 @gluon.jit
-def _join_tokens(tokens):
+def join_tokens(tokens):
     """Invert _split_tokens."""
     width: gl.constexpr = tokens[0].shape[1]
     parts = ()
@@ -184,13 +184,13 @@ def _mma_operands(x):
     """Return x [64, 64] as MmaOperands."""
     parts = gl.permute(gl.reshape(x, [BLOCKS, BLOCK_TOKENS, 2, _WARP_CHANNELS]), (2, 0, 1, 3))
     parts = gl.reshape(parts, [2 * BLOCKS, BLOCK_TOKENS, _WARP_CHANNELS])
-    a = gl.convert_layout(parts, gl.DotOperandLayout(0, _MMA, 2), assert_trivial=True)
-    b = gl.convert_layout(gl.permute(parts, (0, 2, 1)), gl.DotOperandLayout(1, _MMA, 2), assert_trivial=True)
+    a = gl.convert_layout(parts, gl.DotOperandLayout(0, INTRA_MMA, 2), assert_trivial=True)
+    b = gl.convert_layout(gl.permute(parts, (0, 2, 1)), gl.DotOperandLayout(1, INTRA_MMA, 2), assert_trivial=True)
     return MmaOperands(a=a, b=b)
 
 
 @gluon.jit
-def _load_decays(g_tile):
+def load_decays(g_tile):
     """Return exp of the tokens' log decays; -inf gives 0."""
     g = _split_tokens(g_tile.reshape([CHUNK, HALF]).load(_CHUNK_LAYOUT))
     found = ()
@@ -274,15 +274,15 @@ def _level_tokens_across_rows(q, k, to_here, to_end, late):
 @gluon.jit
 def _intra_block_coords():
     """Return the row and the column of each score of a warp's tokens with one another."""
-    row = gl.arange(0, BLOCK_TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, _MMA)))
-    column = gl.arange(0, BLOCK_TOKENS, gl.SliceLayout(0, gl.SliceLayout(1, _MMA)))
+    row = gl.arange(0, BLOCK_TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, INTRA_MMA)))
+    column = gl.arange(0, BLOCK_TOKENS, gl.SliceLayout(0, gl.SliceLayout(1, INTRA_MMA)))
     return row[None, :, None], column[None, None, :]
 
 
 @gluon.jit
 def _add_level_scores(scores, tokens, level: gl.constexpr):
     """Add a tile's product with itself where tokens meet at a level."""
-    operands = _mma_operands(gl.convert_layout(_join_tokens(tokens), _MMA_ROWS))
+    operands = _mma_operands(gl.convert_layout(join_tokens(tokens), _MMA_ROWS))
     row, column = _intra_block_coords()
     # said so that the compiler finds which do not depend on the thread, and which are the same
     if level == 3:
@@ -294,9 +294,44 @@ def _add_level_scores(scores, tokens, level: gl.constexpr):
 
 
 @gluon.jit
-def _add_intra_block_scores(q, k, to_here, late, scores):
+def _late_keys(tokens, k, to_here, bit: gl.constexpr):
+    """Return _level_tokens with keys in the place of queries."""
+    found = ()
+    for i in gl.static_range(THREAD_TOKENS):
+        if (i >> bit) % 2 == 1:
+            x = (to_float32(k[i]) * to_here[i]).to(k[i].dtype)
+        else:
+            x = tokens[i]
+        found = found + (x,)
+    return found
+
+
+@gluon.jit
+def _add_level(sums, tokens, to_here, to_end, late, level: gl.constexpr):
+    """Add what tokens that meet at a level score: queries and keys and, where sums has two, keys alone.
+
+    tokens: q and k.
+    """
+    q, k = tokens
+    if level == 2:
+        mixed = _level_tokens_across_rows(q, k, to_here, to_end, late)
+    else:
+        bit: gl.constexpr = 2 if level == 3 else level
+        mixed = _level_tokens(q, k, to_here, to_end, bit)
+    found = (_add_level_scores(sums[0], mixed, level),)
+    if len(sums) == 2:
+        if level == 2:
+            keys = _level_tokens_across_rows(k, k, to_here, to_end, late)
+        else:
+            keys = _late_keys(mixed, k, to_here, bit)
+        found = found + (_add_level_scores(sums[1], keys, level),)
+    return found
+
+
+@gluon.jit
+def add_intra_block_scores(q, k, to_here, late, sums):
     """Add the scores of each warp's tokens with one another. q, k: [64, 64] in shared memory; to_here: the tokens' own
-    decays.
+    decays; sums: the scores, and a second one for those of keys with earlier keys.
 
     Also returns q and k by tokens, and the decays that _double_blocks has for blocks of 16.
     """
@@ -304,28 +339,27 @@ def _add_intra_block_scores(q, k, to_here, late, scores):
     k_operands = _mma_operands(k.load(_MMA_ROWS))
     row, column = _intra_block_coords()
     same = (row // 8 == column // 8) & (row % 8 == column % 8)
-    scores = gl.where(same, mma_v2(q_operands.a, k_operands.b, scores), scores)
-    qs = _split_tokens(q.load(_CHUNK_LAYOUT))
-    ks = _split_tokens(k.load(_CHUNK_LAYOUT))
-    scores = _add_level_scores(scores, _level_tokens(qs, ks, to_here, to_here, 0), 0)
+    sums = (gl.where(same, mma_v2(q_operands.a, k_operands.b, sums[0]), sums[0]),) + sums[1:]
+    tokens = (_split_tokens(q.load(_CHUNK_LAYOUT)), _split_tokens(k.load(_CHUNK_LAYOUT)))
+    sums = _add_level(sums, tokens, to_here, to_here, late, 0)
     to_here, to_end, total = _double_blocks(to_here, to_here, to_here, 0)
-    scores = _add_level_scores(scores, _level_tokens(qs, ks, to_here, to_end, 1), 1)
+    sums = _add_level(sums, tokens, to_here, to_end, late, 1)
     to_here, to_end, total = _double_blocks(to_here, to_end, total, 1)
-    scores = _add_level_scores(scores, _level_tokens_across_rows(qs, ks, to_here, to_end, late), 2)
+    sums = _add_level(sums, tokens, to_here, to_end, late, 2)
     to_here, to_end, total = _double_blocks_across_rows(to_here, to_end, total, late)
-    scores = _add_level_scores(scores, _level_tokens(qs, ks, to_here, to_end, 2), 3)
+    sums = _add_level(sums, tokens, to_here, to_end, late, 3)
     to_here, to_end, total = _double_blocks(to_here, to_end, total, 2)
-    return scores, qs, ks, to_here, to_end, total[0]
+    return sums, tokens, to_here, to_end, total[0]
 
 
 @gluon.jit
-def _per_block(total, late):
+def per_block(total, late):
     """Return [4, channels] of [8, channels], whose two rows of a warp are alike."""
     return gl.sum(gl.reshape(gl.where(late, 0.0, total), [BLOCKS, 2, total.shape[1]]), 1)
 
 
 @gluon.jit
-def _load_block_decays(block_decays):
+def load_block_decays(block_decays):
     """Return the decays of the chunk's four blocks of 16 tokens, [1, channels] each, that warps have stored."""
     t0 = block_decays.slice(0, 1, 0).load(TOKEN_LAYOUT)
     t1 = block_decays.slice(1, 1, 0).load(TOKEN_LAYOUT)
@@ -367,15 +401,17 @@ def make_intra_operands(chunk, loads, operands, scores_empty, scale, next_chunk)
     block = row // 2
     late = row % 2 == 1
     odd, high = gl.where(block % 2 == 1, -1, 0), gl.where(block >= 2, -1, 0)
-    intra_block = gl.zeros([2 * BLOCKS, BLOCK_TOKENS, BLOCK_TOKENS], gl.float32, _MMA)
+    intra_block = gl.zeros([2 * BLOCKS, BLOCK_TOKENS, BLOCK_TOKENS], gl.float32, INTRA_MMA)
     # not unrolled: twice the code takes more registers
     for half in range(k_halves):
         q_half = column_block(q, half)
         k_half = column_block(k, half)
         mbarrier.wait(loads.ready.index(half), phase)
-        own = _load_decays(loads.tiles.index(half))
-        intra_block, qs, ks, to_here, to_end, total = _add_intra_block_scores(q_half, k_half, own, late, intra_block)
-        operands.block_decays.store(_per_block(total, late))
+        own = load_decays(loads.tiles.index(half))
+        sums, tokens, to_here, to_end, total = add_intra_block_scores(q_half, k_half, own, late, (intra_block,))
+        intra_block = sums[0]
+        qs, ks = tokens
+        operands.block_decays.store(per_block(total, late))
         if chunk.beta is not None:
             # here they have been loaded; the same for both halves
             chunk.beta_tile.store(chunk.beta)
@@ -384,7 +420,7 @@ def make_intra_operands(chunk, loads, operands, scores_empty, scale, next_chunk)
         mbarrier.expect(loads.ready.index(half), loads.desc.block_type.nbytes, pred=next_chunk.exists)
         barrier()
         load_log_decays(loads, half, next_chunk)
-        t0, t1, t2, t3 = _load_block_decays(operands.block_decays)
+        t0, t1, t2, t3 = load_block_decays(operands.block_decays)
         before, after, inward = decays_around_block(block, t0, t1, t2, t3)
         if chunk.beta is not None:
             betas = chunk.beta_tile.load(gl.SliceLayout(1, _CHUNK_LAYOUT))[:, None]
@@ -403,11 +439,11 @@ def make_intra_operands(chunk, loads, operands, scores_empty, scale, next_chunk)
                 k_decayed = k_decayed + ((key * (after * betas[i])).to(q.dtype),)
             level_16 = level_16 + (select_bits(query, key, odd).to(q.dtype),)
             level_32 = level_32 + ((select_bits(query, key, high) * inward).to(q.dtype),)
-        k_half.store(_join_tokens(k_decayed))
-        q_half.store(_join_tokens(q_decayed))
+        k_half.store(join_tokens(k_decayed))
+        q_half.store(join_tokens(q_decayed))
         mbarrier.wait(scores_empty, phase ^ 1)
-        operands.level_tiles[0].index(half).store(_join_tokens(level_16))
-        operands.level_tiles[1].index(half).store(_join_tokens(level_32))
+        operands.level_tiles[0].index(half).store(join_tokens(level_16))
+        operands.level_tiles[1].index(half).store(join_tokens(level_32))
         chunk_decay = operands.chunk_decays.index(phase * k_halves + half)
         chunk_decay.store(gl.reshape(t0 * t1 * t2 * t3, [HALF]))
     fence_async_shared()

@@ -1,6 +1,7 @@
 """The delta rule with a vector decay in Triton: all chunks at once, a pass each way, and vector decay's gradients.
 
-Rates are those of vector_decay/triton.py, whose kernels these are or resemble.
+Rates are those of vector_decay/triton.py, whose kernels these are or resemble. Where vector decay's kernels on Hopper
+serve the sizes, chunks are prepared and gradients found there.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
 from holdfast.planner.models.matrix.tiles import WIDEST as TILE
+from holdfast.planner.models.matrix.tiles import tile
 from holdfast.planner.models.matrix.vector_decay import hopper
 from holdfast.planner.models.matrix.vector_decay import triton as additive
 from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, padded
@@ -19,6 +21,9 @@ WIDEST = additive.WIDEST
 STATE_REGISTERS = {2: 64, 4: 16}
 # a chunk of a pass over one of vector decay's, forward and backward: 2.7 and 3.9 us at K = V = 128 on an H100
 FORWARD_CHAIN, BACKWARD_CHAIN = 0.5, 0.7
+# of a block of `kda_chunk_prepare`, two an SM, by columns of k's tiles: estimated from its instructions, 1,600 and
+# 2,600 a warp, at the pace of those of `gla_fwd`
+PREPARE_SECONDS = {64: 6e-6, 128: 1e-5}
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -60,7 +65,7 @@ def _passes(problem: Problem, device: Device, plan: Plan, shared: int, direction
 
 
 def _is_hoppers(problem: Problem, device: Device) -> bool:
-    """Whether vector decay's kernels on Hopper take the gradients."""
+    """Whether vector decay's kernels on Hopper prepare the chunks and take the gradients."""
     widths = problem["K"], problem["V"]
     return (
         device.capability == (9, 0)
@@ -83,15 +88,35 @@ def shared_bytes(width: int, block: int, warps: int, stages: int, size: int) -> 
     return stages * (CHUNK * (3 * width + 2 * block) + 2 * square) * size + square * 4 + 1024 + exchanged
 
 
+def prepared_on_hopper(problem: Problem, device: Device, plan: Plan) -> Candidate:
+    """Model the launch of `kda_chunk_prepare`."""
+    K, T, pairs = problem["K"], problem["T"], problem["B"] * problem["H"]
+    tile_k, chunks = tile(K), -(-T // CHUNK)
+    # q, k, log decays, tiles of keys of two levels; k decayed from the start of 64 columns, what the compiler
+    # exchanges, barriers
+    shared = CHUNK * tile_k * (2 + 2 + 4 + 4) + 2 * 2 * CHUNK * CHUNK + 64
+    grid = Grid(pairs * chunks, 256, 128, shared)
+    reads = 4 * K * problem["Hq"] / problem["H"] + 4 * K
+    moved = pairs * (T * (reads + 6 * K + 6 * CHUNK) + 4 * chunks * K)
+    # of pairs of tokens: four levels and the tokens themselves in blocks of 16, two levels of the whole chunk
+    products = 2 * CHUNK * tile_k * (9 * 16 + 4 * CHUNK)
+    serial = PREPARE_SECONDS[tile_k]
+    return Candidate.of(plan, device, grid, int(moved), grid.blocks * products, serial=serial)
+
+
 def _prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
-    """Of `gla_chunk_prepare` twice and the inverses, which move the chunks' squares."""
-    once = additive.prepared(problem, device, plan)
+    """Of what precedes the inverses, and these, which move the chunks' squares."""
+    if _is_hoppers(problem, device):
+        before = prepared_on_hopper(problem, device, plan)
+    else:
+        once = additive.prepared(problem, device, plan)
+        before = once.after(once)
     pairs, chunks = problem["B"] * problem["H"], -(-problem["T"] // CHUNK)
     size = 4 if problem.dtype == "float32" else 2
     grid = Grid(pairs * chunks, 128, 255, 4 * CHUNK * CHUNK * size)
     moved = pairs * problem["T"] * CHUNK * (4 + size)
     inverse = Candidate.of(plan, device, grid, moved, grid.blocks * 10 * 2 * CHUNK**3, serial=additive.PREPARE_SECONDS)
-    return inverse.after(once.after(once))
+    return inverse.after(before)
 
 
 def _pass(problem: Problem, device: Device, plan: Plan, shared: int, chain: float, saves: bool) -> Candidate:

@@ -1,6 +1,7 @@
 """KDA's kernels, called as their backend is, against the step loop in float64: interpreted and on a GPU."""
 
 import json
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,32 @@ def wide_values():
     assert all(mine <= LIMITS[torch.float32] for mine, _ in found.values()), found
 
 
+def with_hoppers_kernels():
+    """Those of vector decay emulated between Triton's interpreted ones, as an H200 launches them."""
+    import gluon_partitions_emulator
+    from holdfast.kernels.matrix.vector_decay import additive
+    from holdfast.kernels.matrix.vector_decay.hopper import launch as gradients
+    from holdfast.kernels.matrix.vector_decay.hopper.delta import launch as prepared
+
+    launched = []
+
+    def launch(kernel, *given, **how):
+        launched.append(kernel.fn.__name__)
+        gluon_partitions_emulator.launch(kernel, *given, **how)
+
+    h200 = Device.named("h200")
+    with (
+        patch.object(additive, "describe", lambda _: h200),
+        patch.object(gradients, "launch", launch),
+        patch.object(prepared, "launch", launch),
+    ):
+        check("Hopper's", example(T=70, H=2, K=40, V=24, dtype=torch.float16), plan())
+        packed = (0, 0, 66, 80)
+        call = example(T=80, K=64, V=64, dtype=torch.float16, packed=packed, g="resets")
+        check("Hopper's, packed", call, plan(), packed=packed)
+    assert sorted(set(launched)) == ["gla_bwd_grads", "kda_chunk_prepare"], launched
+
+
 def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -75,5 +102,6 @@ def interpreted():
     layouts_and_neighbours(example(T=90, K=24, V=24), plan(), TritonKDA(), (0, 20, 50, 90))
     check("small heads", example(T=40, K=8, V=16, dtype=torch.float16), plan())
     wide_values()
+    with_hoppers_kernels()
     check("one token", example(T=1), plan())
     check("no token", example(T=0), plan())

@@ -1,4 +1,7 @@
-"""The launches of the delta rule with a vector decay; gradients of q, k and g are those of additive.py."""
+"""The launches of the delta rule with a vector decay; gradients of q, k and g are those of additive.py.
+
+Where vector decay's kernels on Hopper serve the sizes, one of theirs prepares the chunks.
+"""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -6,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.kernels.matrix.vector_decay.additive import ChunkGradients
+from holdfast.kernels.matrix.vector_decay.additive import ChunkGradients, hopper_serves
 from holdfast.kernels.matrix.vector_decay.triton import launch as additive
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
@@ -40,30 +43,42 @@ class StateGrads(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """A call as the kernels take it. of: the additive call of its q and k."""
+    """A call as the kernels take it. of: the additive call of its q and k. on_hopper: `hopper_serves`."""
 
     of: additive.Passes
     beta: Tensor | None
+    on_hopper: bool
 
     @staticmethod
     def take(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "Passes":
         beta = None if call.beta is None else call.beta.float().contiguous()
-        return Passes(additive.Passes.of(plan, call._replace(beta=None), cu_seqlens), beta)
+        of = additive.Passes.of(plan, call._replace(beta=None), cu_seqlens)
+        return Passes(of, beta, hopper_serves(call, cu_seqlens))
 
     def prepare(self) -> Chunks:
         """Launch what all chunks take at once."""
+        run, inverse = self.of, self.of.per_head(CHUNK)
+        q_in, k_in, k_out, decay, scores, pairs = self._on_hopper() if self.on_hopper else self._by_triton()
+        tensors = (pairs, self.beta, inverse, run.cu_seqlens)
+        numbers = (run.v.shape[1], run.sequences)
+        constants = {"H": run.heads, "PRECISION": PRECISION}
+        launch(kda_chunk_inverse, (run.slots * run.heads,), tensors, numbers, constants, 4)
+        return Chunks(q_in, k_in, k_out, decay, scores, pairs, inverse)
+
+    def _on_hopper(self) -> tuple[Tensor, ...]:
+        from holdfast.kernels.matrix.vector_decay.hopper.delta.launch import run_prepare
+
+        run = self.of
+        return run_prepare(run.q, run.k, run.g, run.scale, run.slots, run.cu_seqlens)
+
+    def _by_triton(self) -> tuple[Tensor, ...]:
         run, width = self.of, self.of.k.shape[3]
         q_in, k_in, k_out = (run.per_head(width) for _ in range(3))
         read = run.prepare(q_in, k_out)
         pairs = run.v.new_empty(*run.v.shape[:3], CHUNK, dtype=torch.float32)
         replace(run, q=run.k, scale=1.0).prepare(k_in, None, pairs)
-        inverse = run.per_head(CHUNK)
-        tensors = (pairs, self.beta, inverse, run.cu_seqlens)
-        numbers = (run.v.shape[1], run.sequences)
-        constants = {"H": run.heads, "PRECISION": PRECISION}
-        launch(kda_chunk_inverse, (run.slots * run.heads,), tensors, numbers, constants, 4)
         assert read.scores is not None
-        return Chunks(q_in, k_in, k_out, read.chunk_decay, read.scores, pairs, inverse)
+        return q_in, k_in, k_out, read.chunk_decay, read.scores, pairs
 
     def _constants(self, tiled: bool, **strides: int) -> dict[str, object]:
         run = self.of
@@ -146,7 +161,7 @@ def backward(
         return [None if x is None else torch.empty_like(x) for x in call[:5]] + [None], dinitial
     do = additive.tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
     dfinal = None if grad_final is None else grad_final.contiguous()
-    gradients = ChunkGradients.of(call, cu_seqlens)
+    gradients = ChunkGradients(call, cu_seqlens, run.on_hopper)
     states, dstates = (gradients.room_for_states(run.of.slots) for _ in range(2))
     chunks = run.prepare()
     x, u = run.write(chunks, states, gradients.tiled)
