@@ -84,8 +84,8 @@ def selective_bwd(
         if d_final is not None:
             d_state = tl.load(d_final + own + d[None, :] * N + n[:, None], mask=inside, other=0.0)
         tl.store(carried + at, d_state, mask=inside)
-    # read ahead, as in the forward pass
-    left = end - first - past
+    # read ahead, as in the forward pass; a sequence of no tokens has none before its first
+    left = tl.where(past >= 0, end - first - past, 0)
     inputs = load_tokens(x, row, x_step, d, row < left, here)
     delta, softplus_grad = step_sizes(load_tokens(dt, row, dt_step, d, row < left, here), bias, row < left, SOFTPLUS)
     while past >= 0:
