@@ -14,8 +14,8 @@ from parity import relative_error
 CHUNK = 64
 H200 = Device.named("h200")
 PLAN = Plan("triton")
-# a sequence of no token, one of one, whole chunks, and tails
-PACKED = (0, 0, 1, 65, 193, 260)
+# a sequence of no token, one of one, a whole chunk, and one with a tail
+PACKED = (0, 0, 1, 65, 150)
 
 
 def chunks_of(call, packed):
@@ -86,8 +86,8 @@ def on_cpu(monkeypatch):
 def assert_right(call, packed=None):
     found, right = prepared(call, packed)
     for name, mine, truth in zip(found._fields, found, right, strict=True):
+        assert mine.dtype == (torch.float32 if name in ("chunk_decay", "pairs") else call.v.dtype), name
         assert torch.equal(mine.isnan(), truth.isnan()), f"{name} is not written where it has to be, and there alone"
-        # of each channel where decays differ: a strong one's numbers are not lost in another's
         assert relative_error(mine.double().nan_to_num(), truth.nan_to_num()) <= LIMITS[call.v.dtype], name
     return found, right
 
@@ -95,7 +95,7 @@ def assert_right(call, packed=None):
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"B": 2, "T": 128, "H": 2, "Hq": 2, "K": 128},
+        {"B": 2, "T": 128, "K": 128},
         {"T": 70, "H": 2, "Hq": 1, "K": 64},
         {"T": 130, "H": 2, "Hq": 1, "K": 40, "dtype": torch.float16},
         {"T": 1, "K": 128},
@@ -109,10 +109,9 @@ def test_right_on_the_emulator(on_cpu, sizes):
     assert_right(example(**{"V": 64, "dtype": torch.bfloat16} | sizes))
 
 
-@pytest.mark.parametrize("sizes", [{"H": 2, "K": 128}, {"H": 2, "Hq": 1, "K": 40, "g": "resets"}])
+@pytest.mark.parametrize("sizes", [{"K": 128}, {"H": 2, "K": 72, "g": "resets"}])
 def test_packed_sequences_on_the_emulator(on_cpu, sizes):
-    sizes = {"T": PACKED[-1], "Hq": sizes["H"], "V": 64, "dtype": torch.float16, "packed": PACKED} | sizes
-    assert_right(example(**sizes), PACKED)
+    assert_right(example(**sizes, T=PACKED[-1], V=64, dtype=torch.float16, packed=PACKED), PACKED)
 
 
 def test_nan_stays_in_its_sequence_on_the_emulator(on_cpu):
@@ -160,7 +159,7 @@ def test_it_compiles_and_two_blocks_share_an_sm(K, packed, dtype, monkeypatch):
     from holdfast.kernels.matrix.vector_decay.hopper.delta import launch
 
     launches = recorded(monkeypatch, launch)
-    prepared(example(T=260, K=K, V=64, dtype=dtype, packed=packed), packed)
+    prepared(example(T=PACKED[-1], K=K, V=64, dtype=dtype, packed=packed), packed)
     assert specialised(launches[0]) == []
     made = compile_launch(launches[0])
     planned = delta.prepared_on_hopper(problem(K), H200, PLAN)
@@ -170,7 +169,9 @@ def test_it_compiles_and_two_blocks_share_an_sm(K, packed, dtype, monkeypatch):
     # nine products of a warp's tokens in 64 columns: the loop over these is not unrolled
     assert made.ptx.count("mma.sync") == 9 * 4
     assert "serialized" not in made.notes, "a product waits for the one before it"
-    assert made.spilled <= 16
+    assert made.spilled <= (8 if K > 64 else 32)
+    # of the loop over columns, which 64 have no need of
+    assert K <= 64 or len(made.reloaded) <= 2
 
 
 def test_it_is_planned_by_its_bytes():

@@ -22,6 +22,7 @@ from holdfast.kernels.lib.gluon.compat import (
 )
 from holdfast.kernels.lib.gluon.decay import CHUNK
 from holdfast.kernels.lib.gluon.sequence import packed_chunk
+from holdfast.kernels.lib.gluon.split import opaque
 from holdfast.kernels.lib.gluon.tails import store_tail, zero_tail_rows
 from holdfast.kernels.matrix.vector_decay.hopper.forward_scores import store_scores
 from holdfast.kernels.matrix.vector_decay.hopper.intra_operands import (
@@ -151,8 +152,7 @@ def kda_chunk_prepare(
         of_queries = [chunk.batch, chunk.token, head // qk_group, half * HALF]
         tma_load(k_desc, of_queries, ready.index(half), k_tiles.index(half))
         tma_load(q_desc, of_queries, ready.index(half), q_tiles.index(half))
-    chunk_decay_ptr += (place.to(gl.int64) * H + head) * KEYS
-    mixed_tiles = reinterpret(g_tiles, dtype, [2 * K_HALVES, CHUNK, HALF], flat)
+        mixed_tiles = reinterpret(g_tiles, dtype, [2 * K_HALVES, CHUNK, HALF], flat)
 
     row = gl.arange(0, ROWS, gl.SliceLayout(1, TOKEN_LAYOUT))[:, None]
     block = row // 2
@@ -208,7 +208,9 @@ def kda_chunk_prepare(
         key_tiles.index(2 * half).store(join_tokens(keys_16))
         key_tiles.index(2 * half + 1).store(join_tokens(keys_32))
         columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKEN_LAYOUT))[None, :]
-        gl.store(chunk_decay_ptr + columns, t0 * t1 * t2 * t3, mask=columns < KEYS)
+        # found again: kept from the start, the address would spill
+        decays_at = (opaque(place).to(gl.int64) * H + head) * KEYS + columns
+        gl.store(chunk_decay_ptr + decays_at, t0 * t1 * t2 * t3, mask=columns < KEYS)
         fence_async_shared()
         barrier()
         _store_tile(q_tiles.index(half), q_in_desc, q_in_ptr, chunk, half * HALF, KEYS, H)
