@@ -22,6 +22,7 @@ from holdfast.kernels.lib.gluon.compat import (
 )
 from holdfast.kernels.lib.gluon.decay import CHUNK
 from holdfast.kernels.lib.gluon.sequence import packed_chunk
+from holdfast.kernels.lib.gluon.split import opaque
 from holdfast.kernels.lib.gluon.tails import store_tail, zero_tail_rows
 from holdfast.kernels.matrix.vector_decay.hopper.forward_scores import store_scores
 from holdfast.kernels.matrix.vector_decay.hopper.intra_operands import (
@@ -151,7 +152,6 @@ def kda_chunk_prepare(
         of_queries = [chunk.batch, chunk.token, head // qk_group, half * HALF]
         tma_load(k_desc, of_queries, ready.index(half), k_tiles.index(half))
         tma_load(q_desc, of_queries, ready.index(half), q_tiles.index(half))
-    chunk_decay_ptr += (place.to(gl.int64) * H + head) * KEYS
     mixed_tiles = reinterpret(g_tiles, dtype, [2 * K_HALVES, CHUNK, HALF], flat)
 
     row = gl.arange(0, ROWS, gl.SliceLayout(1, TOKEN_LAYOUT))[:, None]
@@ -174,7 +174,7 @@ def kda_chunk_prepare(
         sums, tokens, to_here, to_end, total = add_intra_block_scores(q_tile, k_tile, own, late, (scores, pairs))
         scores, pairs = sums
         qs, ks = tokens
-        # here, so that it takes the place in which the compiler exchanges operands: two blocks share an SM to a byte
+        # in the loop, so that the compiler puts it where it exchanges operands: two blocks have 113 KB each
         block_decays = gl.allocate_shared_memory(gl.float32, [BLOCKS, HALF], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
         block_decays.store(per_block(total, late))
         # k_in of the columns before has left shared memory
@@ -191,8 +191,9 @@ def kda_chunk_prepare(
         keys_32 = ()
         for i in gl.static_range(THREAD_TOKENS):
             query = to_float32(qs[i]) * to_here[i]
-            key_here = to_float32(ks[i]) * to_here[i]
-            key_end = to_float32(ks[i]) * to_end[i]
+            key = to_float32(ks[i])
+            key_here = key * to_here[i]
+            key_end = key * to_end[i]
             q_in = q_in + ((query * (before * scale)).to(dtype),)
             k_in = k_in + ((key_here * before).to(dtype),)
             k_out = k_out + ((key_end * after).to(dtype),)
@@ -208,7 +209,9 @@ def kda_chunk_prepare(
         key_tiles.index(2 * half).store(join_tokens(keys_16))
         key_tiles.index(2 * half + 1).store(join_tokens(keys_32))
         columns = half * HALF + gl.arange(0, HALF, gl.SliceLayout(0, TOKEN_LAYOUT))[None, :]
-        gl.store(chunk_decay_ptr + columns, t0 * t1 * t2 * t3, mask=columns < KEYS)
+        # found again: kept from the start, the address would spill
+        decays_at = (opaque(place).to(gl.int64) * H + head) * KEYS + columns
+        gl.store(chunk_decay_ptr + decays_at, t0 * t1 * t2 * t3, mask=columns < KEYS)
         fence_async_shared()
         barrier()
         _store_tile(q_tiles.index(half), q_in_desc, q_in_ptr, chunk, half * HALF, KEYS, H)
