@@ -169,14 +169,18 @@ def test_a_step_in_place(before):
     assert_close([o, held], [right, final], 1e-12)
 
 
-def test_kernels_without_an_erase_key_refuse_it():
+def test_kernels_without_such_an_erase_key_refuse_it():
     sizes = {"B": 1, "T": 512, "H": 8, "Hq": 8, "K": 64, "V": 64, "He": 8}
     h200 = Device.named("h200")
-    for backend, decay in ((HopperDelta(), "scalar"), (TritonDelta(), "scalar"), (TritonKDA(), "vector")):
+    for backend, decay, trait in (
+        (HopperDelta(), "scalar", "erase_key"),
+        (TritonDelta(), "scalar", "erase_key"),
+        (TritonKDA(), "vector", "erase_before_decay"),
+    ):
         traits = dict.fromkeys(("delta", "beta", f"decay={decay}"), True)
         problem = Problem.of("kda", "matrix", "bfloat16", sizes, traits)
         assert "erase key" not in (backend.reject(problem, h200) or "")
-        problem = Problem.of("kda", "matrix", "bfloat16", sizes, traits | {"erase_key": True})
+        problem = Problem.of("kda", "matrix", "bfloat16", sizes, traits | {"erase_key": True, trait: True})
         assert "erase key" in backend.reject(problem, h200)
 
 

@@ -24,6 +24,7 @@ CASES = {
     "float32": ({"B": 2, "T": 1000} | USUAL | {"dtype": torch.float32}, None, True),
     "128 columns": ({"T": 4095, "g": "weak"} | USUAL | {"K": 128, "V": 128}, None, True),
     "narrow, grouped": ({"T": 300} | USUAL | {"Hq": 2, "K": 24, "V": 40}, None, True),
+    "an erase key": ({"T": 300} | USUAL | {"Hq": 2, "erase_heads": 4}, None, True),
     "wide": ({"T": 300} | USUAL | {"H": 2, "Hq": 1, "K": 256, "V": 192}, None, True),
     "packed": ({"T": 1000} | USUAL, PACKED, True),
     "strong decays": ({"T": 1000, "g": "strong", "state": False} | USUAL, None, False),

@@ -44,7 +44,8 @@ class TritonMatrix:
         """The call, in float32 where the pass is."""
         if not self.is_in_float32(problem_of(self.name, call, cu_seqlens, False), direction):
             return call
-        return call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
+        e = None if call.e is None else call.e.float()
+        return call._replace(q=call.q.float(), k=call.k.float(), v=call.v.float(), e=e)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         if self.is_in_float32(problem, direction):
@@ -69,7 +70,8 @@ class TritonMatrix:
             grad_o = grad_o.to(wide.v.dtype)
         with on_device_of(call.v):
             grads, grad_state = self.launches().backward(plan, wide, cu_seqlens, grad_o, grad_final)
-            return [*(x.to(call.v.dtype) for x in grads[:3]), *grads[3:]], grad_state
+            of_inputs = (*range(3), 6)
+            return [x.to(call.v.dtype) if i in of_inputs else x for i, x in enumerate(grads)], grad_state
 
     def launches(self) -> ModuleType:
         raise NotImplementedError

@@ -45,20 +45,38 @@ class ChunkGradients:
 
     def find(
         self, u: Tensor, do: Tensor, dv: Tensor, states: Tensor, dstates: Tensor, plan: Plan
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return dq, dk [B, T, Hq, K] in their dtype and dg [B, T, H, K] in g's. u, do, dv: [B, T, H, V].
+    ) -> tuple[Tensor, ...]:
+        """Return dq, dk [B, T, Hq, K] in their dtype, dg [B, T, H, K] in g's, and de [B, T, He, K] of an erase key.
 
-        states, dstates: before each chunk, and the gradient of the one after it, in `room_for_states`.
+        u, do, dv: [B, T, H, V]. states, dstates: before each chunk, and the gradient of the one after it, in
+        `room_for_states`.
         """
-        written = self.call._replace(v=u, beta=None, delta=False, initial_state=None)
+        call = by_heads(self.call)
+        written = call._replace(v=u, beta=None, delta=False, initial_state=None)
         read, erase = (self._hopper if self.tiled else self._triton)(written, plan)
-        heads = (*u.shape[:3], self.call.k.shape[3])
-        dq, dk = u.new_empty(heads), u.new_empty(heads)
-        dg = torch.empty(heads, dtype=torch.float32, device=u.device)
+        dq, dk, dg = self._room(u)
         read(do, states, dstates, (dq, dk, dg))
-        erase(dv, states, None, (None, dk, dg))
         assert self.call.g is not None
-        return *ungroup(dq, dk, self.call.q.shape[2]), dg.to(self.call.g.dtype)
+        of_e: tuple[Tensor, ...] = ()
+        if call.e is None:
+            erase(dv, states, None, (None, dk, dg))
+        else:
+            de, dk_erased, dg_erased = self._room(u)
+            erase(dv, states, None, (de, dk_erased, dg_erased))
+            # e reads before the write of its own token, which these have as well
+            own = (u.float() * dv.float()).sum(-1, keepdim=True)
+            de = (de + own * call.k).to(de.dtype)
+            dk = (dk.float() + dk_erased + own * call.e).to(dk.dtype)
+            dg += dg_erased
+            assert self.call.e is not None
+            of_e = (ungroup(de, de, self.call.e.shape[2])[0],)
+        dq, dk = ungroup(dq, dk, self.call.q.shape[2])
+        return dq, dk, dg.to(self.call.g.dtype), *of_e
+
+    def _room(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return memory for the gradients of queries, of keys and of the log decays, by v's heads."""
+        shape = (*u.shape[:3], self.call.k.shape[3])
+        return u.new_empty(shape), u.new_empty(shape), torch.empty(shape, dtype=torch.float32, device=u.device)
 
     def _hopper(self, written: MatrixCall, plan: Plan) -> tuple[Launch, Launch]:
         from holdfast.kernels.matrix.vector_decay.hopper import launch
@@ -72,7 +90,8 @@ class ChunkGradients:
                 given, for_tma(do), states, dstates, launch.Grads(*grads, None)
             )
 
-        return run(inputs), run(replace(inputs, q=inputs.k, scale=-1.0))
+        e = inputs.k if written.e is None else for_tma(written.e)
+        return run(inputs), run(replace(inputs, q=e, scale=-1.0))
 
     def _triton(self, written: MatrixCall, plan: Plan) -> tuple[Launch, Launch]:
         from holdfast.kernels.matrix.vector_decay.triton import launch
@@ -84,12 +103,23 @@ class ChunkGradients:
                 do, states, dstates, launch.ChunkGrads(*grads, None)
             )
 
-        return run(inputs), run(replace(inputs, q=inputs.k, scale=-1.0))
+        e = inputs.k if written.e is None else launch.tokenwise(written.e)
+        return run(inputs), run(replace(inputs, q=e, scale=-1.0))
+
+
+def by_heads(call: MatrixCall) -> MatrixCall:
+    """Return the call with q and k for each of v's heads where its erase key has other heads than they."""
+    if call.e is None or call.e.shape[2] == call.q.shape[2]:
+        return call
+    heads = call.v.shape[2]
+    q, k, e = (x.repeat_interleave(heads // x.shape[2], 2) for x in (call.q, call.k, call.e))
+    return call._replace(q=q, k=k, e=e)
 
 
 def hopper_serves(call: MatrixCall, cu_seqlens: Tensor | None) -> bool:
     """Return whether vector decay's kernels on Hopper take a call of the delta rule: its chunks, and its gradients."""
-    additive = problem("gla", call._replace(beta=None, delta=False), cu_seqlens, True)
+    alone = call._replace(beta=None, delta=False, e=None)
+    additive = problem("gla", alone, cu_seqlens, True)
     return call.v.numel() > 0 and _serves(additive, describe(call.v.device))
 
 

@@ -13,7 +13,7 @@ from holdfast.recurrences.definition import MatrixCall
 from layouts import assert_nan_stays, assert_views_are_alike
 from parity import relative_error
 
-NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dm", "dstate")
+NAMES = ("o", "state", "dq", "dk", "dv", "dg", "dbeta", "dm", "dstate", "de")
 # of `verify` in float32; of half precision, twice the rounding of an output, as products of rounded operands have
 LIMITS = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
@@ -78,7 +78,7 @@ def apart(call: MatrixCall, packed=None) -> MatrixCall:
 
 
 def moved(call: MatrixCall, device: str, dtype: torch.dtype | None = None) -> MatrixCall:
-    return MatrixCall(*(None if x is None else x.to(device, dtype or x.dtype) for x in call[:7]), *call[7:])
+    return MatrixCall(*(None if x is None else x.to(device, dtype or x.dtype) for x in call[:8]), *call[8:])
 
 
 def run(backend, plans, call, cu_seqlens, cotangents):
@@ -86,7 +86,7 @@ def run(backend, plans, call, cu_seqlens, cotangents):
     forward, backward = plans
     o, state, *kept = backend.forward(forward, call, cu_seqlens)
     grads, grad_state = backend.backward(backward, call, cu_seqlens, *cotangents, *((o, *kept) if kept else ()))
-    grads = [*grads, None if call.initial_state is None else grad_state]
+    grads = [*grads[:6], None if call.initial_state is None else grad_state, *(grads[6:] or [None])]
     return {name: x for name, x in zip(NAMES, [o, state, *grads], strict=True) if x is not None}
 
 

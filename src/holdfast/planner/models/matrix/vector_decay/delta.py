@@ -106,7 +106,7 @@ def prepared_on_hopper(problem: Problem, device: Device, plan: Plan) -> Candidat
 
 def _prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
     """Of what precedes the inverses, and these, which move the chunks' squares."""
-    if _is_hoppers(problem, device):
+    if _is_hoppers(problem, device) and "erase_key" not in problem.traits:
         before = prepared_on_hopper(problem, device, plan)
     else:
         once = additive.prepared(problem, device, plan)

@@ -19,13 +19,21 @@ from kernels.matrix.vector_decay.triton.parity import errors as errors_of
 from kernels.matrix.vector_decay.triton.parity import example as additive_example
 
 
-def example(keys="random", **which):
-    """As vector decay's, with keys of length 1. keys: "random", or "alike": a common direction four times the noise."""
+def example(keys="random", erase_heads=None, **which):
+    """As vector decay's, with keys of length 1.
+
+    keys: "random", or "alike": a common direction four times the noise. erase_heads: of another key that erases.
+    """
     call = additive_example(**which)
     k = call.k.float()
     if keys == "alike":
         k = F.normalize(k, dim=-1) + 4 * F.normalize(k[:, :1], dim=-1)
-    return call._replace(k=F.normalize(k, dim=-1).to(call.k.dtype), delta=True)
+    k = F.normalize(k, dim=-1)
+    if erase_heads is not None:
+        gate = torch.rand(*k.shape[:2], erase_heads, k.shape[3], generator=torch.Generator().manual_seed(3))
+        e = (gate * k.repeat_interleave(erase_heads // k.shape[2], 2)).to(call.k.dtype)
+        call = call._replace(e=e, beta=None)
+    return call._replace(k=k.to(call.k.dtype), delta=True)
 
 
 def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
@@ -52,7 +60,7 @@ def on_gpu(which: dict, packed, ends: bool) -> None:
 
 def wide_values():
     """V of 272, in slices that share q, k and the decays."""
-    call, kernels, device = example(T=20, K=24, V=272), Wide(TritonKDA()), Device.named("a100")
+    call, kernels, device = example(T=20, K=24, V=272, H=2, erase_heads=2), Wide(TritonKDA()), Device.named("a100")
     problem = matrix.problem("kda", call, None, True)
     plans = [kernels.candidates(problem, device, way)[0].plan for way in ("forward", "backward")]
     found = errors_of(call, plans, kernels=kernels)
@@ -83,6 +91,7 @@ def with_hoppers_kernels():
         packed = (0, 0, 66, 80)
         call = example(T=80, K=64, V=64, dtype=torch.float16, packed=packed, g="resets")
         check("Hopper's, packed", call, plan(), packed=packed)
+        check("Hopper's, an erase key", example(T=70, H=2, erase_heads=2, K=40, V=24, dtype=torch.float16), plan())
     assert sorted(set(launched)) == ["gla_bwd_grads", "kda_chunk_prepare"], launched
 
 
@@ -98,6 +107,9 @@ def interpreted():
     check("channels", example(K=24, g="channels"), plan())
     check("decays of fifty", example(K=24, T=20, g="strong", state=False), plan(), ends=False)
     check("keys alike, hardly any decay", example(K=24, T=130, keys="alike", g="weak"), plan(), limit=1e-4)
+    check("an erase key of as many heads", example(K=24, erase_heads=1), plan())
+    check("an erase key of more heads, packed", example(T=80, H=2, erase_heads=2, K=24, packed=(0, 0, 66, 80)), plan(),
+          packed=(0, 0, 66, 80))  # fmt: skip
     check("half precision", example(K=24, dtype=torch.float16), plan(), limit=2 * LIMITS[torch.float16])
     layouts_and_neighbours(example(T=90, K=24, V=24), plan(), TritonKDA(), (0, 20, 50, 90))
     check("small heads", example(T=40, K=8, V=16, dtype=torch.float16), plan())

@@ -20,7 +20,7 @@ class TritonKDA(TritonMatrix):
         ("delta", False, "it has the delta rule alone"),
         ("decay=vector", False, "it takes one log decay a key channel"),
         ("normalizer", True, "it has no normaliser"),
-        ("erase_key", True, "it has no erase key beside the write key"),
+        ("erase_before_decay", True, "its erase key reads the state after the decay"),
     )
 
     def launches(self) -> ModuleType:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from holdfast.kernels.matrix.vector_decay.additive import ChunkGradients, hopper_serves
+from holdfast.kernels.matrix.vector_decay.additive import ChunkGradients, by_heads, hopper_serves
 from holdfast.kernels.matrix.vector_decay.triton import launch as additive
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
@@ -43,29 +43,40 @@ class StateGrads(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """A call as the kernels take it. of: the additive call of its q and k. on_hopper: `hopper_serves`."""
+    """A call as the kernels take it.
+
+    of: the additive call of its q and k. erase: the key that reads before a write. on_hopper: `hopper_serves`.
+    """
 
     of: additive.Passes
+    erase: Tensor
     beta: Tensor | None
     on_hopper: bool
 
     @staticmethod
     def take(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "Passes":
         beta = None if call.beta is None else call.beta.float().contiguous()
+        call = by_heads(call)
         of = additive.Passes.of(plan, call._replace(beta=None), cu_seqlens)
-        return Passes(of, beta, hopper_serves(call, cu_seqlens))
+        erase = of.k if call.e is None else additive.tokenwise(call.e)
+        return Passes(of, erase, beta, hopper_serves(call, cu_seqlens))
 
     def prepare(self) -> Chunks:
         """Launch what all chunks take at once."""
         run, inverse = self.of, self.of.per_head(CHUNK)
-        q_in, k_in, k_out, decay, scores, pairs = self._on_hopper() if self.on_hopper else self._by_triton()
+        q_in, k_in, k_out, decay, scores, pairs = self._by_hopper() if self._is_hoppers else self._by_triton()
         tensors = (pairs, self.beta, inverse, run.cu_seqlens)
         numbers = (run.v.shape[1], run.sequences)
         constants = {"H": run.heads, "PRECISION": PRECISION}
         launch(kda_chunk_inverse, (run.slots * run.heads,), tensors, numbers, constants, 4)
         return Chunks(q_in, k_in, k_out, decay, scores, pairs, inverse)
 
-    def _on_hopper(self) -> tuple[Tensor, ...]:
+    @property
+    def _is_hoppers(self) -> bool:
+        """Whether Hopper's kernel prepares the chunks: it has one key."""
+        return self.on_hopper and self.erase is self.of.k
+
+    def _by_hopper(self) -> tuple[Tensor, ...]:
         from holdfast.kernels.matrix.vector_decay.hopper.delta.launch import run_prepare
 
         run = self.of
@@ -76,7 +87,7 @@ class Passes:
         q_in, k_in, k_out = (run.per_head(width) for _ in range(3))
         read = run.prepare(q_in, k_out)
         pairs = run.v.new_empty(*run.v.shape[:3], CHUNK, dtype=torch.float32)
-        replace(run, q=run.k, scale=1.0).prepare(k_in, None, pairs)
+        replace(run, q=self.erase, scale=1.0).prepare(k_in, None, pairs)
         assert read.scores is not None
         return q_in, k_in, k_out, read.chunk_decay, read.scores, pairs
 
@@ -153,12 +164,13 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
 def backward(
     plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Return the gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of the initial state if it
-    is given."""
+    """Return the gradients of (q, k, v, g, beta, stabilizer), None where the input is, of e where it is given, and of
+    the initial state if it is given."""
     run = Passes.take(plan, call, cu_seqlens)
     dinitial = None if run.of.state is None else torch.empty_like(run.of.state)
     if run.of.sequences == 0:
-        return [None if x is None else torch.empty_like(x) for x in call[:5]] + [None], dinitial
+        given = (*call[:6], *(() if call.e is None else (call.e,)))
+        return [None if x is None else torch.empty_like(x) for x in given], dinitial
     do = additive.tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
     dfinal = None if grad_final is None else grad_final.contiguous()
     gradients = ChunkGradients(call, cu_seqlens, run.on_hopper)
@@ -167,5 +179,5 @@ def backward(
     x, u = run.write(chunks, states, gradients.tiled)
     dv, dbeta = run.run_backward(chunks, x, do, StateGrads(dfinal, dinitial), dstates, gradients.tiled)
     del chunks, x
-    dq, dk, dg = gradients.find(u, do, dv, states, dstates, plan)
-    return [dq, dk, dv, dg, None if call.beta is None else dbeta.to(call.beta.dtype), None], dinitial
+    dq, dk, dg, *de = gradients.find(u, do, dv, states, dstates, plan)
+    return [dq, dk, dv, dg, None if call.beta is None else dbeta.to(call.beta.dtype), None, *de], dinitial
