@@ -104,6 +104,28 @@ MODELS = {
         | {"num_attention_heads": 2, "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"]}
         | {"n_mamba_heads": 8, "mamba_d_state": 16, "mamba_ngroups": 2, "chunk_size": 16, "num_mem_blocks": 1},
     ),
+    "kimi_linear": Model(
+        "KimiLinear",
+        2,
+        SIZES
+        | {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 3, "pad_token_id": 0}
+        | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 8}
+        | {"moe_intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"mlp_layer_types": ["dense", "dense", "dense"], "linear_head_dim": 8, "linear_num_heads": 4},
+    ),
+    "mamba": Model("Mamba", 2, {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
+    "falcon_mamba": Model(
+        "FalconMamba", 2, {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    ),
+    "jamba": Model(
+        "Jamba",
+        2,
+        SIZES
+        | HEADS
+        | {"num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 4}
+        | {"expert_layer_offset": 3, "mamba_d_state": 8, "num_experts": 2},
+    ),
     "recurrent_gemma": Model(
         "RecurrentGemma",
         2,

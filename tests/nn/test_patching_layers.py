@@ -116,7 +116,8 @@ def test_packed_sequences_of_gated_deltanet():
 
     def call(part, **options):
         inputs = (x[:, part] for x in (q, k, v, g, beta))
-        return delta.chunk_gated_delta_rule(*inputs, use_qk_l2norm_in_kernel=True, backend=None, **options)[0]
+        options |= {"rule": "gated_delta_rule", "backend": None}
+        return delta.chunk_rule(*inputs, use_qk_l2norm_in_kernel=True, **options)[0]
 
     packed = call(slice(0, 20), cu_seqlens=torch.tensor([0, 13, 20]), max_length_q=13)
     assert relative_error(packed, torch.cat([call(slice(0, 13)), call(slice(13, 20))], 1)) <= 1e-6
@@ -157,7 +158,7 @@ def test_a_gradient_flows_through_a_step_of_decoding():
     results = []
     for function, options in (
         (modeling.torch_recurrent_gated_delta_rule, {}),
-        (delta.recurrent_gated_delta_rule, {"backend": None}),
+        (delta.recurrent_rule, {"rule": "gated_delta_rule", "backend": None}),
     ):
         inputs = [x.clone().requires_grad_() for x in (q, k, v, g, beta, state)]
         o, after = function(*inputs, output_final_state=True, use_qk_l2norm_in_kernel=True, **options)
@@ -206,7 +207,7 @@ class OtherParameters(Recurrent):
 def test_what_cannot_be_patched_is_named():
     with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module; got dict"):
         patch({})
-    with pytest.raises(ValueError, match="model: expected layers of Gated DeltaNet, Mamba-2, RG-LRU; got a Linear"):
+    with pytest.raises(ValueError, match=r"model: expected layers of Gated DeltaNet, .*RG-LRU; got a Linear"):
         patch(nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"expected Recurrent \(.*\) to call torch_chunk_gated_delta_rule and .*none"):
         patch(nn.Sequential(Recurrent()))
@@ -229,3 +230,18 @@ def test_a_forward_that_someone_else_replaced_is_refused():
     mixer.forward = MethodType(lambda self, x, **_: x, mixer)
     with pytest.raises(ValueError, match=r"Mamba2Mixer \(transformers .*\) with its class's forward; got one that was"):
         patch(model)
+
+
+def test_the_layer_of_glm_is_patched_alone():
+    """Its decay has a bound; the model has attention that Holdfast has no part in."""
+    glm = pytest.importorskip("transformers.models.glm5_next")
+    config = glm.configuration_glm5_next.Glm5NextTextConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, linear_head_dim=8,
+        linear_num_heads=4, layer_types=["linear_attention"] * 2, pad_token_id=0,
+    )  # fmt: skip
+    layer = glm.modeling_glm5_next.Glm5NextTextLinearAttention(config, 0)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, 0, 0.2)
+    x, patched = torch.randn(2, 70, 32), copy.deepcopy(layer)
+    assert patch(patched) == 1
+    assert relative_error(patched(x), layer(x)) <= 2e-6

@@ -11,8 +11,9 @@ from holdfast.nn.patching import token
 from parity import relative_error
 from patched_models import MODELS, VOCABULARY
 
-# RecurrentGemma's recurrence is no layer of its own, Falcon-H1 multiplies what it projects
-BY_TOKEN = [name for name in MODELS if name not in ("falcon_h1", "recurrent_gemma")]
+# RecurrentGemma's recurrence is no layer, Falcon-H1 multiplies what it projects, the op has neither KDA nor Mamba-1
+BY_ITSELF = ("falcon_h1", "recurrent_gemma", "kimi_linear", "mamba", "falcon_mamba", "jamba")
+BY_TOKEN = [name for name in MODELS if name not in BY_ITSELF]
 LAYERS = {name: MODELS[name].layers for name in MODELS}
 
 

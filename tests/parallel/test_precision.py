@@ -8,14 +8,12 @@ from parallel_support.op_cases import Setting
 from parallel_support.precision_cases import gradients_that_spans_share_are_rounded_once, op_is_as_exact_as_one_process
 
 LINEAR = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "diagonal")]
-# of ssd, gradients of few numbers, such as dA
-DRAWS = {"ssd": 8}
 
 
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_half_and_single_precision(two_ranks, name, dtype):
-    two_ranks.run(op_is_as_exact_as_one_process, name, Setting((70, 58)), dtype, "cpu", DRAWS.get(name, 1))
+    two_ranks.run(op_is_as_exact_as_one_process, name, Setting((70, 58)), dtype, "cpu")
 
 
 def test_gradients_that_spans_share_are_rounded_once(two_ranks):
@@ -29,7 +27,7 @@ def test_gradients_that_spans_share_are_rounded_once(two_ranks):
 def test_two_processes_share_a_gpu(two_ranks, name, dtype, layout):
     """Over gloo, which takes tensors on a GPU too: NCCL wants one for each process."""
     setting = Setting((260, 170), layout=layout)
-    two_ranks.run(op_is_as_exact_as_one_process, name, setting, dtype, "cuda", DRAWS.get(name, 1))
+    two_ranks.run(op_is_as_exact_as_one_process, name, setting, dtype, "cuda")
 
 
 @pytest.mark.gpu

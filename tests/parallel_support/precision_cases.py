@@ -36,28 +36,30 @@ def passes(op: Any, arguments: dict[str, Any], own: list[tuple[int, int]] | None
     return {key: x.detach().double() for key, x in found.items()}
 
 
-# a gradient of fewer numbers, such as dA with one a head, has a largest error that is a matter of luck
-FEW = 64
+# The largest of a tensor's errors is a matter of luck: in one draw of thirty it is more than twice the other's. Where
+# it is, more draws decide.
+MORE = 7
 
 
 def op_is_as_exact_as_one_process(
-    rank: int, size: int, name: str, setting: Setting, dtype: torch.dtype, device: str, draws: int = 1
+    rank: int, size: int, name: str, setting: Setting, dtype: torch.dtype, device: str
 ) -> dict[str, float]:
-    """Returns of each tensor its error over that of one process: of several draws of arguments the largest, or of
-    tensors of few numbers the geometric mean."""
-    seeds = range(setting.seed, setting.seed + draws)
-    found = [_ratios(rank, name, replace(setting, seed=seed), dtype, device) for seed in seeds]
-    ratios = {}
-    for key, (_, numbers) in found[0].items():
-        each = [of[key][0] for of in found]
-        ratios[key] = geometric_mean([max(x, 1e-3) for x in each]) if numbers < FEW else max(each)
+    """Returns of each tensor its error over that of one process; of one that more draws decide the geometric mean."""
+    ratios = _ratios(rank, name, setting, dtype, device)
+    # all ranks draw again if one has to
+    doubtful = torch.tensor(max(ratios.values(), default=0.0) > 2, dtype=torch.float32, device=device)
+    dist.all_reduce(doubtful)
+    if doubtful:
+        seeds = range(setting.seed + 1, setting.seed + 1 + MORE)
+        found = [ratios, *(_ratios(rank, name, replace(setting, seed=seed), dtype, device) for seed in seeds)]
+        ratios = {key: geometric_mean([max(each[key], 1e-3) for each in found]) for key in ratios}
     wrong = {key: ratio for key, ratio in ratios.items() if not ratio <= 2}
     assert not wrong, f"{name} in {dtype}: {wrong}"
     return ratios
 
 
-def _ratios(rank: int, name: str, setting: Setting, dtype: torch.dtype, device: str) -> dict[str, tuple[float, int]]:
-    """Of each tensor its error over ranks over that of one process, and how many numbers it has."""
+def _ratios(rank: int, name: str, setting: Setting, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Of each tensor its error over ranks over that of one process."""
     arguments = moved(drawn(name, setting, dtype), device)
     held = parts(setting.lengths, setting.layout)[rank]
     timed = TIMED[name]
@@ -86,7 +88,7 @@ def _ratios(rank: int, name: str, setting: Setting, dtype: torch.dtype, device: 
         error = (x - right).abs().max().item() if x.numel() else 0.0
         # where one process happens to be exact: half a step of the largest number
         least = torch.finfo(dtype).eps / 2 * exact[key].abs().max().item()
-        ratios[key] = error / max((one[key] - exact[key]).abs().max().item(), least), exact[key].numel()
+        ratios[key] = error / max((one[key] - exact[key]).abs().max().item(), least)
     return ratios
 
 

@@ -18,7 +18,7 @@ from holdfast.ops import matrix
 
 CPU = torch.device("cpu")
 GLA = Case("simple_gla", (("B", 1), ("T", 40), ("H", 2), ("K", 8), ("V", 4)), "float32", "fwd+bwd")
-SIZES = {"B": 2, "T": 40, "G": 3, "H": 1, "K": 8, "V": 8, "D": 8, "C": 16}
+SIZES = {"B": 2, "T": 40, "G": 3, "H": 1, "K": 8, "V": 8, "D": 8, "C": 16, "N": 4}
 
 
 class Broken(Chunked):

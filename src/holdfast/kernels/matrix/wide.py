@@ -191,7 +191,7 @@ class Slices:
         return values, by_slice[..., self.part :]
 
     def gradients(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Of (q, k, v, g, beta, stabilizer) and of e, if any: gates are summed over V's slices, as q and k have been."""
+        """Of (q, k, v, g, beta, stabilizer), and of e: gates are summed over V's slices, as q and k have been."""
         dq, dk, dv, *gates = grads[:6]
         summed = (None if x is None else x.unflatten(2, (self.heads, self.n)).sum(3) for x in gates)
         return [dq, dk, self.output(dv), *summed, *grads[6:]]

