@@ -196,6 +196,9 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
         # decays leave nothing of what a segment passes on
         ("delta_rule", "hopper", replace(few, T=700), half, {}),
         ("gated_delta_rule", "hopper", replace(few, K=192), half, {}),
+        # on Hopper its kernels prepare the chunks and take the gradients, with one key or two
+        ("kda", "triton", few, half, {}),
+        ("gdn2", "triton", few, half, {}),
         ("mlstm", "hopper", replace(few, K=192), half, {}),
         ("mlstm", "triton", few, torch.float32, {"gating": "sigmoid"}),
         # the state's unit m counts for what eps adds, and the first one for the first tokens
