@@ -52,6 +52,8 @@ def op_is_as_exact_as_one_process(
     if doubtful:
         seeds = range(setting.seed + 1, setting.seed + 1 + MORE)
         found = [ratios, *(_ratios(rank, name, replace(setting, seed=seed), dtype, device) for seed in seeds)]
+        # luck does not make it more than that
+        assert max(max(each.values()) for each in found) <= 3, found
         ratios = {key: geometric_mean([max(each[key], 1e-3) for each in found]) for key in ratios}
     wrong = {key: ratio for key, ratio in ratios.items() if not ratio <= 2}
     assert not wrong, f"{name} in {dtype}: {wrong}"

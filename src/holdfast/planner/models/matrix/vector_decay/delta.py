@@ -19,10 +19,10 @@ from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, padded
 WIDEST = additive.WIDEST
 # of the state in float32 a thread, beside the tiles of a chunk: operands of 2 bytes, and of 4, which spill
 STATE_REGISTERS = {2: 64, 4: 16}
-# a chunk of a pass over one of vector decay's, forward and backward: 2.7 and 3.9 us at K = V = 128 on an H100
+# a chunk of a pass over one of vector decay's, forward and backward, by benchmarks/kda_launches.py on an H100
 FORWARD_CHAIN, BACKWARD_CHAIN = 0.5, 0.7
-# of a block of `kda_chunk_prepare`, two an SM, by columns of k's tiles: 0.72 ms at B4 T4096 H32 K128 on an H100, and
-# from that by instructions, 1,600 for 2,600 a warp
+# of a block of `kda_chunk_prepare`, two an SM, by columns of k's tiles: of 128 as that measures it at B4 T4096 H32, of
+# 64 from that by instructions, 1,600 for 2,600 a warp
 PREPARE_SECONDS = {64: 14e-6, 128: 23e-6}
 
 

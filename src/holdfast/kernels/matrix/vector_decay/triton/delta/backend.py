@@ -10,9 +10,9 @@ class TritonKDA(TritonMatrix):
     """Vector decay, delta write.
 
     Forward four launches: the decayed q and k and their products, of queries and of keys, the inverses of all chunks,
-    and one pass over the sequence. Backward these again, one pass back, and vector decay's backward pass twice. Where
-    vector decay's kernels on Hopper serve the sizes, the first two are one of theirs, and so is the last. Tensor cores
-    take operands in the inputs' dtype (float32 as three TF32 products, "3xTF32") and add in float32.
+    and one pass over the sequence. Backward these again, one pass back, and vector decay's launch of gradients twice.
+    Where vector decay's kernels on Hopper serve the sizes, the first two are one of theirs, and so is the last. Tensor
+    cores take operands in the inputs' dtype (float32 as three TF32 products, "3xTF32") and add in float32.
     """
 
     model = triton_model
