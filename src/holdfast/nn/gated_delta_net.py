@@ -8,18 +8,18 @@ from holdfast.ops import gated_delta_rule
 from holdfast.ops.delta_layer import delta_layer
 
 from . import step
-from .check import check_divides, check_input, check_positive, check_state, head_width, wide
+from .check import check_input, check_positive, check_state, wide
 from .decay_init import initial_A_log, initial_dt_bias
+from .delta_mixer import DeltaMixer
 from .in_projection import InProjection, join_projections
 from .norm import GatedRMSNorm
 from .projection import Projection
 from .short_convolution import ShortConvolution
-from .step import Mixer
 
 State = tuple[Tensor, Tensor]
 
 
-class GatedDeltaNet(Mixer):
+class GatedDeltaNet(DeltaMixer):
     """Gated DeltaNet: DeltaNet with Mamba-2's decay and a swish output gate.
 
         q, k, v = conv(W x);  beta = sigmoid(W_b x);  g = -exp(A_log) softplus(W_a x + dt_bias)
@@ -62,17 +62,9 @@ class GatedDeltaNet(Mixer):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.d_model = check_positive("d_model", d_model)
-        self.num_heads = check_positive("num_heads", num_heads)
-        if head_dim is None:
-            head_dim = check_divides("num_heads", num_heads, "d_model", d_model)
-        self.key_dim = check_positive("head_dim", head_dim)
-        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
-        check_divides("num_heads", num_heads, "num_v_heads", self.num_v_heads)
-        self.value_dim = head_width("expand_v", expand_v, "head_dim", head_dim, 1)
+        keys, values = self.set_heads(d_model, num_heads, head_dim, num_v_heads, expand_v)
         self.allow_neg_eigval = allow_neg_eigval
         self.backend = backend
-        keys, values = num_heads * self.key_dim, self.num_v_heads * self.value_dim
         # q, k, v, output gate, a, b
         self.widths = [keys, keys, values, values, self.num_v_heads, self.num_v_heads]
         self.in_proj = InProjection(d_model, self.widths)

@@ -4,17 +4,17 @@ from torch import Tensor, nn
 
 from holdfast.ops import gated_delta_product
 
-from .check import check_divides, check_input, check_positive, check_state, head_width, wide
+from .check import check_input, check_positive, check_state, wide
 from .decay_init import initial_A_log, initial_dt_bias
+from .delta_mixer import DeltaMixer
 from .norm import GatedRMSNorm
 from .projection import Projection
 from .separate_qkv import add_qkv, qkv_of, tails_of
-from .step import Mixer
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class GatedDeltaProduct(Mixer):
+class GatedDeltaProduct(DeltaMixer):
     """Gated DeltaProduct: Gated DeltaNet with several writes a token.
 
         q, k_1 .. k_n, v_1 .. v_n = conv(W x);  beta = 2 sigmoid(W_b x);  g = -exp(A_log) softplus(W_a x + dt_bias)
@@ -63,17 +63,9 @@ class GatedDeltaProduct(Mixer):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.d_model = check_positive("d_model", d_model)
-        self.num_heads = check_positive("num_heads", num_heads)
-        if head_dim is None:
-            head_dim = check_divides("num_heads", num_heads, "d_model", d_model)
-        self.key_dim = check_positive("head_dim", head_dim)
-        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
-        check_divides("num_heads", num_heads, "num_v_heads", self.num_v_heads)
-        self.value_dim = head_width("expand_v", expand_v, "head_dim", head_dim, 1)
+        keys, values = self.set_heads(d_model, num_heads, head_dim, num_v_heads, expand_v)
         self.num_householder = check_positive("num_householder", num_householder)
         self.forget_gate, self.allow_neg_eigval, self.backend = forget_gate, allow_neg_eigval, backend
-        keys, values = num_heads * self.key_dim, self.num_v_heads * self.value_dim
         add_qkv(self, d_model, (keys, num_householder * keys, num_householder * values), conv_width)
         self.b_proj = Projection(d_model, num_householder * self.num_v_heads)
         if forget_gate:

@@ -5,17 +5,17 @@ from torch import Tensor, nn
 from holdfast.ops import kda
 from holdfast.recurrences.scalars import number
 
-from .check import check_divides, check_input, check_positive, check_state, head_width, wide
+from .check import check_input, check_state, wide
 from .decay_init import initial_A_log, initial_dt_bias
+from .delta_mixer import DeltaMixer
 from .norm import GatedRMSNorm
 from .projection import Projection
 from .separate_qkv import add_qkv, qkv_of, tails_of
-from .step import Mixer
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class KDA(Mixer):
+class KDA(DeltaMixer):
     """Kimi Delta Attention: Gated DeltaNet with a low-rank decay of each key channel and a low-rank output gate.
 
         q, k, v = conv(W x);  beta = sigmoid(W_b x);  g = -exp(A_log) softplus(F_2 F_1 x + dt_bias)
@@ -63,20 +63,12 @@ class KDA(Mixer):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        self.d_model = check_positive("d_model", d_model)
-        self.num_heads = check_positive("num_heads", num_heads)
-        if head_dim is None:
-            head_dim = check_divides("num_heads", num_heads, "d_model", d_model)
-        self.key_dim = check_positive("head_dim", head_dim)
-        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
-        check_divides("num_heads", num_heads, "num_v_heads", self.num_v_heads)
-        self.value_dim = head_width("expand_v", expand_v, "head_dim", head_dim, 1)
+        keys, values = self.set_heads(d_model, num_heads, head_dim, num_v_heads, expand_v)
         self.lower_bound = None if lower_bound is None else number("lower_bound", lower_bound)
         if self.lower_bound is not None and self.lower_bound >= 0:
             raise ValueError(f"lower_bound: expected a number below 0, the least log decay; got {lower_bound}")
         self.allow_neg_eigval = allow_neg_eigval
         self.backend = backend
-        keys, values = num_heads * self.key_dim, self.num_v_heads * self.value_dim
         rank, decays = self.value_dim, self.num_v_heads * self.key_dim
         add_qkv(self, d_model, (keys, keys, values), conv_width)
         self.f_proj = nn.Sequential(Projection(d_model, rank), Projection(rank, decays))
