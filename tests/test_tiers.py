@@ -33,7 +33,8 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 def options_of_tiers() -> list[list[str]]:
     """What the recipes behind `make test-all` give pytest, but for newest-triton's, which runs tests a second time."""
     # a make that runs this test passes its own arguments on
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    passed_on = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS")
+    environment = {name: value for name, value in os.environ.items() if name not in passed_on}
     command = ["make", "-n", "test-all"]
     said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     return [shlex.split(found) for found in re.findall(r"^\.venv/bin/python -m pytest (.*)$", said, re.MULTILINE)]

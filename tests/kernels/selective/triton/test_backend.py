@@ -92,7 +92,9 @@ def test_what_stands_around_the_scan_compiles(packed, capability):
     tensors = {"B": BF16, "C": BF16, "laid_B": FP32, "laid_C": FP32}
     assert compile_for(selective_prepare, capability, tensors | sizes, num_warps=WARPS).stack == 0
     tensors = {"parts_B": FP32, "parts_C": FP32, "dB": BF16, "dC": BF16}
-    assert compile_for(selective_group_grads, capability, tensors | sizes, num_warps=WARPS).stack == 0
+    for count in (48, 1):
+        given = tensors | sizes | {"count": count}
+        assert compile_for(selective_group_grads, capability, given, num_warps=WARPS).stack == 0
 
 
 def test_both_passes_have_the_same_chunks():

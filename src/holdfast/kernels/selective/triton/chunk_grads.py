@@ -10,10 +10,10 @@ from holdfast.kernels.lib.triton.sequence import chunk_coords
 def _add_up(parts, into, count, size, inside, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     """parts, into: pointers [CHUNK, BLOCK], of the first part."""
     total = tl.zeros([CHUNK, BLOCK], tl.float32)
-    while count > 0:
-        total += tl.load(parts)
+    # not counted down: of a single part, count is a constant to the compiler
+    for _ in range(count):
+        total += tl.load(parts, mask=inside, other=0.0)
         parts += size
-        count -= 1
     tl.store(into, total.to(into.dtype.element_ty), mask=inside)
 
 
