@@ -21,14 +21,16 @@ SIZES = {
     "tails, grouped, no tile's widths": ({"B": 2, "T": 70, "H": 2, "Hq": 1, "K": 72, "V": 40}, None),
     "packed": ({"T": 80, "K": 64, "V": 64}, PACKED),
     "strong decays among mild ones": ({"T": 70, "K": 64, "V": 64, "g": "channels"}, None),
+    "rapid decays": ({"T": 70, "K": 64, "V": 64, "g": "rapid"}, None),
     "resets": ({"T": 70, "K": 64, "V": 64, "g": "resets"}, None),
 }
 
 
 def passes(call, packed):
     """Of the delta rule, step by step in float64: u, do, dv, states {slot: [H, V, K]} and their gradients, and what
-    autograd has for q, k and g."""
+    autograd has for q, k, g, and an erase key."""
     q, k, v, g, beta = (x.double().requires_grad_() for x in call[:5])
+    e = k if call.e is None else call.e.double().requires_grad_()
     batch, T, H, V = v.shape
     group, K = H // q.shape[2], q.shape[3]
     rows = [(b, 0, T, b * -(-T // CHUNK)) for b in range(batch)]
@@ -48,7 +50,8 @@ def passes(call, packed):
                 befores[slot + (t - first) // CHUNK] = S.detach()
             decayed = g[b, t].exp()[..., None] * S
             key = k[b, t].repeat_interleave(group, 0)
-            x = v[b, t] - torch.einsum("hkv,hk->hv", decayed, key)
+            erase = e[b, t].repeat_interleave(H // e.shape[2], 0)
+            x = v[b, t] - torch.einsum("hkv,hk->hv", decayed, erase)
             u = beta[b, t][:, None] * x
             us[b, t] = u.detach()
             S = decayed + key[..., None] * u[:, None]
@@ -58,7 +61,8 @@ def passes(call, packed):
     os.backward(do)
     dstates = {at: afters[at].grad if at in afters else torch.zeros_like(S) for at, S in befores.items()}
     states, dstates = ({at: x.mT for at, x in found.items()} for found in (befores, dstates))
-    return us, do, v.grad, states, dstates, (q.grad, k.grad, g.grad)
+    grads = (q.grad, k.grad, g.grad, *(() if call.e is None else (e.grad,)))
+    return us, do, v.grad, states, dstates, grads
 
 
 def filled(states, like, tiled, shape, packed):
@@ -77,22 +81,26 @@ def filled(states, like, tiled, shape, packed):
     return found.view(sizes)
 
 
-def check(name, dtype, tiled, limit):
+def check(name, erase, dtype, tiled, limit):
     sizes, packed = SIZES[name]
     call = example(**sizes, dtype=dtype, state=False)
     call = call._replace(k=F.normalize(call.k.float(), dim=-1).to(dtype), delta=True)
+    if erase:
+        gate = torch.rand(call.g.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
+        call = call._replace(e=call.k.repeat_interleave(call.g.shape[2] // call.k.shape[2], 2) * gate)
     *values, states, dstates, right = passes(call, packed)
     u, do, dv = (x.to(dtype) for x in values)
     states, dstates = (filled(x, call.v, tiled, call.v.shape, packed) for x in (states, dstates))
     gradients = ChunkGradients(call, torch.tensor(packed) if packed else None, tiled)
     found = gradients.find(u, do, dv, states, dstates, plan())
     errors = [relative_error(x.double(), y) for x, y in zip(found, right, strict=True)]
-    assert max(errors) <= limit, (name, errors)
+    assert len(found) == len(right) and max(errors) <= limit, (name, errors)
 
 
 def interpreted():
     for name in SIZES:
-        check(name, torch.float32, False, 1e-6)
+        for erase in (False, True):
+            check(name, erase, torch.float32, False, 1e-6)
     print("all checked")
 
 
@@ -100,8 +108,9 @@ def test_by_triton():
     assert "all checked" in interpret("kernels.matrix.vector_decay.test_additive", "interpreted", seconds=300)
 
 
+@pytest.mark.parametrize("erase", [False, True], ids=["keys read", "erase keys read"])
 @pytest.mark.parametrize("name", SIZES)
-def test_by_hopper(name, monkeypatch):
+def test_by_hopper(name, erase, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     import gluon_partitions_emulator
     from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_launch
@@ -109,7 +118,7 @@ def test_by_hopper(name, monkeypatch):
     monkeypatch.setattr(hopper_launch, "launch", gluon_partitions_emulator.launch)
     sums_by_torch(monkeypatch)
     monkeypatch.setattr(additive, "ungroup", grouped_by_torch)
-    check(name, torch.float16, True, 2.0**-10)
+    check(name, erase, torch.float16, True, 2.0**-10)
 
 
 def grouped_by_torch(dq, dk, heads):
@@ -117,7 +126,8 @@ def grouped_by_torch(dq, dk, heads):
 
 
 @pytest.mark.slow
-def test_keys_that_read_compile(monkeypatch):
+@pytest.mark.parametrize("erase", [False, True], ids=["keys read", "erase keys read"])
+def test_keys_that_read_compile(erase, monkeypatch):
     """The second launch of Hopper's gradients."""
     pytest.importorskip("triton.experimental.gluon")
     from gluon_compile import compile_launch, recorded
@@ -125,10 +135,12 @@ def test_keys_that_read_compile(monkeypatch):
 
     launches = recorded(monkeypatch, hopper_launch)
     call = example(T=128, K=128, V=128, dtype=torch.bfloat16, state=False)
+    monkeypatch.setattr(additive, "ungroup", grouped_by_torch)
+    call = call._replace(e=call.k if erase else None)
     gradients = ChunkGradients(call, None, True)
     states, dstates = (gradients.room_for_states(2) for _ in range(2))
     gradients.find(call.v, call.v, call.v, states, dstates, plan())
     made = compile_launch(launches[-1])
-    assert launches[-1].arguments[7] is None
+    assert (launches[-1].arguments[7] is None) == (not erase)
     assert made.shared <= 113 * 1024
     assert made.spilled <= 160

@@ -54,29 +54,21 @@ class ChunkGradients:
         call = by_heads(self.call)
         written = call._replace(v=u, beta=None, delta=False, initial_state=None)
         read, erase = (self._hopper if self.tiled else self._triton)(written, plan)
-        dq, dk, dg = self._room(u)
+        shape = (*u.shape[:3], self.call.k.shape[3])
+        dq, dk = u.new_empty(shape), u.new_empty(shape)
+        dg = torch.empty(shape, dtype=torch.float32, device=u.device)
         read(do, states, dstates, (dq, dk, dg))
         assert self.call.g is not None
         of_e: tuple[Tensor, ...] = ()
         if call.e is None:
             erase(dv, states, None, (None, dk, dg))
         else:
-            de, dk_erased, dg_erased = self._room(u)
-            erase(dv, states, None, (de, dk_erased, dg_erased))
-            # e reads before the write of its own token, which these have as well
-            own = (u.float() * dv.float()).sum(-1, keepdim=True)
-            de = (de + own * call.k).to(de.dtype)
-            dk = (dk.float() + dk_erased + own * call.e).to(dk.dtype)
-            dg += dg_erased
             assert self.call.e is not None
+            de = torch.empty_like(dq)
+            erase(dv, states, None, (de, dk, dg))
             of_e = (ungroup(de, de, self.call.e.shape[2])[0],)
         dq, dk = ungroup(dq, dk, self.call.q.shape[2])
         return dq, dk, dg.to(self.call.g.dtype), *of_e
-
-    def _room(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return memory for the gradients of queries, of keys and of the log decays, by v's heads."""
-        shape = (*u.shape[:3], self.call.k.shape[3])
-        return u.new_empty(shape), u.new_empty(shape), torch.empty(shape, dtype=torch.float32, device=u.device)
 
     def _hopper(self, written: MatrixCall, plan: Plan) -> tuple[Launch, Launch]:
         from holdfast.kernels.matrix.vector_decay.hopper import launch

@@ -33,7 +33,7 @@ def example(
 ) -> MatrixCall:  # fmt: skip
     """Random arguments on the CPU.
 
-    g: "mild", "none" (0), "weak", "strong" (-50), "channels" (one channel in four -50, one 0, the others mild) or
+    g: "mild", "none" (0), "weak", "rapid" (-6), "strong" (-50), "channels" (one channel in four -50, one 0, the others mild) or
     "resets" (some tokens' channels -inf, some -50).
     """
     draw = torch.Generator().manual_seed(T + K)
@@ -53,6 +53,7 @@ def example(
         "mild": lambda: -uniform(B, T, H, K),
         "weak": lambda: -0.02 * uniform(B, T, H, K),
         "none": lambda: torch.zeros(B, T, H, K),
+        "rapid": lambda: torch.full((B, T, H, K), -6.0),
         "strong": lambda: torch.full((B, T, H, K), -50.0),
         "channels": channels,
         "resets": lambda: torch.where(

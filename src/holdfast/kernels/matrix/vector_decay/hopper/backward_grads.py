@@ -104,7 +104,7 @@ def gla_bwd_grads(
     v, do   [B, T, H / v_group, V] and [B, T, H, V], in blocks [1, 64, 1, columns]
     states  the state before each chunk, as forward.py saves it, in blocks [1, 64, 1, 64]
     dstates the gradient of the state after each chunk, likewise; may be in the memory of dg, or of dq if V is 64: a
-            block reads its part where it then writes; or None for 0
+            block reads its part where it then writes
 
     beta    [B, T, H], float32, or None for 1
     cu      [N + 1], where packed sequences begin and end, or None; chunks are then those of lib/gluon/sequence.py
@@ -116,8 +116,8 @@ def gla_bwd_grads(
     dg      [B, T, H, KEYS], float32
     dbeta   [ceil(KEYS / 64), B, T, H], float32, a part for each 64 columns; None beside a beta of None
 
-    With a dq of None, and no beta, queries are keys that read just before their own write, and what they and the keys
-    get is added to dk and dg.
+    With dstates of None, and no beta, queries read just before the write of their own token, and what the keys and the
+    decays get is added to dk and dg. With a dq of None as well queries are keys, and what they get is added to dk.
     """
     V: gl.constexpr = v_desc.block_type.shape[3]
     V_SLABS: gl.constexpr = V // 64
@@ -325,16 +325,21 @@ def gla_bwd_grads(
         inside = (first + t < T) & (columns < KEYS)
         at = place + t * TOKEN_STEP
         to_write = after_it + end * back
-        if dq_ptr is not None:
-            gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
+        read = before_it
+        if dstates_desc is not None:
+            read += to_query[t] * k
             to_write += to_key[t] * q
         if beta_ptr is not None:
             beta = by_block.slice(t, 1, 1).load(TOKEN_LAYOUT)
             gl.store(dbeta_at + t * H, gl.sum(k * to_write, 1)[:, None], mask=first + t < T)
             to_write = to_write * beta
             k = k * beta
+        if dstates_desc is None:
+            to_write += gl.load(dk_ptr + at, mask=inside, other=0.0).to(gl.float32)
         if dq_ptr is None:
-            to_write += before_it + gl.load(dk_ptr + at, mask=inside, other=0.0).to(gl.float32)
+            to_write += read
+        else:
+            gl.store(dq_ptr + at, read.to(dtype), mask=inside)
         gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
         pairs_dg += before_it * q - after_it * k
         states_dg = (states_dg + q * state_part) * own[t]
@@ -366,7 +371,7 @@ def gla_bwd_grads(
         behind_it = behind[i] if beta_ptr is None else behind_tiles[i % 2].index(i // 2).load(TOKEN_LAYOUT)
         dg_at = dg_ptr + place + i * (H * KEYS)
         found = pairs_it + rest
-        if dq_ptr is None:
+        if dstates_desc is None:
             found += gl.load(dg_at, mask=inside, other=0.0)
         gl.store(dg_at, found, mask=inside)
         rest += behind_it

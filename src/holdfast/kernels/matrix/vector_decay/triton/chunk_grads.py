@@ -43,8 +43,8 @@ def gla_chunk_grads(
     dbeta         [ceil(WIDTH / BLOCK_K), B, T, H], written, or None; tokens is B T
     cu_seqlens    [N + 1], or None
 
-    With dq and dstates of None, and no beta, queries are keys that read just before their own write, and what they and
-    the keys get is added to dk and dg.
+    With dstates of None, and no beta, queries read just before the write of their own token, and what the keys and the
+    decays get is added to dk and dg. With dq of None as well queries are keys, and what they get is added to dk.
 
     At each level of decay.py one product serves q and k: a token is either, and meets the others in the symmetric
     matrix of pairs do . v. A log decay's gradient sums what crosses its token: pairs inside the chunk, from before it,
@@ -122,7 +122,7 @@ def gla_chunk_grads(
     dg = tl.dot((steps[:, None] <= steps[None, :]).to(q.dtype), q_dq, input_precision=PRECISION)
     dg = tl.dot((steps[:, None] > steps[None, :]).to(q.dtype), k_dk, dg, input_precision=PRECISION)
     dg += (state_grad_dot * tl.reshape(total, [BLOCK_K]))[None, :]
-    if dq_ptr is not None:
+    if dstates_ptr is not None:
         dq += (diagonal * beta)[:, None] * k.to(tl.float32)
         dk += diagonal[:, None] * q.to(tl.float32)
 
@@ -159,9 +159,11 @@ def gla_chunk_grads(
         dq += tl.where(later, found, 0.0)
         dk += tl.where(later, 0.0, found)
         to_here, to_end, total = double_blocks(to_here, to_end, total, level)
-    if dq_ptr is None:
-        dk += dq + load_chunk(dk_ptr + token * WIDTH, at, mask).to(tl.float32)
+    if dstates_ptr is None:
+        dk += load_chunk(dk_ptr + token * WIDTH, at, mask).to(tl.float32)
         dg += load_chunk(dg_ptr + token * WIDTH, at, mask).to(tl.float32)
+    if dq_ptr is None:
+        dk += dq
     else:
         store_chunk(dq_ptr + token * WIDTH, at, dq, mask)
     store_chunk(dk_ptr + token * WIDTH, at, dk * beta[:, None], mask)
