@@ -325,10 +325,13 @@ def gla_bwd_grads(
         inside = (first + t < T) & (columns < KEYS)
         at = place + t * TOKEN_STEP
         to_write = after_it + end * back
-        read = before_it
         if dstates_desc is not None:
-            read += to_query[t] * k
+            gl.store(dq_ptr + at, (before_it + to_query[t] * k).to(dtype), mask=inside)
             to_write += to_key[t] * q
+        elif dq_ptr is not None:
+            gl.store(dq_ptr + at, before_it.to(dtype), mask=inside)
+        else:
+            to_write += before_it
         if beta_ptr is not None:
             beta = by_block.slice(t, 1, 1).load(TOKEN_LAYOUT)
             gl.store(dbeta_at + t * H, gl.sum(k * to_write, 1)[:, None], mask=first + t < T)
@@ -336,10 +339,6 @@ def gla_bwd_grads(
             k = k * beta
         if dstates_desc is None:
             to_write += gl.load(dk_ptr + at, mask=inside, other=0.0).to(gl.float32)
-        if dq_ptr is None:
-            to_write += read
-        else:
-            gl.store(dq_ptr + at, read.to(dtype), mask=inside)
         gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
         pairs_dg += before_it * q - after_it * k
         states_dg = (states_dg + q * state_part) * own[t]
