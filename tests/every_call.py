@@ -50,6 +50,10 @@ def _gate(draw: Draw, s: Sizes) -> dict[str, Any]:
     return {"g": draw.normal(s.B, s.T, s.H), "A_log": draw.normal(s.H), "dt_bias": draw.normal(s.H)}
 
 
+def _vector_gate(draw: Draw, s: Sizes) -> dict[str, Any]:
+    return {"g": draw.normal(s.B, s.T, s.H, s.K), "A_log": draw.normal(s.H), "dt_bias": draw.normal(s.H, s.K)}
+
+
 def _chunk(draw: Draw, s: Sizes) -> dict[str, Any]:
     qkv = RECURRENCES["simple_gla"].example(draw, s)
     del qkv["initial_state"]
@@ -131,6 +135,9 @@ CALLS |= {
     "gated_delta_rule with all options": _changed(
         "gated_delta_rule", lambda draw, s: _raw(draw, s) | _gate(draw, s), qk_l2norm=True, beta_sigmoid=True
     ),
+    "kda with all options": _changed(
+        "kda", lambda draw, s: _raw(draw, s) | _vector_gate(draw, s), qk_l2norm=True, beta_sigmoid=True
+    ),
     "mlstm, sigmoid": _changed("mlstm", lambda draw, s: {}, gating="sigmoid"),
     "mlstm, sigmoid, not normalised": _changed("mlstm", lambda draw, s: {}, gating="sigmoid", normalize=False),
     "ssd with a rate a channel": _changed(
@@ -174,4 +181,4 @@ PARTS = {
     "soft_cap": Call(soft_cap, lambda draw, s: {"x": draw.normal(s.B, s.T, s.H)}, {"cap": 2.0}, has_state=False),
 }
 # those whose inputs a kernel prepares on a GPU
-FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta_rule", "mlstm"))] + [*PARTS]
+FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta_rule", "kda", "mlstm"))] + [*PARTS]

@@ -16,7 +16,11 @@ from holdfast.kernels.lru.torch.backend import lru_gates
 from holdfast.kernels.rotary.torch.backend import rotate
 from holdfast.kernels.select import forget
 from holdfast.recurrences.delta_rule import prepared
+from holdfast.recurrences.kda import log_decay
 from holdfast.recurrences.mlstm import gates
+
+# ops whose modules ask whether a GPU's kernels serve
+AROUND = ("delta_inputs", "gated_gelu", "kda_gate", "lru_gates", "mlstm", "mlstm_gates", "rotary", "soft_cap")
 
 
 def _can_fuse(i: Tensor, f: Tensor, wide: torch.dtype) -> bool:
@@ -99,6 +103,16 @@ def _branch_gradients(h: Tensor, z: Tensor, dy: Tensor, into: Tensor | None = No
     return [dh, dz if into is None else into.copy_(dz)]
 
 
+def _decay(x: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, bound: float | None) -> Tensor:
+    return log_decay(x, A_log, dt_bias, bound).contiguous()
+
+
+def _decay_gradients(
+    x: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, bound: float | None, dg: Tensor
+) -> tuple[Any, ...]:
+    return tuple(_differentiate(lambda *given: [_decay(*given, bound)], (x, A_log, dt_bias), [dg]))
+
+
 def _capped(x: Tensor, cap: float) -> Tensor:
     return (cap * torch.tanh(x.float() / cap)).contiguous()
 
@@ -116,11 +130,12 @@ def fused_on_cpu() -> Iterator[None]:
     from holdfast.kernels.lru.triton import gates as triton_gates
     from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
     from holdfast.kernels.matrix.mlstm.gates import launch as triton_mlstm_gates
+    from holdfast.kernels.matrix.vector_decay.gates import launch as triton_gate
     from holdfast.kernels.rotary.triton import backend as triton_rotary
     from holdfast.kernels.soft_cap.triton import backend as triton_soft_cap
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("delta_inputs", "mlstm_gates", "mlstm", "rotary", "lru_gates", "gated_gelu", "soft_cap"):
+        for module in AROUND:
             patch.setattr(import_module(f"holdfast.ops.{module}"), "can_fuse", _can_fuse)
         patch.setattr(triton_rotary, "run", _rotated)
         patch.setattr(triton_gates, "run_forward", _lru)
@@ -131,6 +146,8 @@ def fused_on_cpu() -> Iterator[None]:
         patch.setattr(triton_soft_cap, "run_backward", _capped_gradient)
         patch.setattr(triton_delta_inputs, "run_forward", _delta)
         patch.setattr(triton_delta_inputs, "run_backward", _delta_gradients)
+        patch.setattr(triton_gate, "run_forward", _decay)
+        patch.setattr(triton_gate, "run_backward", _decay_gradients)
         patch.setattr(triton_mlstm_gates, "forward", _gates)
         patch.setattr(triton_mlstm_gates, "backward", _gates_gradients)
         # what calls before and within go through is remembered, and is another in each

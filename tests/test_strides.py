@@ -33,7 +33,7 @@ OPS = {f"{op}_{way}" for op in ("matrix", "diagonal", "dense", "intra_chunk", "i
        for way in ("forward", "backward")}  # fmt: skip
 OPS |= {"ssd_forward", "ssd_backward"}
 OPS |= {f"{op}{way}" for op in ("rotary", "lru_gates", "gated_gelu", "soft_cap") for way in ("", "_backward")}
-OPS |= {"delta_inputs", "delta_inputs_backward", "mlstm_gates", "mlstm_gates_backward"}
+OPS |= {f"{op}{way}" for op in ("delta_inputs", "kda_gate", "mlstm_gates") for way in ("", "_backward")}
 
 
 class Compared(TorchDispatchMode):

@@ -7,12 +7,15 @@ from fused_on_cpu import fused_on_cpu
 from holdfast.kernels.norm.torch.backend import PyTorchGatedNorm
 from holdfast.ops import gated_rms_norm
 from holdfast.recurrences.delta_rule import prepared
+from holdfast.recurrences.kda import log_decay
 from test_strides import Compared
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.delta_rule.inputs import triton as triton_delta_inputs
 from holdfast.kernels.matrix.mlstm.gates import launch as triton_mlstm_gates
+from holdfast.kernels.matrix.vector_decay.gates import launch as triton_gate
 from holdfast.ops.delta_inputs import fused_inputs
+from holdfast.ops.kda_gate import fused_log_decay
 from holdfast.ops.mlstm_gates import fused_gates
 from holdfast.recurrences.mlstm import gates
 
@@ -114,6 +117,42 @@ def test_float64_gates_are_left_to_pytorch(monkeypatch):
         given[name] = given[name].detach().double()
         found, right = fused_inputs(*given.values(), True, True, True), prepared(*given.values(), True, True, True)
         assert all(torch.equal(x, y) for x, y in zip(found, right, strict=True))
+
+
+def decays():
+    made = {"g": torch.randn(2, 5, 4, 6), "A_log": torch.randn(8)[::2], "dt_bias": torch.randn(6, 4).t()}
+    return {name: x.requires_grad_() for name, x in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("without", "bound"),
+    [((), None), (("dt_bias",), None), ((), -5.0), (("A_log",), -5), (("A_log", "dt_bias"), -0.5), (("A_log",), None)],
+)
+def test_kdas_gate_is_that_of_pytorch(without, bound):
+    given = decays() | dict.fromkeys(without)
+    if without == ("A_log",) and bound is None:
+        for function in (fused_log_decay, log_decay):
+            with pytest.raises(ValueError, match="dt_bias: expected A_log or lower_bound beside it"):
+                function(*given.values(), bound)
+        return
+    with fused_on_cpu():
+        found = fused_log_decay(*given.values(), bound)
+        leaves = [x for x in given.values() if x is not None]
+        grads = torch.autograd.grad(found.sin().sum(), leaves)
+    right = log_decay(*given.values(), bound)
+    exact = torch.autograd.grad(right.sin().sum(), leaves)
+    for got, wanted in zip((found, *grads), (right, *exact), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_a_log_decay_is_no_gate(monkeypatch):
+    monkeypatch.setattr(triton_gate, "run_forward", lambda *rest: pytest.fail("the kernel ran"))
+    g = torch.randn(2, 5, 4, 6)
+    assert fused_log_decay(g, None, None, None) is g
+    for name in ("A_log", "dt_bias"):
+        given = {n: x.detach() for n, x in decays().items()}
+        given[name] = given[name].double()
+        assert torch.equal(fused_log_decay(*given.values(), None), log_decay(*given.values(), None))
 
 
 @pytest.mark.parametrize(("shape", "taken"), [((8,), (8,)), ((4, 8), (4, 8)), (None, None)])

@@ -201,6 +201,7 @@ def _delta() -> Iterator[Call]:
     yield _of("gated_delta_rule", of, B=1, T=130, H=2, Hq=1, K=64, V=64, options=own)
     for dtype in (BF16, FP32):
         yield Call(f"delta inputs {dtype}", lambda device, dtype=dtype: _gated_inputs(device, dtype))
+        yield Call(f"kda gate {dtype}", lambda device, dtype=dtype: _gated_decay(device, dtype))
 
 
 def _gated_inputs(device: torch.device, dtype: torch.dtype) -> None:
@@ -209,6 +210,14 @@ def _gated_inputs(device: torch.device, dtype: torch.dtype) -> None:
     arguments |= {"g": draw.normal(2, 70, 4), "A_log": draw.normal(4), "dt_bias": draw.normal(4)}
     own = {"qk_l2norm": True, "beta_sigmoid": True, "allow_neg_eigval": True}
     _run(lambda a: holdfast.gated_delta_rule(**a, **own, output_final_state=True), arguments, True)
+
+
+def _gated_decay(device: torch.device, dtype: torch.dtype) -> None:
+    draw = Draw(0, dtype, device)
+    arguments = RECURRENCES["kda"].example(draw, Sizes(B=2, T=70, H=4, Hq=2, K=40, V=32))
+    arguments |= {"g": draw.normal(2, 70, 4, 40), "A_log": draw.normal(4), "dt_bias": draw.normal(4, 40)}
+    for bound in (None, -5.0):
+        _run(lambda a, bound=bound: holdfast.kda(**a, lower_bound=bound, output_final_state=True), arguments, True)
 
 
 def _normalised() -> Iterator[Call]:

@@ -199,6 +199,8 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
         # on Hopper its kernels prepare the chunks and take the gradients, with one key or two
         ("kda", "triton", few, half, {}),
         ("gdn2", "triton", few, half, {}),
+        # g is what the gate takes
+        ("kda", "triton", few, half, both | {"lower_bound": -5.0}),
         ("mlstm", "hopper", replace(few, K=192), half, {}),
         ("mlstm", "triton", few, torch.float32, {"gating": "sigmoid"}),
         # the state's unit m counts for what eps adds, and the first one for the first tokens

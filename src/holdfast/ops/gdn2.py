@@ -7,6 +7,7 @@ from holdfast.recurrences.gdn2 import GDN2
 
 from . import matrix
 from .check import prepare
+from .kda_gate import fastest_log_decay
 
 
 @replayed
@@ -41,5 +42,6 @@ def gdn2(
     """
     arguments = {"q": q, "k": k, "v": v, "g": g, "b": b, "w": w, "A_log": A_log, "dt_bias": dt_bias}
     given = prepare(GDN2, cu_seqlens, arguments | {"initial_state": initial_state})
-    mapped = GDN2.map(**given, scale=scale, qk_l2norm=qk_l2norm, lower_bound=lower_bound)
+    decay_of = fastest_log_decay(given["g"])
+    mapped = GDN2.map(**given, scale=scale, qk_l2norm=qk_l2norm, lower_bound=lower_bound, decay_of=decay_of)
     return matrix.run(GDN2, mapped, output_final_state, cu_seqlens, backend)

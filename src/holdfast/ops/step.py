@@ -21,16 +21,17 @@ from . import matrix, selective
 from .check import name_of, prepare
 from .delta_inputs import fastest_inputs
 from .derivatives import refuse_forward_mode
+from .kda_gate import fastest_log_decay
 from .mlstm import check_gating, fastest_gates
 
 # of the mappings, read once: to read a signature takes longer than to launch the kernel
 _PARAMETERS = {name: frozenset(signature(recurrence.map).parameters) for name, recurrence in RECURRENCES.items()}
 # what its mapping takes beyond belongs to longer sequences
 _PARAMETERS["mlstm"] -= {"cu_seqlens", "gates_of"}
-# delta rules whose inputs a GPU prepares by one launch
-_PREPARED = frozenset(name for name, parameters in _PARAMETERS.items() if "inputs_of" in parameters)
-for _name in _PREPARED:
-    _PARAMETERS[_name] -= {"inputs_of"}
+# of the delta rules, whose inputs and gates a GPU prepares by one launch each
+_PREPARED = {name: parameters & {"inputs_of", "decay_of"} for name, parameters in _PARAMETERS.items()}
+for _name, _parameters in _PREPARED.items():
+    _PARAMETERS[_name] -= _parameters
 
 
 @partial(replayed, changes=True)
@@ -72,8 +73,10 @@ def step(
     refuse_forward_mode("step", tree_leaves((given, options)))
     if op == "mlstm":
         return _mlstm(given, name_of(backend), **options)
-    if op in _PREPARED:
+    if "inputs_of" in _PREPARED[op]:
         options["inputs_of"] = fastest_inputs(given["q"])
+    if "decay_of" in _PREPARED[op]:
+        options["decay_of"] = fastest_log_decay(given["g"])
     call, finish = recurrence.map(**given, **options)
     _check_token(given[next(iter(recurrence.arguments))], state)
     if isinstance(call, SelectiveCall):

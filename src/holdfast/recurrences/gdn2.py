@@ -1,5 +1,7 @@
 """Gated DeltaNet 2: a delta rule that erases by channels of the key and writes by channels of the value."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
@@ -23,8 +25,9 @@ def _map(
     scale: float | None = None,
     qk_l2norm: bool = False,
     lower_bound: float | None = None,
+    decay_of: Callable[..., Tensor] = log_decay,
 ) -> tuple[MatrixCall, None]:
-    g, scale = log_decay(g, A_log, dt_bias, lower_bound), default_scale(scale, k)
+    g, scale = decay_of(g, A_log, dt_bias, lower_bound), default_scale(scale, k)
     if flag("qk_l2norm", qk_l2norm):
         q, k = l2_normalize(q), l2_normalize(k)
     # a gate for each head of v, on the key that its group shares; rounded once, to the inputs' dtype

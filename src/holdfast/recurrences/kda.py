@@ -18,23 +18,31 @@ GATE = {
 }
 
 
+def check_gate(A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> float | None:
+    """Return the bound of KDA's gate as a float.
+
+    Raises TypeError for a lower_bound that is no number; ValueError for one that is not below 0, and for dt_bias where
+    neither A_log nor lower_bound makes a gate.
+    """
+    bound = None if lower_bound is None else number("lower_bound", lower_bound)
+    if bound is not None and bound >= 0:
+        raise ValueError(f"lower_bound: expected a number below 0, the least log decay; got {bound}")
+    if A_log is None and bound is None and dt_bias is not None:
+        raise ValueError(
+            "dt_bias: expected A_log or lower_bound beside it, since g is a log decay without; got neither"
+        )
+    return bound
+
+
 def log_decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> Tensor:
     """KDA's gate: the log decay [B, T, H, K] of g [B, T, H, K], in float32 (float64 beside float64).
 
     -exp(A_log) softplus(g + dt_bias); with lower_bound, a number below 0, lower_bound sigmoid(exp(A_log) (g +
     dt_bias)), in which A_log may be None for a rate of 1. A_log: [H]. dt_bias: [H, K], or None for 0. Without A_log and
-    lower_bound g is the log decay itself, and comes back as it is; dt_bias is refused then.
-
-    Raises TypeError for a lower_bound that is no number; ValueError for one that is not below 0, and for dt_bias alone.
+    lower_bound g is the log decay itself, and comes back as it is. Raises as `check_gate` does.
     """
-    bound = None if lower_bound is None else number("lower_bound", lower_bound)
-    if bound is not None and bound >= 0:
-        raise ValueError(f"lower_bound: expected a number below 0, the least log decay; got {bound}")
+    bound = check_gate(A_log, dt_bias, lower_bound)
     if A_log is None and bound is None:
-        if dt_bias is not None:
-            raise ValueError(
-                "dt_bias: expected A_log or lower_bound beside it, since g is a log decay without; got neither"
-            )
         return g
     g = g.to(torch.promote_types(g.dtype, torch.float32))
     if dt_bias is not None:
@@ -60,8 +68,9 @@ def _map(
     allow_neg_eigval: bool = False,
     lower_bound: float | None = None,
     inputs_of: Callable[..., Inputs] = prepared,
+    decay_of: Callable[..., Tensor] = log_decay,
 ) -> tuple[MatrixCall, None]:
-    g = log_decay(g, A_log, dt_bias, lower_bound)
+    g = decay_of(g, A_log, dt_bias, lower_bound)
     scale = default_scale(scale, k)
     q, k, _, beta = inputs_of(q, k, None, beta, None, None, qk_l2norm, beta_sigmoid, allow_neg_eigval)
     return MatrixCall(q, k, v, g, beta, initial_state=initial_state, scale=scale, delta=True), None

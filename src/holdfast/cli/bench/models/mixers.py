@@ -66,6 +66,13 @@ MIXERS = (
         "gated_delta_rule",
     ),
     Mixer("delta_net", lambda w, head, narrow: hnn.DeltaNet(w, num_heads=w // head), hnn.DeltaNet, "delta_rule"),
+    Mixer(
+        "gated_delta_product",
+        lambda w, head, narrow: hnn.GatedDeltaProduct(w, num_heads=w // head, head_dim=head, expand_v=1),
+        op="gated_delta_product",
+    ),
+    Mixer("kda", lambda w, head, narrow: hnn.KDA(w, num_heads=w // head), op="kda"),
+    Mixer("mamba1", lambda w, head, narrow: hnn.Mamba(w), op="mamba1"),
     Mixer("mamba2", lambda w, head, narrow: hnn.Mamba2(w, num_heads=2 * w // narrow, d_state=head), op="ssd"),
     Mixer("gla", lambda w, head, narrow: hnn.GLA(w, num_heads=w // head, expand_k=0.5), hnn.GLA, "gla"),
     Mixer("mlstm", lambda w, head, narrow: hnn.MLSTM(w, num_heads=w // head, expand_k=1), hnn.MLSTM, "mlstm"),
@@ -110,6 +117,8 @@ def op_sizes(layer: nn.Module) -> dict[str, int]:
     layer = layer.layer if isinstance(layer, TorchLikeMixer) else layer
     if isinstance(layer, hnn.Mamba2):
         return {"H": layer.num_heads, "Hq": layer.n_groups, "K": layer.d_state, "V": layer.head_dim}
+    if isinstance(layer, hnn.Mamba):
+        return {"D": layer.inner, "N": layer.d_state}
     if hasattr(layer, "key_dim"):
         return {"H": layer.num_heads, "K": layer.key_dim, "V": layer.value_dim}
     if hasattr(layer, "head_dim"):

@@ -33,8 +33,8 @@ def example(
 ) -> MatrixCall:  # fmt: skip
     """Random arguments on the CPU.
 
-    g: "mild", "none" (0), "weak", "rapid" (-6), "strong" (-50), "channels" (one channel in four -50, one 0, the others mild) or
-    "resets" (some tokens' channels -inf, some -50).
+    g: "mild", "none" (0), "weak", "rapid" (-6), "strong" (-50), "channels" (one channel in four -50, one 0, the others
+    mild) or "resets" (some tokens' channels -inf, some -50).
     """
     draw = torch.Generator().manual_seed(T + K)
     sequences = len(packed) - 1 if packed else B

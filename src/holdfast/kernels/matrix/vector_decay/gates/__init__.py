@@ -1,0 +1,1 @@
+"""What a layer does to the decay's inputs before the recurrence."""
