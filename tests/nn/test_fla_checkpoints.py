@@ -1,9 +1,11 @@
-"""Mixers whose parameters have the names of flash-linear-attention's layers: their checkpoints load as they are."""
+"""Mixers that take checkpoints of flash-linear-attention's layers, with its names and shapes of parameters."""
 
 import pytest
 import torch
 
 from holdfast.nn import KDA, GatedDeltaProduct
+from nn.test_mixer_equations import gated_delta_product, kimi_delta_attention
+from parity import relative_error
 
 # the layer's parameters as its constructor makes them, at hidden_size=24, head_dim=6, num_heads=2, num_v_heads=4,
 # expand_v=1.5, conv_size=3: name -> shape
@@ -29,6 +31,7 @@ THEIRS = {
         "dt_bias": (4,), "g_proj.weight": (36, 24),
     },
 }  # fmt: skip
+EQUATIONS = {KDA: kimi_delta_attention, GatedDeltaProduct: gated_delta_product}
 every = pytest.mark.parametrize("kind", THEIRS, ids=lambda kind: kind.__name__)
 
 
@@ -37,16 +40,25 @@ def make(kind):
 
 
 @every
+@torch.no_grad()
 def test_a_checkpoint_loads(kind):
     mixer, x = make(kind), torch.randn(2, 9, 24, dtype=torch.float64)
     checkpoint = {name: torch.randn(shape, dtype=torch.float64) / 4 for name, shape in THEIRS[kind].items()}
     torch.nn.Sequential(mixer).load_state_dict({f"0.{name}": weight for name, weight in checkpoint.items()})
-    for name, parameter in mixer.named_parameters():
-        assert torch.equal(parameter.detach().flatten(), checkpoint[name].flatten()), name
+    weights = {name.removesuffix(".weight"): weight for name, weight in checkpoint.items()}
+    weights |= {name: weight[:, 0] for name, weight in weights.items() if "conv1d" in name}
     y, _ = mixer(x)
+    assert relative_error(y, torch.stack([EQUATIONS[kind](mixer, each, weights) for each in x])) <= 1e-9
     other = make(kind)
     other.load_state_dict(mixer.state_dict())
     assert torch.equal(other(x)[0], y)
+
+
+@every
+def test_a_checkpoint_that_lacks_a_part_is_refused(kind):
+    checkpoint = {name: torch.zeros(shape) for name, shape in THEIRS[kind].items() if name != "v_proj.weight"}
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"in_proj\.weight\""):
+        make(kind).load_state_dict(checkpoint)
 
 
 @every
@@ -59,5 +71,6 @@ def test_a_checkpoint_keeps_its_shapes(kind):
 @every
 def test_a_convolution_of_another_width_is_refused(kind):
     checkpoint = {name: torch.zeros(shape) for name, shape in THEIRS[kind].items()}
-    with pytest.raises(RuntimeError, match=r"size mismatch for q_conv1d\.weight"):
-        make(kind).load_state_dict(checkpoint | {"q_conv1d.weight": torch.zeros(12, 1, 4)})
+    wider = {name: torch.zeros(*shape[:2], 4) for name, shape in THEIRS[kind].items() if "conv1d" in name}
+    with pytest.raises(RuntimeError, match=r"size mismatch for conv\.weight"):
+        make(kind).load_state_dict(checkpoint | wider)

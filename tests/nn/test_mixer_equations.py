@@ -156,17 +156,37 @@ def gated_delta_net(m, x):
     return delta_heads(m, qkv, alpha, beta, silu(gate))
 
 
-def gated_delta_product(m, x):
-    """Per value head, for each of a token's keys S (K x V) = (I - b k k^T) S + b k v^T, after one decay a token."""
-    q, k, v = (
-        causal_convolution(x @ proj.weight.T, conv.weight)
-        for proj, conv in ((m.q_proj, m.q_conv1d), (m.k_proj, m.k_conv1d), (m.v_proj, m.v_conv1d))
-    )
-    beta = torch.sigmoid(x @ m.b_proj.weight.T) * (2 if m.allow_neg_eigval else 1)
+def by_fla_names(m):
+    """The weights of a layer under the names that flash-linear-attention gives them."""
+    keys, values, heads = m.num_heads * m.key_dim, m.num_v_heads * m.value_dim, m.num_v_heads
+    if isinstance(m, KDA):
+        widths = {"q": keys, "k": keys, "v": values, "f_proj.0": m.value_dim, "g_proj.0": m.value_dim, "b_proj": heads}
+        own = {"f_proj.1": m.decay_up.weight, "g_proj.1": m.gate_up.weight, "g_proj.1.bias": m.gate_up.bias}
+    else:
+        n = m.num_householder
+        widths = {"q": keys, "k": n * keys, "v": n * values, "g_proj": values, "b_proj": n * heads}
+        widths |= {"a_proj": heads} if m.forget_gate else {}
+        own = {}
+    rows = m.in_proj.weight[: sum(widths.values())].split(list(widths.values()))
+    found = {name if "_" in name else f"{name}_proj": x for name, x in zip(widths, rows, strict=True)}
+    taps = m.conv.weight.split([widths[name] for name in "qkv"])
+    found |= {f"{name}_conv1d": x for name, x in zip("qkv", taps, strict=True)}
+    decay = {"A_log": m.A_log, "dt_bias": m.dt_bias} if "A_log" in dict(m.named_parameters()) else {}
+    return found | own | decay | {"o_norm": m.norm.weight, "o_proj": m.out_proj.weight}
+
+
+def gated_delta_product(m, x, weights=None):
+    """Per value head, for each of a token's keys S (K x V) = (I - b k k^T) S + b k v^T, after one decay a token.
+
+    weights: those of the layer, by fla's names.
+    """
+    w = by_fla_names(m) if weights is None else weights
+    q, k, v = (causal_convolution(x @ w[f"{name}_proj"].T, w[f"{name}_conv1d"]) for name in "qkv")
+    beta = torch.sigmoid(x @ w["b_proj"].T) * (2 if m.allow_neg_eigval else 1)
     alpha = torch.ones(len(x), m.num_v_heads, dtype=x.dtype)
     if m.forget_gate:
-        alpha = torch.exp(-torch.exp(m.A_log) * softplus(x @ m.a_proj.weight.T + m.dt_bias))
-    gate, outputs, heads = silu(x @ m.g_proj.weight.T), [], m.num_v_heads
+        alpha = torch.exp(-torch.exp(w["A_log"]) * softplus(x @ w["a_proj"].T + w["dt_bias"]))
+    gate, outputs, heads = silu(x @ w["g_proj"].T), [], m.num_v_heads
     for head in range(heads):
         shared = head * m.num_heads // heads
         value = slice(head * m.value_dim, (head + 1) * m.value_dim)
@@ -179,20 +199,21 @@ def gated_delta_product(m, x):
                 b = beta[t].unflatten(0, (m.num_householder, heads))[n, head]
                 S = (torch.eye(m.key_dim, dtype=x.dtype) - b * torch.outer(kt, kt)) @ S + b * torch.outer(kt, vt)
             qt = unit(q[t, shared * m.key_dim : (shared + 1) * m.key_dim])
-            ys.append(rms(S.T @ qt / math.sqrt(m.key_dim), 1e-5) * m.o_norm.weight * gate[t, value])
+            ys.append(rms(S.T @ qt / math.sqrt(m.key_dim), 1e-5) * w["o_norm"] * gate[t, value])
         outputs.append(torch.stack(ys))
-    return torch.cat(outputs, -1) @ m.o_proj.weight.T
+    return torch.cat(outputs, -1) @ w["o_proj"].T
 
 
-def kimi_delta_attention(m, x):
-    """Per value head, S (K x V) = (I - b k k^T) diag(a) S + b k v^T, read by q; as in Kimi Linear's equation 1."""
-    q, k, v = (
-        causal_convolution(x @ proj.weight.T, conv.weight)
-        for proj, conv in ((m.q_proj, m.q_conv1d), (m.k_proj, m.k_conv1d), (m.v_proj, m.v_conv1d))
-    )
-    decay = x @ m.f_proj[0].weight.T @ m.f_proj[1].weight.T + m.dt_bias
-    beta = torch.sigmoid(x @ m.b_proj.weight.T) * (2 if m.allow_neg_eigval else 1)
-    gate = torch.sigmoid(x @ m.g_proj[0].weight.T @ m.g_proj[1].weight.T + m.g_proj[1].bias)
+def kimi_delta_attention(m, x, weights=None):
+    """Per value head, S (K x V) = (I - b k k^T) diag(a) S + b k v^T, read by q; as in Kimi Linear's equation 1.
+
+    weights: those of the layer, by fla's names.
+    """
+    w = by_fla_names(m) if weights is None else weights
+    q, k, v = (causal_convolution(x @ w[f"{name}_proj"].T, w[f"{name}_conv1d"]) for name in "qkv")
+    decay = x @ w["f_proj.0"].T @ w["f_proj.1"].T + w["dt_bias"]
+    beta = torch.sigmoid(x @ w["b_proj"].T) * (2 if m.allow_neg_eigval else 1)
+    gate = torch.sigmoid(x @ w["g_proj.0"].T @ w["g_proj.1"].T + w["g_proj.1.bias"])
     heads, outputs = beta.shape[1], []
     for head in range(heads):
         shared = head * m.num_heads // heads
@@ -200,7 +221,7 @@ def kimi_delta_attention(m, x):
             slice(n * width, (n + 1) * width)
             for n, width in ((shared, m.key_dim), (head, m.value_dim), (head, m.key_dim))
         )
-        A = torch.exp(m.A_log[head])
+        A = torch.exp(w["A_log"][head])
         if m.lower_bound is None:
             alpha = torch.exp(-A * softplus(decay[:, rate]))
         else:
@@ -210,9 +231,9 @@ def kimi_delta_attention(m, x):
             kt, qt, b = unit(k[t, key]), unit(q[t, key]), beta[t, head]
             erase = torch.eye(m.key_dim, dtype=x.dtype) - b * torch.outer(kt, kt)
             S = erase @ torch.diag(alpha[t]) @ S + b * torch.outer(kt, v[t, value])
-            ys.append(rms(S.T @ qt / math.sqrt(m.key_dim), 1e-5) * m.o_norm.weight * gate[t, value])
+            ys.append(rms(S.T @ qt / math.sqrt(m.key_dim), 1e-5) * w["o_norm"] * gate[t, value])
         outputs.append(torch.stack(ys))
-    return torch.cat(outputs, -1) @ m.o_proj.weight.T
+    return torch.cat(outputs, -1) @ w["o_proj"].T
 
 
 @pytest.mark.parametrize(
@@ -238,7 +259,7 @@ def kimi_delta_attention(m, x):
 @torch.no_grad()
 def test_equals_the_papers_equations(make, equations):
     mixer = make().double()
-    (mixer.o_norm if hasattr(mixer, "o_norm") else mixer.norm).weight.uniform_(0.5, 1.5)
+    mixer.norm.weight.uniform_(0.5, 1.5)
     if isinstance(mixer, KDA):
         mixer.A_log.add_(torch.randn_like(mixer.A_log))
     x = 2 * torch.randn(3, LENGTH, WIDTH, dtype=torch.float64)

@@ -1,5 +1,7 @@
 """The mixer of Gated DeltaProduct."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from holdfast.ops import gated_delta_product
@@ -7,11 +9,16 @@ from holdfast.ops import gated_delta_product
 from .check import check_input, check_positive, check_state, wide
 from .decay_init import initial_A_log, initial_dt_bias
 from .delta_mixer import DeltaMixer
+from .fla_names import take_fla_names
+from .in_projection import InProjection
 from .norm import GatedRMSNorm
 from .projection import Projection
-from .separate_qkv import add_qkv, qkv_of, tails_of
+from .short_convolution import ShortConvolution
 
-State = tuple[Tensor, Tensor, Tensor, Tensor]
+State = tuple[Tensor, Tensor]
+# of fla's layer: rows of in_proj, without a decay the first of them, and what has another name alone
+_ROWS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
+_RENAMED = {"o_norm.weight": "norm.weight", "o_proj.weight": "out_proj.weight"}
 
 
 class GatedDeltaProduct(DeltaMixer):
@@ -20,9 +27,9 @@ class GatedDeltaProduct(DeltaMixer):
         q, k_1 .. k_n, v_1 .. v_n = conv(W x);  beta = 2 sigmoid(W_b x);  g = -exp(A_log) softplus(W_a x + dt_bias)
         o = gated_delta_product(q / |q|, k / |k|, v, g, beta);  y = W_o (rmsnorm(o) silu(W_g x))
 
-    Source: Siems et al. 2025, DeltaProduct (arXiv:2502.10297). Parameters have the names and shapes of
-    GatedDeltaProduct in flash-linear-attention, whose checkpoints load as they are; starting values of the decay are
-    those of `Mamba2`.
+    Source: Siems et al. 2025, DeltaProduct (arXiv:2502.10297). Checkpoints of GatedDeltaProduct in
+    flash-linear-attention load as they are: all that is made of x is one projection here, in_proj. Starting values of
+    the decay are those of `Mamba2`.
 
     Args:
         d_model: width of inputs and outputs.
@@ -37,9 +44,8 @@ class GatedDeltaProduct(DeltaMixer):
         norm_eps: of the norm over each head's output.
         backend: forces a backend of `holdfast.gated_delta_product`.
 
-    State: (S [N, num_v_heads, K, V], q_tail [N, conv_width - 1, num_heads * K], k_tail [N, conv_width - 1, n *
-    num_heads * K], v_tail [N, conv_width - 1, n * num_v_heads * V]), float32 (float64 for float64 inputs): the matrix
-    state and the convolutions' last inputs.
+    State: (S [N, num_v_heads, K, V], tail [N, conv_width - 1, channels of q, all k and all v]), float32 (float64 for
+    float64 inputs): the matrix state and the convolution's last inputs.
 
     Raises:
         ValueError: for sizes that are not positive or do not divide, named in the message.
@@ -66,15 +72,20 @@ class GatedDeltaProduct(DeltaMixer):
         keys, values = self.set_heads(d_model, num_heads, head_dim, num_v_heads, expand_v)
         self.num_householder = check_positive("num_householder", num_householder)
         self.forget_gate, self.allow_neg_eigval, self.backend = forget_gate, allow_neg_eigval, backend
-        add_qkv(self, d_model, (keys, num_householder * keys, num_householder * values), conv_width)
-        self.b_proj = Projection(d_model, num_householder * self.num_v_heads)
+        channels = keys + num_householder * (keys + values)
+        # q, k and v, output gate, b, a
+        widths = [channels, values, num_householder * self.num_v_heads, self.num_v_heads if forget_gate else 0]
+        self.in_proj = InProjection(d_model, widths)
+        self.conv = ShortConvolution(channels, check_positive("conv_width", conv_width))
         if forget_gate:
-            self.a_proj = Projection(d_model, self.num_v_heads)
             self.A_log = nn.Parameter(initial_A_log(self.num_v_heads))
             self.dt_bias = nn.Parameter(initial_dt_bias(self.num_v_heads))
-        self.g_proj = Projection(d_model, values)
-        self.o_norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
-        self.o_proj = Projection(values, d_model)
+        self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps)
+        self.out_proj = Projection(values, d_model)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        take_fla_names(self, state_dict, prefix, _ROWS if self.forget_gate else _ROWS[:-1], _RENAMED)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
@@ -85,14 +96,20 @@ class GatedDeltaProduct(DeltaMixer):
         sequences = check_input(x, self.d_model, cu_seqlens)
         dtype = wide(x.dtype)
         shape = (sequences, self.num_v_heads, self.key_dim, self.value_dim)
-        S, *tails = check_state(state, [("S", shape, dtype), *tails_of(self, sequences, dtype)])
-        (q, k, v), tails = qkv_of(self, x, tails, cu_seqlens)
+        tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
+        S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
+        n, keys, values = self.num_householder, self.num_heads * self.key_dim, self.num_v_heads * self.value_dim
+        packed = self.in_proj(x)
+        sizes = [self.conv.channels, values, n * self.num_v_heads]
+        qkv, gate, b, a = packed.split([*sizes, packed.shape[2] - sum(sizes)], -1)
+        qkv, tail = self.conv(qkv, tail, cu_seqlens)
+        q, k, v = qkv.split([keys, n * keys, n * values], -1)
         o, S = self.op(
             q.unflatten(-1, (self.num_heads, -1)),
-            k.unflatten(-1, (self.num_householder, self.num_heads, -1)),
-            v.unflatten(-1, (self.num_householder, self.num_v_heads, -1)),
-            self.a_proj(x) if self.forget_gate else None,
-            self.b_proj(x).unflatten(-1, (self.num_householder, -1)),
+            k.unflatten(-1, (n, self.num_heads, -1)),
+            v.unflatten(-1, (n, self.num_v_heads, -1)),
+            a[..., : self.num_v_heads] if self.forget_gate else None,
+            b.unflatten(-1, (n, -1)),
             initial_state=S,
             output_final_state=True,
             cu_seqlens=cu_seqlens,
@@ -103,5 +120,5 @@ class GatedDeltaProduct(DeltaMixer):
             beta_sigmoid=True,
             allow_neg_eigval=self.allow_neg_eigval,
         )
-        gate = self.g_proj(x).unflatten(-1, (self.num_v_heads, -1))
-        return self.o_proj(self.o_norm(o, gate).flatten(-2)), (S, *tails)
+        y = self.norm(o, gate.unflatten(-1, (self.num_v_heads, -1)))
+        return self.out_proj(y.flatten(-2)), (S, tail)

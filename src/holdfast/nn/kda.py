@@ -1,18 +1,26 @@
 """The mixer of Kimi Linear: Kimi Delta Attention."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from holdfast.ops import kda
 from holdfast.recurrences.scalars import number
 
-from .check import check_input, check_state, wide
+from .check import check_input, check_positive, check_state, wide
 from .decay_init import initial_A_log, initial_dt_bias
 from .delta_mixer import DeltaMixer
+from .fla_names import take_fla_names
+from .in_projection import InProjection
 from .norm import GatedRMSNorm
 from .projection import Projection
-from .separate_qkv import add_qkv, qkv_of, tails_of
+from .short_convolution import ShortConvolution
 
-State = tuple[Tensor, Tensor, Tensor, Tensor]
+State = tuple[Tensor, Tensor]
+# of fla's layer: rows of in_proj, and what has another name alone
+_ROWS = ("q_proj", "k_proj", "v_proj", "f_proj.0", "g_proj.0", "b_proj")
+_RENAMED = {"f_proj.1.weight": "decay_up.weight", "g_proj.1.weight": "gate_up.weight", "g_proj.1.bias": "gate_up.bias"}
+_RENAMED |= {"o_norm.weight": "norm.weight", "o_proj.weight": "out_proj.weight"}
 
 
 class KDA(DeltaMixer):
@@ -21,9 +29,9 @@ class KDA(DeltaMixer):
         q, k, v = conv(W x);  beta = sigmoid(W_b x);  g = -exp(A_log) softplus(F_2 F_1 x + dt_bias)
         o = kda(q / |q|, k / |k|, v, g, beta);  y = W_o (rmsnorm(o) sigmoid(G_2 G_1 x + b))
 
-    Source: Kimi Team 2025, Kimi Linear (arXiv:2510.26692), section 4. Parameters have the names and shapes of
-    KimiDeltaAttention in flash-linear-attention, whose checkpoints load as they are; starting values of the decay are
-    those of `Mamba2`.
+    Source: Kimi Team 2025, Kimi Linear (arXiv:2510.26692), section 4. Checkpoints of KimiDeltaAttention in
+    flash-linear-attention load as they are: all that is made of x is one projection here, in_proj, F_2 is decay_up and
+    G_2 gate_up. Starting values of the decay are those of `Mamba2`.
 
     Args:
         d_model: width of inputs and outputs.
@@ -38,8 +46,8 @@ class KDA(DeltaMixer):
         norm_eps: of the norm over each head's output.
         backend: forces a backend of `holdfast.kda`.
 
-    State: (S [N, num_v_heads, K, V], q_tail and k_tail [N, conv_width - 1, num_heads * K], v_tail [N, conv_width - 1,
-    num_v_heads * V]), float32 (float64 for float64 inputs): the matrix state and the convolutions' last inputs.
+    State: (S [N, num_v_heads, K, V], tail [N, conv_width - 1, channels of q, k and v]), float32 (float64 for float64
+    inputs): the matrix state and the convolution's last inputs.
 
     Raises:
         ValueError: for sizes that are not positive or do not divide and for a lower_bound that is not below 0, named in
@@ -70,15 +78,21 @@ class KDA(DeltaMixer):
         self.allow_neg_eigval = allow_neg_eigval
         self.backend = backend
         rank, decays = self.value_dim, self.num_v_heads * self.key_dim
-        add_qkv(self, d_model, (keys, keys, values), conv_width)
-        self.f_proj = nn.Sequential(Projection(d_model, rank), Projection(rank, decays))
-        self.b_proj = Projection(d_model, self.num_v_heads)
+        # q, k, v, decay and output gate at their rank, b
+        self.widths = [keys, keys, values, rank, rank, self.num_v_heads]
+        self.in_proj = InProjection(d_model, self.widths)
+        self.conv = ShortConvolution(2 * keys + values, check_positive("conv_width", conv_width))
+        self.decay_up = Projection(rank, decays)
         A_log = initial_A_log(self.num_v_heads)
         self.A_log = nn.Parameter(A_log if lower_bound is None else A_log.zero_())
         self.dt_bias = nn.Parameter(initial_dt_bias(decays))
-        self.g_proj = nn.Sequential(Projection(d_model, rank), nn.Linear(rank, values))
-        self.o_norm = GatedRMSNorm(self.value_dim, eps=norm_eps, activation="sigmoid")
-        self.o_proj = Projection(values, d_model)
+        self.gate_up = nn.Linear(rank, values)
+        self.norm = GatedRMSNorm(self.value_dim, eps=norm_eps, activation="sigmoid")
+        self.out_proj = Projection(values, d_model)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        take_fla_names(self, state_dict, prefix, _ROWS, _RENAMED)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, x: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
         """x [B, T, d_model] -> (y [B, T, d_model], the state to continue from).
@@ -89,14 +103,19 @@ class KDA(DeltaMixer):
         sequences = check_input(x, self.d_model, cu_seqlens)
         dtype = wide(x.dtype)
         shape = (sequences, self.num_v_heads, self.key_dim, self.value_dim)
-        S, *tails = check_state(state, [("S", shape, dtype), *tails_of(self, sequences, dtype)])
-        (q, k, v), tails = qkv_of(self, x, tails, cu_seqlens)
+        tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
+        S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
+        packed = self.in_proj(x)
+        keys, _, values, *rest = self.widths
+        qkv, f, g, b, _ = packed.split([2 * keys + values, *rest, packed.shape[2] - sum(self.widths)], -1)
+        qkv, tail = self.conv(qkv, tail, cu_seqlens)
+        q, k, v = qkv.split(self.widths[:3], -1)
         o, S = self.op(
             q.unflatten(-1, (self.num_heads, -1)),
             k.unflatten(-1, (self.num_heads, -1)),
             v.unflatten(-1, (self.num_v_heads, -1)),
-            self.f_proj(x).unflatten(-1, (self.num_v_heads, -1)),
-            self.b_proj(x),
+            self.decay_up(f).unflatten(-1, (self.num_v_heads, -1)),
+            b,
             initial_state=S,
             output_final_state=True,
             cu_seqlens=cu_seqlens,
@@ -108,5 +127,5 @@ class KDA(DeltaMixer):
             beta_sigmoid=True,
             allow_neg_eigval=self.allow_neg_eigval,
         )
-        gate = self.g_proj(x).unflatten(-1, (self.num_v_heads, -1))
-        return self.o_proj(self.o_norm(o, gate).flatten(-2)), (S, *tails)
+        gate = self.gate_up(g).unflatten(-1, (self.num_v_heads, -1))
+        return self.out_proj(self.norm(o, gate).flatten(-2)), (S, tail)

@@ -119,31 +119,27 @@ def _gated_delta_net(mixer: GatedDeltaNet) -> Cut:
 
 def _gated_delta_product(mixer: GatedDeltaProduct) -> Cut:
     groups, heads, steps = mixer.num_heads, mixer.num_v_heads, mixer.num_householder
-    one = Sections((groups * mixer.key_dim,), (groups,))
+    keys, values = groups * mixer.key_dim, heads * mixer.value_dim
     # a token's writes one behind another, each of all heads
-    keys = Sections(steps * one.widths, steps * (groups,))
-    values = Sections(steps * (heads * mixer.value_dim,), steps * (heads,))
-    parameters = {"b_proj.weight": Sections(steps * (heads,), steps * (heads,))} | {"o_proj.weight": Shard(1)}
-    for name, rows in (("q", one), ("k", keys), ("v", values)):
-        parameters |= {f"{name}_proj.weight": rows, f"{name}_conv1d.weight": rows}
-    parameters["g_proj.weight"] = Shard(0)
+    widths, counts = [keys, *steps * [keys], *steps * [values]], [groups, *steps * [groups], *steps * [heads]]
+    conv = Sections(tuple(widths), tuple(counts))
+    behind = [values, *steps * [heads], *([heads] if mixer.forget_gate else [])]
+    parameters = {"in_proj.weight": _packed(widths + behind, counts + len(behind) * [heads]), "conv.weight": conv}
     if mixer.forget_gate:
-        parameters |= dict.fromkeys(("a_proj.weight", "A_log", "dt_bias"), Shard(0))
-    numbers = {f"{name}_conv1d.channels": _total(rows) for name, rows in (("q", one), ("k", keys), ("v", values))}
-    return Cut(parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
+        parameters |= {"A_log": Shard(0), "dt_bias": Shard(0)}
+    numbers = {"conv.channels": _total(conv)}
+    return Cut(OUT | parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
 
 
 def _kda(mixer: KDA) -> Cut:
     groups, heads = mixer.num_heads, mixer.num_v_heads
-    keys = Sections((groups * mixer.key_dim,), (groups,))
     # every rank has all of the decay and of the output gate at their rank
-    parameters = dict.fromkeys(("q_proj.weight", "k_proj.weight", "q_conv1d.weight", "k_conv1d.weight"), keys)
-    of_values = ("v_proj", "v_conv1d", "f_proj.1", "b_proj", "g_proj.1")
-    parameters |= dict.fromkeys((f"{name}.weight" for name in of_values), Shard(0))
-    parameters |= dict.fromkeys(("A_log", "dt_bias", "g_proj.1.bias"), Shard(0)) | {"o_proj.weight": Shard(1)}
-    numbers = {"q_conv1d.channels": _total(keys), "k_conv1d.channels": _total(keys)}
-    numbers["v_conv1d.channels"] = heads * mixer.value_dim
-    return Cut(parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
+    sections = _packed(mixer.widths, [groups, groups, heads, 1, 1, heads])
+    conv = Sections(tuple(mixer.widths[:3]), (groups, groups, heads))
+    parameters = {"in_proj.weight": sections, "conv.weight": conv}
+    parameters |= dict.fromkeys(("decay_up.weight", "gate_up.weight", "gate_up.bias", "A_log", "dt_bias"), Shard(0))
+    numbers = {"widths": sections, "conv.channels": _total(conv)}
+    return Cut(OUT | parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
 
 
 def _lru(mixer: RGLRU | RotLRU) -> Cut:
