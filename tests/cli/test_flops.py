@@ -22,13 +22,13 @@ BY_HAND = {
     "mamba2": (32 * (64 + 64 + 128 + 128 + 16) + 4 * (64 + 256) + 64 * 32, 2 * 2 * 128 * 32),
     # as gla, with two gates a head, rounded up; the normaliser is a column
     "mlstm": (32 * (16 + 16 + 32 + 32 + 16) + 32 * 32, 2 * 2 * 8 * 17),
-    # q, two of k, of v (twice as wide) and of write strengths; decay, gate, out, and convolutions of 4
+    # q, two of k, of v (twice as wide) and of write strengths, gate and decay, rounded up; out, a convolution of 4
     "gated-deltaproduct": (
-        32 * (32 + 64 + 128 + 4 + 2 + 64) + 64 * 32 + 4 * (32 + 64 + 128),
+        32 * (32 + 64 + 128 + 64 + 4 + 2 + 10) + 64 * 32 + 4 * (32 + 64 + 128),
         5 * 2 * 16 * 32,
     ),
-    # q, k, v and out, their convolutions of 4, decay and gate through 16 channels, and two write strengths
-    "kda": (4 * 32 * 32 + 4 * 3 * 32 + 4 * 32 * 16 + 32 * 2, 3 * 2 * 16 * 16),
+    # q, k, v, decay and gate at 16 channels, two write strengths, rounded up; both gates, out, a convolution of 4
+    "kda": (32 * (3 * 32 + 2 * 16 + 2 + 14) + 2 * 16 * 32 + 32 * 32 + 4 * 3 * 32, 3 * 2 * 16 * 16),
     "lstm": (4 * 32 * 32 + 4 * 2 * 16 * 16, 0),
     "slstm": (4 * 32 * 32 + 4 * 2 * 16 * 16 + 32 * 32, 0),
     "gru": (3 * 32 * 32 + 3 * 2 * 16 * 16, 0),
