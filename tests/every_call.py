@@ -135,6 +135,9 @@ CALLS |= {
     "gated_delta_rule with all options": _changed(
         "gated_delta_rule", lambda draw, s: _raw(draw, s) | _gate(draw, s), qk_l2norm=True, beta_sigmoid=True
     ),
+    "gated_delta_product with all options": _changed(
+        "gated_delta_product", _gate, qk_l2norm=True, beta_sigmoid=True, allow_neg_eigval=True
+    ),
     "kda with all options": _changed(
         "kda", lambda draw, s: _raw(draw, s) | _vector_gate(draw, s), qk_l2norm=True, beta_sigmoid=True
     ),
@@ -181,4 +184,4 @@ PARTS = {
     "soft_cap": Call(soft_cap, lambda draw, s: {"x": draw.normal(s.B, s.T, s.H)}, {"cap": 2.0}, has_state=False),
 }
 # those whose inputs a kernel prepares on a GPU
-FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta_rule", "kda", "mlstm"))] + [*PARTS]
+FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta", "kda", "mlstm"))] + [*PARTS]

@@ -1,9 +1,12 @@
 """Gated DeltaProduct: several delta rules' writes a token, the first of them after the token's decay."""
 
+import math
+from collections.abc import Callable
+
 from torch import Tensor
 
 from .definition import Argument, Finish, MatrixCall, Recurrence
-from .delta_rule import prepared
+from .delta_rule import Inputs, prepared
 from .example import Draw, Sizes
 from .gated_delta_rule import GATE
 from .micro_steps import at_first, at_last, last_of
@@ -23,22 +26,18 @@ def _map(
     qk_l2norm: bool = False,
     beta_sigmoid: bool = False,
     allow_neg_eigval: bool = False,
+    inputs_of: Callable[..., Inputs] = prepared,
 ) -> tuple[MatrixCall, Finish]:
     steps, scale = k.shape[2], default_scale(scale, k)
     k, v, beta = (x.flatten(1, 2) for x in (k, v, beta))
     if g is None and A_log is not None:
         raise TypeError("g: expected a tensor [B, T, H] beside A_log; got None")
-    q, k, g, beta = prepared(q, k, g, beta, A_log, dt_bias, qk_l2norm, beta_sigmoid, allow_neg_eigval)
-    call = MatrixCall(
-        at_last(q, steps),
-        k,
-        v,
-        None if g is None else at_first(g, steps),
-        beta,
-        initial_state=initial_state,
-        scale=scale,
-        delta=True,
-    )
+    q = at_last(q, steps)
+    if g is not None:
+        # what the gate makes no decay of
+        g = at_first(g, steps, 0.0 if A_log is None else -math.inf)
+    q, k, g, beta = inputs_of(q, k, g, beta, A_log, dt_bias, qk_l2norm, beta_sigmoid, allow_neg_eigval)
+    call = MatrixCall(q, k, v, g, beta, initial_state=initial_state, scale=scale, delta=True)
     return call, lambda o, state: (last_of(o, steps), state)
 
 

@@ -4,9 +4,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def at_first(x: Tensor, steps: int) -> Tensor:
-    """x [B, T, H, ...] at the first of each token's steps, 0 at the others: [B, T * steps, H, ...]."""
-    return F.pad(x[:, :, None], (0, 0) * (x.dim() - 2) + (0, steps - 1)).flatten(1, 2)
+def at_first(x: Tensor, steps: int, rest: float = 0.0) -> Tensor:
+    """x [B, T, H, ...] at the first of each token's steps, `rest` at the others: [B, T * steps, H, ...]."""
+    return F.pad(x[:, :, None], (0, 0) * (x.dim() - 2) + (0, steps - 1), value=rest).flatten(1, 2)
 
 
 def at_last(x: Tensor, steps: int) -> Tensor:
