@@ -57,6 +57,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.sizes("dtype")
 @pytest.mark.parametrize(("dtype", "capability"), over_targets(torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("name", KERNELS)
 def test_steps_compile(name, dtype, capability):

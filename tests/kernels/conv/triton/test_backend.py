@@ -45,7 +45,7 @@ def given(kernel, dtype, more, absent=()):
     return {name: made.get(name, 4096) for name in kernel.arg_names}
 
 
-@pytest.mark.sizes("whole")
+@pytest.mark.sizes("whole", "dtype")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("whole", "capability"), over_targets(True, False))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -70,7 +70,7 @@ def compiled(direction, dtype, capability, absent, **heads):
     return made, chosen["steps"]
 
 
-@pytest.mark.sizes("heads")
+@pytest.mark.sizes("heads", "dtype")
 @pytest.mark.parametrize(("heads", "capability"), over_targets(*HEADS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("direction", ["forward", "backward"])

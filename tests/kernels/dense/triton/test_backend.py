@@ -47,7 +47,7 @@ COMPILED += [(lstm, D, target) for D in (32, 128) for target in TARGETS]
 
 
 @pytest.mark.slow
-@pytest.mark.sizes("D")
+@pytest.mark.sizes("D", "reset")
 @pytest.mark.parametrize("reset", [torch.int32, None])
 @pytest.mark.parametrize(("which", "D", "target"), COMPILED, ids=lambda x: getattr(x, "name", str(x)))
 def test_it_compiles_and_keeps_its_registers(which, D, target, reset):

@@ -137,6 +137,7 @@ def compiled(direction, pairs, sizes, gate):
     return compile_for(kernel, 90, given, num_warps=plan["warps"], maxnreg=plan["registers"])
 
 
+@pytest.mark.sizes("sizes", "gate")
 @pytest.mark.parametrize(
     ("direction", "pairs", "sizes", "gate"),
     [

@@ -28,6 +28,7 @@ def test_turns_are_of_as_many_heads_as_each_other():
     ]
 
 
+@pytest.mark.sizes("rows", "group", "keys", "dtype", "out")
 @pytest.mark.parametrize(("rows", "capability"), over_targets(4095, 1))
 @pytest.mark.parametrize(
     ("group", "keys", "dtype", "out"),

@@ -126,6 +126,7 @@ def grouped_by_torch(dq, dk, heads):
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("erase")
 @pytest.mark.parametrize("erase", [False, True], ids=["keys read", "erase keys read"])
 def test_keys_that_read_compile(erase, monkeypatch):
     """The second launch of Hopper's gradients."""

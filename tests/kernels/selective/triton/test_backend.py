@@ -53,6 +53,7 @@ def arguments(dtype, block_d, keep=True, packed=False):
 CASES = [(dtype, block) for dtype in (BF16, FP32) for block in model.BLOCKS["forward"]]
 
 
+@pytest.mark.sizes("dtype", "block")
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize(("dtype", "block"), CASES)
 def test_the_forward_pass_compiles_without_spilling(dtype, block, capability):
@@ -66,6 +67,7 @@ def test_the_forward_pass_compiles_without_spilling(dtype, block, capability):
     assert "ld.global.v4.b32" in made.ptx
 
 
+@pytest.mark.sizes("dtype", "packed")
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize(("dtype", "packed"), [(BF16, False), (FP32, True)])
 def test_the_backward_pass_compiles_and_spills_next_to_nothing(dtype, packed, capability):

@@ -113,7 +113,7 @@ def planned(chunk, keys, values, direction):
     return intra_chunk_hopper.candidates(problem, Device.named("h200"), direction)
 
 
-@pytest.mark.sizes("keys", "values")
+@pytest.mark.sizes("chunk", "keys", "values")
 @pytest.mark.parametrize(
     ("chunk", "keys", "values"), [(64, 64, 64), (128, 64, 64), (256, 128, 128), (128, 128, 64), (512, 64, 128)]
 )

@@ -38,6 +38,7 @@ EXPONENTIAL += [
 ]
 
 
+@pytest.mark.sizes("cu_seqlens", "size")
 @pytest.mark.parametrize(("capability", "cu_seqlens", "size"), EXPONENTIAL)
 def test_exponential_gating_compiles(capability, cu_seqlens, size):
     heads = min(size, 16)

@@ -83,7 +83,7 @@ def launches_of():
 
 
 @pytest.mark.slow
-@pytest.mark.sizes("K", "V")
+@pytest.mark.sizes("K", "V", "beta")
 @pytest.mark.parametrize(
     ("K", "V", "beta"), [(128, 128, False), (128, 128, True), (128, 64, True), (64, 128, False), (64, 64, False)]
 )

@@ -10,6 +10,7 @@ __all__ = ["on_cpu"]
 
 
 @pytest.mark.slow
+@pytest.mark.sizes("K", "V")
 @pytest.mark.parametrize(("K", "V"), WIDTHS)
 def test_the_sweep_of_one_chunk_compiles_and_fits(K, V, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")

@@ -92,7 +92,7 @@ def test_kernels_compile_and_fit(K, V, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.sizes("K", "beta")
+@pytest.mark.sizes("K", "beta", "spilled")
 @pytest.mark.parametrize(("K", "beta", "spilled"), [(64, False, 144), (128, True, 108)])
 def test_gradients_in_a_layers_room_compile(K, beta, spilled, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")

@@ -67,7 +67,7 @@ def test_kernels_of_one_sequence_serve_many(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.sizes("K", "V")
+@pytest.mark.sizes("K", "V", "offsets", "beta")
 @pytest.mark.parametrize(
     ("K", "V", "offsets", "beta"),
     [(128, 128, NEIGHBOURS, False), (64, 64, NEIGHBOURS, True), (128, 128, None, True), (128, 128, NEIGHBOURS, True)],

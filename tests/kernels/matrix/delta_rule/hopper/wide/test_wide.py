@@ -191,7 +191,7 @@ def test_gradients_of_states_are_right_on_the_emulator(on_cpu, of, packed):
 
 
 @pytest.mark.slow
-@pytest.mark.sizes("K", "V")
+@pytest.mark.sizes("K", "V", "packed")
 @pytest.mark.parametrize(("K", "V", "packed"), [(256, 512, None), (192, 384, None), (256, 128, (0, 70, 130))])
 def test_walks_compile_and_fit(monkeypatch, K, V, packed):
     from gluon_compile import compile_launch, recorded

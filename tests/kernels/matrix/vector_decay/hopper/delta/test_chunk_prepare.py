@@ -147,7 +147,7 @@ def problem(K):
     return Problem.of("kda", "matrix", "bfloat16", sizes, {"decay=vector": True, "delta": True})
 
 
-@pytest.mark.sizes("K")
+@pytest.mark.sizes("K", "packed", "dtype")
 @pytest.mark.parametrize(
     ("K", "packed", "dtype"),
     [
