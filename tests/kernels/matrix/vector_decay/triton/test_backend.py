@@ -41,6 +41,8 @@ def arguments(name, dtype, width, columns, block, **given):
     if name == "forward":
         found["saved_ptr"] = None
     constants = {"GROUP": 1, "WIDTH": width, "COLUMNS": columns, "BLOCK": 64, "BLOCK_K": 64, "BLOCK_V": 64, "PARTS": 4}
+    if kernel is gla_chunk_grads:
+        constants |= {"BLOCK_K": 32, "PARTS": 8}
     if kernel is gla_chunk_fwd:
         constants |= {"BLOCK_K": width, "BLOCK_V": block, "STAGES": 2, "REVERSE": name == "reverse"}
     constants |= {"H": 32, "FOLDED": name != "forward", "cu_seqlens": None, "scale": 0.5}
@@ -50,7 +52,7 @@ def arguments(name, dtype, width, columns, block, **given):
 
 
 # what may spill, in bytes; the gradients keep more numbers than registers: docs/notes/vector-decay.md#portable-triton
-MOST = {"prepare": 512, "forward": 128, "reverse": 128, "gradients": 2304}
+MOST = {"prepare": 512, "forward": 128, "reverse": 128, "gradients": 320, ("gradients", 100): 920}
 EVERYWHERE = [(name, 90) for name in KERNELS]
 EVERYWHERE += [(name, capability) for name in ("prepare", "forward") for capability in TARGETS if capability != 90]
 EVERYWHERE += [("gradients", 100)]
@@ -60,7 +62,7 @@ EVERYWHERE += [("gradients", 100)]
 def test_compiles_for_gpus_that_are_not_here(name, capability):
     made = compile_for(KERNELS[name], capability, arguments(name, torch.bfloat16, 64, 64, 64), num_warps=4)
     assert ("wgmma" if capability == 90 else "tcgen05.mma" if capability == 100 else "mma.sync") in made.ptx
-    assert made.stack <= MOST[name]
+    assert made.stack <= MOST.get((name, capability), MOST[name])
 
 
 def test_compiles_packed():

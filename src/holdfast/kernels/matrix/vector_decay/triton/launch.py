@@ -10,15 +10,16 @@ from holdfast.kernels import varlen
 from holdfast.kernels.lib.triton.group_sum import sum_over_groups
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
-from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, PIECE, padded
+from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, GRADIENT_PIECE, PIECE, padded
 from holdfast.recurrences.definition import MatrixCall
 
 from .chunk_grads import gla_chunk_grads
 from .chunk_prepare import gla_chunk_prepare
 from .states import gla_chunk_fwd
 
-# of a chunk's tokens, in the launches of all chunks: each of four warps holds one
-PARTS = 4
+# of a chunk's tokens: in `gla_chunk_prepare` each of four warps holds one, in `gla_chunk_grads` two of half as many
+# columns
+PARTS, GRADIENT_PARTS, GRADIENT_WARPS = 4, 8, 4
 
 
 def _ceil(size: int, part: int) -> int:
@@ -99,7 +100,8 @@ class Passes:
     def folds(self, dg: Tensor) -> bool:
         """Return whether the memory of dg holds a rounded state for each chunk."""
         fits = dg.element_size() == 2 * self.v.element_size() and self.v.shape[3] <= 2 * CHUNK
-        return fits and self.cu_seqlens is None and self.v.shape[1] % CHUNK == 0 and self.k.shape[3] % PIECE == 0
+        is_whole = self.v.shape[1] % CHUNK == 0 and self.k.shape[3] % GRADIENT_PIECE == 0
+        return fits and self.cu_seqlens is None and is_whole
 
     def state_shape(self) -> tuple[int, int, int, int]:
         return self.sequences, self.heads, self.k.shape[3], self.v.shape[3]
@@ -180,13 +182,13 @@ class Passes:
             "GROUP": self.heads // self.q.shape[2],
             "WIDTH": width,
             "COLUMNS": columns,
-            "BLOCK_K": PIECE,
+            "BLOCK_K": GRADIENT_PIECE,
             "BLOCK_V": min(PIECE, padded(columns)),
-            "PARTS": PARTS,
+            "PARTS": GRADIENT_PARTS,
             "FOLDED": folded,
         }
-        blocks = (self.slots * self.heads * _ceil(width, PIECE),)
-        launch(gla_chunk_grads, blocks, tensors, numbers, constants | self.numbers(), PARTS)
+        blocks = (self.slots * self.heads * _ceil(width, GRADIENT_PIECE),)
+        launch(gla_chunk_grads, blocks, tensors, numbers, constants | self.numbers(), GRADIENT_WARPS)
 
 
 def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -228,7 +230,7 @@ def backward(
     states = run.per_chunk()
     run.run_chunks(prepared, run.v, None, run.state, None, states)
 
-    blocks = _ceil(width, PIECE)
+    blocks = _ceil(width, GRADIENT_PIECE)
     dbeta_parts = None if dbeta is None else call.v.new_empty(blocks, *call.v.shape[:3], dtype=torch.float32)
     run.run_grads(do, states, dstates, ChunkGrads(head_dq, head_dk, dg, dbeta_parts), folded)
     if dbeta is not None:

@@ -6,6 +6,8 @@ import triton.language as tl
 from .decay import CHUNK
 
 PIECE = tl.constexpr(64)
+# columns that a program of gradients has
+FOLDED_PIECE = tl.constexpr(32)
 
 
 @triton.jit
@@ -69,11 +71,11 @@ def state_offsets(values, columns, slot, head, H: tl.constexpr, WIDTH: tl.conste
 def folded_state_offsets(values, columns, token, H: tl.constexpr, WIDTH: tl.constexpr):
     """Return the offsets [values, columns] of a chunk's state in memory of numbers twice as large, [B, T, H, WIDTH].
 
-    There may be up to 2 CHUNK values. PIECE columns of two values lie where PIECE columns of one token do, so that the
-    program of a piece finds them where it later writes. token: the chunk's first one of the head.
+    There may be up to 2 CHUNK values. FOLDED_PIECE columns of two values lie where as many columns of one token do, so
+    that the program of a piece finds them where it later writes. token: the chunk's first one of the head.
     """
-    value = (token + values // 2 * H) * (2 * WIDTH) + values % 2 * PIECE
-    return value[:, None] + (columns // PIECE * (2 * PIECE) + columns % PIECE)[None, :]
+    value = (token + values // 2 * H) * (2 * WIDTH) + values % 2 * FOLDED_PIECE
+    return value[:, None] + (columns // FOLDED_PIECE * (2 * FOLDED_PIECE) + columns % FOLDED_PIECE)[None, :]
 
 
 @triton.jit
