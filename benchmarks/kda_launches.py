@@ -1,19 +1,28 @@
-"""The time of each launch of kda's two passes on a GPU: `PYTHONPATH=src python benchmarks/kda_launches.py`.
+"""The time of each launch of kda's two passes on a GPU: `PYTHONPATH=src python benchmarks/kda_launches.py [--triton]`.
 
-bfloat16, K = V = 128, g in float32, at the sizes of bench's suite delta; by PyTorch's profiler, a mean of three calls.
+bfloat16, K = V = 128, g in float32, at the sizes of bench's suite delta; by PyTorch's profiler, a mean of three calls,
+and all of it by events. --triton: without the launches that Hopper has of its own.
 """
+
+import argparse
 
 import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import holdfast
+from holdfast.cli.bench.clock import device_times
+from holdfast.kernels.matrix.vector_decay.triton.delta import launch as launches
 
 SIZES = ((4, 4096, 32), (1, 8192, 96), (1, 32768, 12))
 WIDTH, CALLS = 128, 3
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--triton", action="store_true")
+    if parser.parse_args().triton:
+        launches.hopper_serves = lambda call, cu_seqlens: False
     torch.manual_seed(0)
     for batch, length, heads in SIZES:
         q, k, v = torch.randn(3, batch, length, heads, WIDTH, device="cuda").unbind()
@@ -32,7 +41,8 @@ def main() -> None:
             for _ in range(CALLS):
                 both()
             torch.cuda.synchronize()
-        print(f"B{batch} T{length} H{heads}, both passes, ms")
+        times, _, _ = device_times(both, torch.device("cuda"))
+        print(f"B{batch} T{length} H{heads}, both passes: {times.median_ms:.3f} ms")
         for event in sorted(seen.key_averages(), key=lambda event: -event.device_time_total):
             if event.device_time_total > CALLS:
                 print(f"  {event.device_time_total / CALLS / 1e3:.3f}  {event.count // CALLS} x {event.key[:80]}")
