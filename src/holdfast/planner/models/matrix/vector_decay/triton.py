@@ -24,7 +24,7 @@ CHUNK_SECONDS = 1.2e-6
 WARP_RATE = 3.6e11
 # of a block alone on its SM with so many stages in flight; another block hides the wait
 STAGE_FACTORS = {3: 1.0, 2: 1.28, 1: 1.45}
-# a block's piece, two blocks an SM; of the gradients an H100 took 3.05 ms in pieces of 64, fitted as 4.2e-5, and 2.25
+# a block's piece, two blocks an SM; of the gradients an H100 took 2.92 ms in pieces of 64, fitted as 4.2e-5, and 2.18
 PREPARE_SECONDS = 5e-6
 GRADIENT_SECONDS = 1.55e-5
 
