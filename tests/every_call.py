@@ -184,4 +184,4 @@ PARTS = {
     "soft_cap": Call(soft_cap, lambda draw, s: {"x": draw.normal(s.B, s.T, s.H)}, {"cap": 2.0}, has_state=False),
 }
 # those whose inputs a kernel prepares on a GPU
-FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta", "kda", "mlstm"))] + [*PARTS]
+FUSED = [name for name in CALLS if name.startswith(("delta_rule", "gated_delta", "gdn2", "kda", "mlstm"))] + [*PARTS]

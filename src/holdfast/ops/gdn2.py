@@ -7,6 +7,7 @@ from holdfast.recurrences.gdn2 import GDN2
 
 from . import matrix
 from .check import prepare
+from .delta_inputs import fastest_inputs
 from .kda_gate import fastest_log_decay
 
 
@@ -42,6 +43,6 @@ def gdn2(
     """
     arguments = {"q": q, "k": k, "v": v, "g": g, "b": b, "w": w, "A_log": A_log, "dt_bias": dt_bias}
     given = prepare(GDN2, cu_seqlens, arguments | {"initial_state": initial_state})
-    decay_of = fastest_log_decay(given["g"])
-    mapped = GDN2.map(**given, scale=scale, qk_l2norm=qk_l2norm, lower_bound=lower_bound, decay_of=decay_of)
+    by = {"inputs_of": fastest_inputs(given["q"]), "decay_of": fastest_log_decay(given["g"])}
+    mapped = GDN2.map(**given, scale=scale, qk_l2norm=qk_l2norm, lower_bound=lower_bound, **by)
     return matrix.run(GDN2, mapped, output_final_state, cu_seqlens, backend)

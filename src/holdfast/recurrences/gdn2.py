@@ -5,10 +5,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .definition import Argument, MatrixCall, Recurrence
-from .delta_rule import l2_normalize
+from .delta_rule import Inputs, prepared
 from .example import Draw, Sizes
 from .kda import GATE, log_decay
-from .scalars import flag
 from .simple_gla import QKV, STATE, default_scale, draw_qkv
 
 
@@ -25,11 +24,11 @@ def _map(
     scale: float | None = None,
     qk_l2norm: bool = False,
     lower_bound: float | None = None,
+    inputs_of: Callable[..., Inputs] = prepared,
     decay_of: Callable[..., Tensor] = log_decay,
 ) -> tuple[MatrixCall, None]:
     g, scale = decay_of(g, A_log, dt_bias, lower_bound), default_scale(scale, k)
-    if flag("qk_l2norm", qk_l2norm):
-        q, k = l2_normalize(q), l2_normalize(k)
+    q, k, _, _ = inputs_of(q, k, None, b, None, None, qk_l2norm, False, False)
     # a gate for each head of v, on the key that its group shares; rounded once, to the inputs' dtype
     erase = (b.unflatten(2, (k.shape[2], -1)) * k[:, :, :, None]).flatten(2, 3).to(k.dtype)
     written = (w * v).to(v.dtype)
