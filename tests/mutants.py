@@ -37,6 +37,7 @@ ALSO = {
     "src/holdfast/kernels": ["tests/kernels/test_launched_warps.py", "tests/sanitize/test_recorded_launches.py"],
     "src/holdfast/nn": ["tests/nn/test_starting_values.py"],
     "src/holdfast/ops/gla_layer.py": ["tests/nn/test_gla.py"],
+    "src/holdfast/ops/layer_step_checks.py": ["tests/ops/test_checks.py"],
     "src/holdfast/ops/mamba2_layer.py": ["tests/nn/test_mamba2.py"],
     "src/holdfast/ops/mlstm_layer.py": ["tests/nn/test_mlstm.py", "tests/ops/test_mixer_layers.py"],
     "src/holdfast/cli/bench_command.py": ["tests/cli/bench/test_bench_command.py", "tests/cli/bench/test_live.py"],
