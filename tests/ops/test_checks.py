@@ -18,10 +18,7 @@ def test_limits():
     assert (checks.LIMIT, checks.HALF_LIMIT, checks.WORST) == (2e-5, 2**-6, 8)
 
 
-@pytest.mark.parametrize(
-    "op",
-    [pytest.param("causal_conv1d", marks=pytest.mark.slow), "layer_step", "gla", "retnet", "mlstm", "rglru", "rotlru"],
-)
+@pytest.mark.parametrize("op", ["causal_conv1d", "layer_step", "gla", "retnet", "mlstm", "rglru", "rotlru"])
 def test_pytorch_is_right_by_the_limits_of_what_mixers_have_around_an_op(monkeypatch, op):
     """In each call's own dtype: a draw whose rounding alone exceeds its limit would have doctor blame a kernel."""
     # without those that have an oracle, and those of the chunk primitives, which are large

@@ -37,5 +37,7 @@ def test_gradients_take_the_widest_block_that_fits():
 
     # of blocks of 99 KiB
     assert columns_and_bytes("rtx3090", 128) == (32, 84 * 1024)
+    # beside that, what changes hands between warps
+    assert columns_and_bytes("h200", 128) == (64, 152.5 * 1024)
     # of blocks of 163 KiB, of which twice as many columns with one state's own rows would take 180
     assert columns_and_bytes("a100", 256) == (16, 126 * 1024)
