@@ -67,7 +67,7 @@ def test_the_model_of_the_flashrnn_paper(mixer, heads, millions):
 
 def test_the_schedule_is_told_or_follows():
     config = LanguageModelConfig(steps=5000, lr=0.1)
-    assert [config.changed({"steps": n}).warmup for n in (7, 40, 5000)] == [1, 4, 200]
+    assert [config.changed({"steps": n}).warmup for n in (7, 49, 50, 5000)] == [1, 4, 5, 200]
     assert config.changed({"warmup_steps": 0}).warmup == 0
     assert [config.changed({"min_lr": rate}).floor for rate in (None, 0.05, 0.0)] == [0.1, 0.5, 0]
 
@@ -104,6 +104,9 @@ def test_a_vocabulary_is_the_datas_or_rounded_up():
         ({"seed": -1}, "--seed: expected 0 or more; got -1"),
         ({"local_batch": 0}, "--local-batch: expected 1 or more; got 0"),
         ({"warmup_steps": -1}, "--warmup-steps: expected 0 or more; got -1"),
+        ({"threads": -1}, "--threads: expected 0 or more; got -1"),
+        ({"data": "tokens", "text": "file"}, "--data: expected no --text or --glob beside it"),
+        ({"data": "tokens", "glob": ("*.txt",)}, "--data: expected no --text or --glob beside it"),
         ({"vocabulary": 0}, "--vocabulary: expected 1 or more; got 0"),
         ({"min_lr": 0.1}, r"--min-lr: expected a learning rate from 0 to --lr \(0.002\); got 0.1"),
         ({"min_lr": -1.0}, "--min-lr: expected .*; got -1"),

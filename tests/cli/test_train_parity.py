@@ -38,7 +38,8 @@ def test_each_range_has_its_mean_accuracy(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_no_weight_decays_and_the_rate_follows_the_schedule(monkeypatch):
+@pytest.mark.parametrize("steps", [20, 29])
+def test_no_weight_decays_and_the_rate_follows_the_schedule(monkeypatch, steps):
     decays, rates = [], []
     make = train_parity.make_optimizer
 
@@ -48,9 +49,9 @@ def test_no_weight_decays_and_the_rate_follows_the_schedule(monkeypatch):
 
     monkeypatch.setattr(train_parity, "make_optimizer", made)
     monkeypatch.setattr(train_parity, "learning_rate", lambda *arguments: rates.append(arguments) or 0.0)
-    train_parity.train_parity(ParityConfig(mixer="elman", width=8, steps=20, batch=2, lr=0.25), "cpu")
+    train_parity.train_parity(ParityConfig(mixer="elman", width=8, steps=steps, batch=2, lr=0.25), "cpu")
     assert decays == [(0.25, 0.0)]
-    assert rates == [(step, 20, 0.25, 2) for step in range(20)]
+    assert rates == [(step, steps, 0.25, 2) for step in range(steps)]
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """The calls that doctor checks."""
 
+import pytest
+import torch
+
 from holdfast.ops import checks
 from ops import recorded_checks
 
@@ -13,3 +16,15 @@ def test_checks_are_those_on_record():
 def test_limits():
     """Of float32, of bfloat16, and of a single element over them."""
     assert (checks.LIMIT, checks.HALF_LIMIT, checks.WORST) == (2e-5, 2**-6, 8)
+
+
+@pytest.mark.parametrize("op", ["causal_conv1d", "layer_step", "gla", "retnet", "mlstm", "rglru", "rotlru"])
+def test_pytorch_is_right_by_the_limits_of_what_mixers_have_around_an_op(monkeypatch, op):
+    """In each call's own dtype: a draw whose rounding alone exceeds its limit would have doctor blame a kernel."""
+    # without those that have an oracle, and those of the chunk primitives, which are large
+    monkeypatch.setattr(checks, "of_example", lambda *_, **__: None)
+    monkeypatch.setattr(checks, "draw_chunks", lambda draw, **_: {})
+    made = [check for check in checks.further(torch.device("cpu")) if check.op == op]
+    attempts = [attempt for check in made for attempt, _ in check.tries if attempt is not None]
+    assert attempts
+    assert [attempt.judge(attempt.results(attempt.right))[1] for attempt in attempts] == [""] * len(attempts)

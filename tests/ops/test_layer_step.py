@@ -51,3 +51,19 @@ def test_a_backend_is_chosen_or_refused_by_name():
         stepped(type(call), call._asdict(), "triton")
     with pytest.raises(ValueError, match="backend: expected one of 'triton', 'pytorch' for layer_step; got 'hopper'"):
         stepped(type(call), call._asdict(), "hopper")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("delta", {"B": 2, "H": 4, "K": 6, "V": 5, "W": 4, "N": 5}),
+        ("ssd", {"B": 2, "H": 4, "K": 6, "V": 5, "W": 4, "N": 20}),
+        ("gla", {"B": 2, "H": 4, "K": 6, "V": 5, "W": 0, "N": 5}),
+        ("retnet", {"B": 2, "H": 4, "K": 6, "V": 5, "W": 0, "N": 5}),
+        ("mlstm", {"B": 2, "H": 4, "K": 6, "V": 5, "W": 0, "N": 5}),
+        ("rglru", {"B": 2, "H": 1, "K": 0, "V": 20, "W": 0, "N": 0}),
+    ],
+)
+def test_planning_is_told_sizes_and_0_for_what_a_call_has_not(kind, sizes):
+    problem = layer_step.problem(DRAWN[kind](Draw(0), SIZES))
+    assert dict(problem.sizes) == sizes

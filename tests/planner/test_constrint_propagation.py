@@ -123,6 +123,9 @@ def test_domains() -> None:
     assert common_divisor(range(4, 100, 6)) == 2
     assert without(range(10), 4) == (0, 1, 2, 3, 5, 6, 7, 8, 9)
     assert describe(range(16, 1025, 16)) == "16..1024 in steps of 16"
+    assert [describe(few) for few in (range(1, 3), range(5, 6), (7,))] == ["1..2", "5", "7"]
+    assert describe((1, 2, 4, 8, 16, 32, 64, 128)) == "{1, 2, 4, 8, 16, 32, 64, 128}"
+    assert describe((1, 2, 4, 8, 16, 32, 64, 128, 256, 512)) == "{1, 2, 4, 8, 16, 32, 64, ..., 512}"
 
 
 def test_divisors_and_roots() -> None:

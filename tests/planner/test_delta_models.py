@@ -2,7 +2,7 @@
 
 from holdfast.planner import Device, Problem
 from holdfast.planner.models.matrix.delta_rule.hopper import _segment_chunks
-from holdfast.planner.models.matrix.delta_rule.triton import states_fit_gradients
+from holdfast.planner.models.matrix.delta_rule.triton import gradients_of, states_fit_gradients
 
 
 def test_states_take_the_place_of_gradients_only_where_they_fit():
@@ -25,3 +25,19 @@ def test_a_sequence_is_cut_in_halves_down_to_a_chunk_as_long_as_blocks_are_too_f
     assert segment_chunks(16 * 64, B=66) == [16, 8]
     assert segment_chunks(16 * 64, B=65) == [16, 8, 4]
     assert segment_chunks(16 * 64, B=132) == [16]
+
+
+def test_gradients_take_the_widest_block_that_fits():
+    """In float32 and chunks of 32: at K = 128 the tiles alone, at 256, in two programs, own rows of a state beside."""
+
+    def columns_and_bytes(name, width):
+        sizes = (("B", 2), ("T", 256), ("H", 4), ("Hq", 4), ("K", width), ("V", width))
+        found = gradients_of(Problem("delta_rule", "matrix", "float32", sizes), Device.named(name), 32, 4, 1)
+        return found.plan["grad_columns"], found.shared
+
+    # of blocks of 99 KiB
+    assert columns_and_bytes("rtx3090", 128) == (32, 84 * 1024)
+    # beside that, what changes hands between warps
+    assert columns_and_bytes("h200", 128) == (64, 152.5 * 1024)
+    # of blocks of 163 KiB, of which twice as many columns with one state's own rows would take 180
+    assert columns_and_bytes("a100", 256) == (16, 126 * 1024)
