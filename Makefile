@@ -96,4 +96,6 @@ $(STAMP): pyproject.toml packaging/holdfast-mlx/pyproject.toml constraints.txt
 	fi; \
 	$(BIN)/python -m pip install --quiet -e packaging/holdfast-mlx \
 	  || echo "mlx does not install here: the tests of holdfast.mlx will say that they are skipped." >&2; \
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/peers 'fla-core>=0.6' einops \
+	  || echo "fla-core does not install here: tests of holdfast.integrations.fla will say that they are skipped." >&2; \
 	echo "$$asked" > $@

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "holdfast"
 
 # From the bottom up. A floor imports from itself and from lower ones, never from a neighbour.
-LEVELS = (("planner",), ("recurrences",), ("kernels",), ("ops",), ("nn",), ("mlx", "parallel", "fuzz"), ("cli",))
+NEIGHBOURS = ("mlx", "parallel", "fuzz", "integrations")
+LEVELS = (("planner",), ("recurrences",), ("kernels",), ("ops",), ("nn",), NEIGHBOURS, ("cli",))
 HEIGHT = {floor: height for height, floors in enumerate(LEVELS) for floor in floors}
 # holdfast/__init__.py and __main__.py see every floor, so only the top floor may import from them.
 ROOF = "holdfast"
