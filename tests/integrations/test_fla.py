@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import holdfast
 from holdfast.integrations import fla
-from integrations.fla_calls import CALLS
+from integrations.fla_calls import CALLS, example
 
 ROOT = Path(__file__).parents[2]
 # as the Makefile installs it
@@ -29,9 +31,29 @@ def said():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [call.__name__ for call in CALLS])
 def test_call(said, name):
     assert said[name] is None, said[name]
+
+
+def test_arguments_are_those_of_holdfasts_ops():
+    given, state = example(vector=True), torch.randn(2, 4, 8, 16)
+    A_log, bias = torch.randn(4), torch.randn(4 * 16)
+    found, is_turned = fla.kda_arguments(
+        **given, initial_state=state, state_v_first=True, use_gate_in_kernel=True, A_log=A_log, dt_bias=bias,
+        lower_bound=-5.0, output_final_state=True,
+    )  # fmt: skip
+    gate = {"A_log": A_log, "dt_bias": bias.view(4, 16), "lower_bound": -5.0}
+    right = holdfast.kda(**given, initial_state=state.mT, output_final_state=True, **gate)
+    assert is_turned
+    assert all(map(torch.equal, holdfast.kda(**found), right))
+    given = example()
+    found, is_turned = fla.gated_delta_rule_arguments(*given.values(), use_qk_l2norm_in_kernel=True)
+    assert not is_turned
+    assert torch.equal(holdfast.gated_delta_rule(**found)[0], holdfast.gated_delta_rule(**given, qk_l2norm=True)[0])
+    with pytest.raises(ValueError, match="cp_context: Holdfast's op has none"):
+        fla.gated_delta_rule_arguments(*given.values(), cp_context=object())
 
 
 def test_without_fla():
