@@ -11,6 +11,7 @@ import torch
 
 import holdfast
 from holdfast.integrations import fla
+from holdfast.ops.explain import explain
 from integrations.fla_calls import CALLS, example
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,15 @@ def test_arguments_are_those_of_holdfasts_ops():
     assert torch.equal(holdfast.gated_delta_rule(**found)[0], holdfast.gated_delta_rule(**given, qk_l2norm=True)[0])
     with pytest.raises(ValueError, match="cp_context: Holdfast's op has none"):
         fla.gated_delta_rule_arguments(*given.values(), cp_context=object())
+
+
+@pytest.mark.parametrize("op", ["gated_delta_rule", "kda"])
+def test_what_plain_pytorch_would_run_on_a_gpu_stays_with_fla(op, monkeypatch):
+    monkeypatch.setattr(fla, "explain", lambda op, sizes, dtype, _, *rest: explain(op, sizes, dtype, "h100", *rest))
+    for varlen in (False, True):
+        fla._check_sizes.__wrapped__(op, (1, 1000, 8, 4, 128, 128), "bfloat16", True, varlen)
+    with pytest.raises(ValueError, match=f"{op}: no kernel of Holdfast serves K = 512 and V = 128 in bfloat16"):
+        fla._check_sizes.__wrapped__(op, (1, 1000, 8, 4, 512, 128), "bfloat16", True, False)
 
 
 def test_without_fla():

@@ -5,7 +5,7 @@ does not serve, fla's own kernels run.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ def _register() -> None:
     if getattr(backends, "_DISPATCH_DISABLED", False):
         raise RuntimeError("FLA_DISABLE_BACKEND_DISPATCH=1: fla asks no other library while it is set; unset it")
 
-    def backend(name: str, arguments: Callable[..., Arguments], op: Callable[..., Any]) -> type[Any]:
+    def backend(name: str, arguments: Callable[..., tuple[Arguments, bool]], op: Callable[..., Any]) -> type[Any]:
         def run(self: Any, *given: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
             return _run(op, *arguments(*given, **named))
 
@@ -206,7 +206,7 @@ def _check_served(op: str, given: Arguments) -> None:
         _check_sizes(op, sizes, str(v.dtype).removeprefix("torch."), grad, given["cu_seqlens"] is not None)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _check_sizes(op: str, sizes: tuple[int, ...], dtype: str, grad: bool, varlen: bool) -> None:
     found = explain(op, dict(zip(("B", "T", "H", "Hq", "K", "V"), sizes, strict=True)), dtype, "cuda", grad, varlen)
     for each in found.passes:

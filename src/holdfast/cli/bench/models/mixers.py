@@ -69,9 +69,10 @@ MIXERS = (
     Mixer(
         "gated_delta_product",
         lambda w, head, narrow: hnn.GatedDeltaProduct(w, num_heads=w // head, head_dim=head, expand_v=1),
-        op="gated_delta_product",
+        hnn.GatedDeltaProduct,
+        "gated_delta_product",
     ),
-    Mixer("kda", lambda w, head, narrow: hnn.KDA(w, num_heads=w // head), op="kda"),
+    Mixer("kda", lambda w, head, narrow: hnn.KDA(w, num_heads=w // head), hnn.KDA, "kda"),
     Mixer("mamba1", lambda w, head, narrow: hnn.Mamba(w), op="mamba1"),
     Mixer("mamba2", lambda w, head, narrow: hnn.Mamba2(w, num_heads=2 * w // narrow, d_state=head), op="ssd"),
     Mixer("gla", lambda w, head, narrow: hnn.GLA(w, num_heads=w // head, expand_k=0.5), hnn.GLA, "gla"),
