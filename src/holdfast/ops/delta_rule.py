@@ -5,7 +5,7 @@ from torch import Tensor
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.delta_rule import DELTA_RULE
 
-from . import matrix
+from . import delta_rules
 from .check import prepare
 from .delta_inputs import fastest_inputs
 
@@ -43,5 +43,5 @@ def delta_rule(
     """
     given = prepare(DELTA_RULE, cu_seqlens, {"q": q, "k": k, "v": v, "beta": beta, "initial_state": initial_state})
     options = {"qk_l2norm": qk_l2norm, "beta_sigmoid": beta_sigmoid, "allow_neg_eigval": allow_neg_eigval}
-    mapped = DELTA_RULE.map(**given, scale=scale, **options, inputs_of=fastest_inputs(given["q"]))
-    return matrix.run(DELTA_RULE, mapped, output_final_state, cu_seqlens, backend)
+    options |= {"scale": scale, "inputs_of": fastest_inputs(given["q"])}
+    return delta_rules.run(DELTA_RULE, given, options, k, output_final_state, cu_seqlens, backend)

@@ -6,7 +6,7 @@ from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.gated_delta_product import GATED_DELTA_PRODUCT
 from holdfast.recurrences.scalars import integer
 
-from . import matrix
+from . import delta_rules
 from .check import prepare
 from .delta_inputs import fastest_inputs
 
@@ -51,10 +51,9 @@ def gated_delta_product(
     arguments = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias}
     given = prepare(GATED_DELTA_PRODUCT, cu_seqlens, arguments | {"initial_state": initial_state})
     options = {"qk_l2norm": qk_l2norm, "beta_sigmoid": beta_sigmoid, "allow_neg_eigval": allow_neg_eigval}
-    by = fastest_inputs(given["q"])
-    mapped = GATED_DELTA_PRODUCT.map(**given, scale=scale, **options, inputs_of=by)
+    options |= {"scale": scale, "inputs_of": fastest_inputs(given["q"])}
     offsets = None if cu_seqlens is None else cu_seqlens * given["k"].shape[2]
-    return matrix.run(GATED_DELTA_PRODUCT, mapped, output_final_state, offsets, backend)
+    return delta_rules.run(GATED_DELTA_PRODUCT, given, options, k, output_final_state, offsets, backend)
 
 
 def _by_token(name: str, x: Tensor, steps: int) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.gated_delta_rule import GATED_DELTA_RULE
 
-from . import matrix
+from . import delta_rules
 from .check import prepare
 from .delta_inputs import fastest_inputs
 
@@ -50,5 +50,5 @@ def gated_delta_rule(
     arguments = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias}
     given = prepare(GATED_DELTA_RULE, cu_seqlens, arguments | {"initial_state": initial_state})
     options = {"qk_l2norm": qk_l2norm, "beta_sigmoid": beta_sigmoid, "allow_neg_eigval": allow_neg_eigval}
-    mapped = GATED_DELTA_RULE.map(**given, scale=scale, **options, inputs_of=fastest_inputs(given["q"]))
-    return matrix.run(GATED_DELTA_RULE, mapped, output_final_state, cu_seqlens, backend)
+    options |= {"scale": scale, "inputs_of": fastest_inputs(given["q"])}
+    return delta_rules.run(GATED_DELTA_RULE, given, options, k, output_final_state, cu_seqlens, backend)

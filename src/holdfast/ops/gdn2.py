@@ -5,7 +5,7 @@ from torch import Tensor
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.gdn2 import GDN2
 
-from . import matrix
+from . import delta_rules
 from .check import prepare
 from .delta_inputs import fastest_inputs
 from .kda_gate import fastest_log_decay
@@ -43,6 +43,6 @@ def gdn2(
     """
     arguments = {"q": q, "k": k, "v": v, "g": g, "b": b, "w": w, "A_log": A_log, "dt_bias": dt_bias}
     given = prepare(GDN2, cu_seqlens, arguments | {"initial_state": initial_state})
-    by = {"inputs_of": fastest_inputs(given["q"]), "decay_of": fastest_log_decay(given["g"])}
-    mapped = GDN2.map(**given, scale=scale, qk_l2norm=qk_l2norm, lower_bound=lower_bound, **by)
-    return matrix.run(GDN2, mapped, output_final_state, cu_seqlens, backend)
+    options = {"inputs_of": fastest_inputs(given["q"]), "decay_of": fastest_log_decay(given["g"])}
+    options |= {"scale": scale, "qk_l2norm": qk_l2norm, "lower_bound": lower_bound}
+    return delta_rules.run(GDN2, given, options, k, output_final_state, cu_seqlens, backend)

@@ -5,7 +5,7 @@ from torch import Tensor
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.kda import KDA
 
-from . import matrix
+from . import delta_rules
 from .check import prepare
 from .delta_inputs import fastest_inputs
 from .kda_gate import fastest_log_decay
@@ -48,6 +48,6 @@ def kda(
     arguments = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias}
     given = prepare(KDA, cu_seqlens, arguments | {"initial_state": initial_state})
     options = {"qk_l2norm": qk_l2norm, "beta_sigmoid": beta_sigmoid, "allow_neg_eigval": allow_neg_eigval}
-    by = {"inputs_of": fastest_inputs(given["q"]), "decay_of": fastest_log_decay(given["g"])}
-    mapped = KDA.map(**given, scale=scale, **options, lower_bound=lower_bound, **by)
-    return matrix.run(KDA, mapped, output_final_state, cu_seqlens, backend)
+    options |= {"inputs_of": fastest_inputs(given["q"]), "decay_of": fastest_log_decay(given["g"])}
+    options |= {"scale": scale, "lower_bound": lower_bound}
+    return delta_rules.run(KDA, given, options, k, output_final_state, cu_seqlens, backend)
