@@ -5,7 +5,7 @@ from torch import Tensor
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.comba import COMBA
 
-from . import matrix
+from . import delta_rules
 from .check import prepare
 
 
@@ -41,5 +41,5 @@ def comba(
     """
     arguments = {"q": q, "k": k, "v": v, "p": p, "g": g, "beta": beta, "initial_state": initial_state}
     given = prepare(COMBA, cu_seqlens, arguments)
-    mapped = COMBA.map(**given, scale=scale, qk_l2norm=qk_l2norm)
-    return matrix.run(COMBA, mapped, output_final_state, cu_seqlens, backend)
+    options = {"scale": scale, "qk_l2norm": qk_l2norm}
+    return delta_rules.run(COMBA, given, options, k, output_final_state, cu_seqlens, backend)

@@ -1,5 +1,6 @@
-"""What the ops of delta rules share: checked arguments become a call, in float32 where keys repeat."""
+"""What the ops of delta rules share: checked arguments become a call, in a wider dtype where keys repeat."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,9 +30,9 @@ def run(
 ) -> tuple[Tensor, Tensor | None]:
     """Runs a delta rule.
 
-    Keys that repeat are computed in float32: all of them have one direction, so that each write of a chunk takes most
-    of the one before it back, and roundings to 16 bits, which other keys spread over K directions, add up to several
-    percent of an output.
+    Keys that repeat are computed in float32, those of float32 in float64: all of them have one direction, so that each
+    write of a chunk takes most of the one before it back, and roundings, which other keys spread over K directions,
+    add up to several percent of an output in 16 bits. No kernel takes float64, and on a GPU a warning says so.
 
     Args:
         given: what `prepare` returned. options: the rest of what the recurrence's `map` takes.
@@ -41,14 +42,22 @@ def run(
     Returns and raises as `matrix.run` does; o is in the dtype of the given v.
     """
     dtype = given["v"].dtype
-    is_wide = dtype.itemsize == 2 and repeats(k)
+    wide = torch.float32 if dtype.itemsize == 2 else torch.float64
+    is_wide = dtype != wide and repeats(k)
     if is_wide:
-        inputs = [name for name, x in given.items() if x is not None and recurrence.arguments[name].dtype == "input"]
-        given = {**given, **{name: given[name].float() for name in inputs}}
+        kinds = {name: recurrence.arguments[name].dtype for name, x in given.items() if x is not None}
+        given = {**given, **{name: given[name].to(wide) for name, kind in kinds.items() if kind in ("input", "state")}}
+        if wide == torch.float64 and k.device.type == "cuda" and not torch.compiler.is_compiling():
+            warnings.warn(f"{recurrence.name}: {_why(k, wide)}, which has no kernel; k.contiguous() has", stacklevel=4)
     try:
         o, state = matrix.run(recurrence, recurrence.map(**given, **options), output_final_state, cu_seqlens, backend)
     except ValueError as error:
         if is_wide:
-            error.add_note(f"k is expanded, strides {k.stride()}: such keys are computed in {torch.float32}")
+            error.add_note(_why(k, wide))
         raise
-    return o.to(dtype), state
+    states = torch.promote_types(dtype, torch.float32)
+    return o.to(dtype), None if state is None else state.to(states)
+
+
+def _why(k: Tensor, wide: torch.dtype) -> str:
+    return f"k is expanded, strides {k.stride()}, and such keys are computed in {wide}"

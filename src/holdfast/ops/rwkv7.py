@@ -5,7 +5,7 @@ from torch import Tensor
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences.rwkv7 import RWKV7, STEPS
 
-from . import matrix
+from . import delta_rules
 from .check import prepare
 
 
@@ -40,4 +40,4 @@ def rwkv7(
     arguments = {"r": r, "w": w, "k": k, "v": v, "a": a, "b": b, "initial_state": initial_state}
     given = prepare(RWKV7, cu_seqlens, arguments)
     offsets = None if cu_seqlens is None else cu_seqlens * STEPS
-    return matrix.run(RWKV7, RWKV7.map(**given, scale=scale), output_final_state, offsets, backend)
+    return delta_rules.run(RWKV7, given, {"scale": scale}, b, output_final_state, offsets, backend)

@@ -7,6 +7,7 @@ from holdfast.kernels.selective.triton.backend import TritonSelective
 from holdfast.ops import selective
 from holdfast.planner import Device, Problem
 from holdfast.planner.models.selective import triton as model
+from holdfast.recurrences.mamba1 import MAMBA1
 
 pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
 
@@ -97,6 +98,16 @@ def test_what_stands_around_the_scan_compiles(packed, capability):
     for count in (48, 1):
         given = tensors | sizes | {"count": count}
         assert compile_for(selective_group_grads, capability, given, num_warps=WARPS).stack == 0
+
+
+def test_a_call_of_no_token_has_its_operands():
+    """A kernel is compiled whole, its loop over no chunk too; without B it did not compile."""
+    from holdfast.kernels.selective.triton.launch import Run
+    from kernels.selective.triton.parity import example, plan
+
+    call, _ = MAMBA1.map(**example(FP32, 0))
+    run = Run(plan(), call, None)
+    assert all(x is not None for x in run._operands())
 
 
 def test_both_passes_have_the_same_chunks():

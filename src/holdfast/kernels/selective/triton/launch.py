@@ -43,7 +43,8 @@ class Run:
         torch.mul(call.A.t().float(), math.log2(math.e), out=self.rate)
         timed = {name: getattr(call, name) for name in ("x", "dt", "z", "B", "C")}
         self.timed = {name: None if x is None else _rows(x) for name, x in timed.items()}
-        self.B, self.C = self._wide(2, *self._laid_out()).unbind() if self.places else (None, None)
+        # of no token too: what is None is compiled away, and the kernels' loops are not
+        self.B, self.C = self._wide(2, *self._laid_out()).unbind()
         if self.places:
             self._prepare()
         self.skip, self.bias = (None if x is None else _narrow(x.contiguous()) for x in (call.D, call.dt_bias))
