@@ -32,6 +32,7 @@ def delta_rule(
 
     Args:
         k: keys [B, T, Hq, K]; the recurrence is stable for beta |k|^2 <= 2, so keys are usually normalised to length 1.
+            Keys expanded along T or K are computed in float32, those of float32 in float64, which has no kernel.
         beta: write strength [B, T, H], 0 to 1, or to 2 for negative eigenvalues; any floating dtype.
         qk_l2norm: divides each query and key by sqrt(|.|^2 + 1e-6) first.
         beta_sigmoid: takes sigmoid(beta) as the write strength.

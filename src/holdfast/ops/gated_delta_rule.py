@@ -35,6 +35,7 @@ def gated_delta_rule(
 
     Args:
         k: keys [B, T, Hq, K]; the recurrence is stable for beta |k|^2 <= 2, so keys are usually normalised to length 1.
+            Keys expanded along T or K are computed in float32, those of float32 in float64, which has no kernel.
         g: natural-log decay, at most 0, [B, T, H] or constant [H]; any floating dtype.
         beta: write strength [B, T, H], 0 to 1, or to 2 for negative eigenvalues; any floating dtype.
         A_log, dt_bias: [H], any floating dtype. With A_log, g is a step size before its softplus, and the log decay is
