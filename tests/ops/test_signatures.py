@@ -48,6 +48,7 @@ DEFAULTS = {
     "causal_conv1d": EVERY | {"bias": None, "activation": None},
     "causal_conv1d_update": {"bias": None, "activation": None, "backend": None},
     "step": {"backend": None},
+    "pooled_step": {"next_slots": None, "accepted": None, "keys_last": False, "backend": None},
     "explain": {
         "sizes": None, "dtype": "float32", "device": "cpu", "needs_grad": True, "varlen": False, "backend": None,
         "calls": 0,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.recurrences import RECURRENCES
-from holdfast.recurrences.definition import MatrixCall, SelectiveCall
+from holdfast.recurrences.definition import MatrixCall, Recurrence, SelectiveCall
 from holdfast.recurrences.mlstm import Gating
 from holdfast.recurrences.oracle_matrix import floor_of
 from holdfast.recurrences.scalars import number
@@ -58,31 +58,55 @@ def step(
             in the message; for a backend that is unknown or cannot serve the call.
         NotImplementedError: for a tensor with a tangent, as of torch.func.jvp.
     """
-    known = [name for name, recurrence in RECURRENCES.items() if recurrence.family in ("matrix", "selective")]
-    if op not in known:
-        raise ValueError(f"op: expected one of {', '.join(known)}; got {op!r}")
-    recurrence = RECURRENCES[op]
-    options = {name: x for name, x in arguments.items() if name not in recurrence.arguments}
-    for name in options:
-        if name not in _PARAMETERS[op]:
-            raise TypeError(f"arguments: expected names that {op} takes; got {name!r}")
-    if "initial_state" in arguments:
-        raise TypeError("arguments: expected no initial_state, which is state; got one")
-    tensors = {name: arguments.get(name) for name in recurrence.arguments if name != "initial_state"}
-    given = prepare(recurrence, None, tensors | {"initial_state": state})
-    refuse_forward_mode("step", tree_leaves((given, options)))
+    recurrence = _known(op, ("matrix", "selective"))
+    given, options = _checked(recurrence, arguments, state)
     if op == "mlstm":
         return _mlstm(given, name_of(backend), **options)
-    if "inputs_of" in _PREPARED[op]:
-        options["inputs_of"] = fastest_inputs(given["q"])
-    if "decay_of" in _PREPARED[op]:
-        options["decay_of"] = fastest_log_decay(given["g"])
-    call, finish = recurrence.map(**given, **options)
+    call, finish = _mapped(recurrence, given, options)
     _check_token(given[next(iter(recurrence.arguments))], state)
     if isinstance(call, SelectiveCall):
         return selective.selective_step(*call[:8], state, call.softplus, op, name_of(backend))
     o = matrix.matrix_step(*call[:6], state, *call[7:], recurrence.name, name_of(backend))
     return o if finish is None else finish(o, state)[0]
+
+
+def matrix_call(op: str, arguments: Mapping[str, Any]) -> tuple[MatrixCall, Any]:
+    """What a matrix recurrence makes of an op's arguments without a state, as its `map` returns it.
+
+    Raises ValueError or TypeError as `step` does.
+    """
+    recurrence = _known(op, ("matrix",))
+    return _mapped(recurrence, *_checked(recurrence, arguments, None))
+
+
+def _known(op: str, families: tuple[str, ...]) -> Recurrence:
+    known = [name for name, recurrence in RECURRENCES.items() if recurrence.family in families]
+    if op not in known:
+        raise ValueError(f"op: expected one of {', '.join(known)}; got {op!r}")
+    return RECURRENCES[op]
+
+
+def _checked(recurrence: Recurrence, arguments: Mapping[str, Any], state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The checked tensors, the state as the initial one, and the options."""
+    options = {name: x for name, x in arguments.items() if name not in recurrence.arguments}
+    for name in options:
+        if name not in _PARAMETERS[recurrence.name]:
+            raise TypeError(f"arguments: expected names that {recurrence.name} takes; got {name!r}")
+    if "initial_state" in arguments:
+        raise TypeError("arguments: expected no initial_state, which is state; got one")
+    tensors = {name: arguments.get(name) for name in recurrence.arguments if name != "initial_state"}
+    given = prepare(recurrence, None, tensors | {"initial_state": state})
+    refuse_forward_mode("step", tree_leaves((given, options)))
+    return given, options
+
+
+def _mapped(recurrence: Recurrence, given: Mapping[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
+    prepared = _PREPARED[recurrence.name]
+    if "inputs_of" in prepared:
+        options = options | {"inputs_of": fastest_inputs(given["q"])}
+    if "decay_of" in prepared:
+        options = options | {"decay_of": fastest_log_decay(given["g"])}
+    return recurrence.map(**given, **options)
 
 
 def _check_token(first: Tensor, state: Tensor) -> None:

@@ -1,9 +1,12 @@
-"""The backend of decoding: one token a sequence and no gradient, for every matrix recurrence."""
+"""The backends of decoding without gradients: one token a sequence, and a few on a pool of states."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.triton.support import refusal
+from holdfast.kernels.matrix.decode.call import Pool
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.decode import triton as model
 from holdfast.recurrences.definition import MatrixCall
@@ -50,3 +53,35 @@ class TritonDecode:
         self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
     ) -> tuple[list[Tensor | None], Tensor | None]:
         raise NotImplementedError("decode: rejects calls that need gradients")
+
+
+class TritonPool(TritonDecode):
+    """A few tokens a sequence on a pool of states, in float32 in between.
+
+    Its plan does not depend on how many sequences there are, so that no sequence's numbers do.
+    """
+
+    MOST_TOKENS = 8
+
+    def reject(self, problem: Problem, device: Device) -> str | None:
+        if "normalizer" in problem.traits:
+            return "a pool's states have no normaliser"
+        if not 1 <= problem["T"] <= self.MOST_TOKENS:
+            return f"it takes 1 to {self.MOST_TOKENS} tokens a sequence; got {problem['T']}"
+        return super().reject(_with(problem, T=1), device)
+
+    def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
+        return super().candidates(_with(problem, B=64), device, direction)
+
+    def update(self, plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
+        """Return o [B, L, H, V]; the pool's states go on."""
+        from holdfast.kernels.runtime.launch import on_device_of
+
+        from . import launch
+
+        with on_device_of(call.v):
+            return launch.update(plan, call, pool)
+
+
+def _with(problem: Problem, **sizes: int) -> Problem:
+    return replace(problem, sizes=tuple((dict(problem.sizes) | sizes).items()))

@@ -12,6 +12,17 @@ from holdfast.recurrences.definition import MatrixCall
 
 
 @triton.jit
+def update_state(state, k, e, v, decay, beta, DELTA: tl.constexpr, ERASE_BEFORE_DECAY: tl.constexpr):
+    """Return the state [BLOCK_K, BLOCK_V] after a token: MatrixCall's decay, erasure and write."""
+    if ERASE_BEFORE_DECAY:
+        v -= tl.sum(state * e[:, None], 0)
+    state *= decay[:, None]
+    if DELTA and not ERASE_BEFORE_DECAY:
+        v -= tl.sum(state * e[:, None], 0)
+    return state + (beta * k)[:, None] * v[None, :]
+
+
+@triton.jit
 def matrix_decode(
     q_ptr, k_ptr, e_ptr, v_ptr, g_ptr, beta_ptr, m_ptr, state_ptr, o_ptr, next_ptr,
     H, scale, eps, q_batch, q_head, k_batch, k_head, e_batch, e_head, v_batch, v_head, g_batch, g_head, g_key,
@@ -57,15 +68,10 @@ def matrix_decode(
     if e_ptr is not None:
         e_at = e_ptr + batch * e_batch + (head // ERASE_GROUP) * e_head + rows
         e = tl.load(e_at, mask=in_rows, other=0.0).to(tl.float32)
-    if ERASE_BEFORE_DECAY:
-        v -= tl.sum(state * e[:, None], 0)
-    state *= decay[:, None]
     beta = 1.0
     if beta_ptr is not None:
         beta = tl.load(beta_ptr + batch * beta_batch + head * beta_head).to(tl.float32)
-    if DELTA and not ERASE_BEFORE_DECAY:
-        v -= tl.sum(state * e[:, None], 0)
-    state += (beta * k)[:, None] * v[None, :]
+    state = update_state(state, k, e, v, decay, beta, DELTA, ERASE_BEFORE_DECAY)
     o = scale * tl.sum(state * q[:, None], 0)
     if m_ptr is not None:
         norm = (beta * k).to(tl.float32)

@@ -1,0 +1,47 @@
+"""The launch of a few tokens on a pool of states."""
+
+import torch
+from torch import Tensor
+
+from holdfast.kernels.matrix.decode.call import Pool
+from holdfast.kernels.runtime.launch import launch
+from holdfast.planner import Plan
+from holdfast.recurrences.definition import MatrixCall
+
+from .update import matrix_decode_pool
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x [B, L, heads, D], its last two axes dense."""
+    return x if x.stride(3) == 1 and (x.stride(2) == x.shape[3] or x.shape[2] == 1) else x.contiguous()
+
+
+def update(plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
+    """Return o [B, L, H, V]; the pool's states go on."""
+    batch, tokens, heads, values = call.v.shape
+    keys = call.k.shape[3]
+    o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
+    q, k, v, e = (None if x is None else _rows(x) for x in (call.q, call.k, call.v, call.e))
+    g, beta = (None if x is None else x.contiguous() for x in (call.g, call.beta))
+    tensors = (q, k, e, v, g, beta, o, pool.states, pool.slots, pool.next_slots, pool.accepted)
+    strides = (n for x in (q, k, e, v) for n in ((0, 0) if x is None else x.stride()[:2]))
+    numbers = (heads, pool.states.shape[0], call.scale, pool.states.stride(0), *strides)
+    constants = {
+        "TOKENS": tokens,
+        "GROUP": heads // call.q.shape[2],
+        "ERASE_GROUP": 1 if e is None else heads // e.shape[2],
+        "K": keys,
+        "V": values,
+        "BLOCK_K": 1 << (keys - 1).bit_length(),
+        "BLOCK_V": plan["columns"],
+        "VECTOR": g is not None and g.dim() == 4,
+        "DELTA": call.delta,
+        "ERASE_BEFORE_DECAY": call.delta and call.erase_before_decay,
+        "KEYS_LAST": pool.keys_last,
+        "EACH": pool.next_slots.dim() == 2,
+    }
+    if batch and pool.states.shape[0]:
+        splits = -(-values // plan["columns"])
+        launch(matrix_decode_pool, (batch * heads * splits,), tensors, numbers, constants, plan["warps"])
+        return o
+    return o.zero_()

@@ -1,0 +1,75 @@
+"""A few tokens on a pool of states without a GPU: in the interpreter, and compiled for GPUs that are not here."""
+
+import pytest
+import torch
+
+from holdfast.kernels.matrix.decode.triton.backend import TritonPool
+from holdfast.planner import Device, Problem
+
+pytest.importorskip("triton")
+from holdfast.kernels.matrix.decode.triton.update import matrix_decode_pool
+from interpreted import interpret
+from kernels.matrix.decode.triton.pool_parity import OPS, check
+from triton_compile import TARGETS, compile_for
+
+
+def test_pools_interpreted():
+    assert "comba" in interpret("kernels.matrix.decode.triton.pool_parity", "interpreted")
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize(
+    ("tokens", "wide", "keys_last", "accepted"),
+    [(1, torch.float32, False, None), (4, torch.bfloat16, True, torch.int32)],
+)
+def test_pools_compile(capability, tokens, wide, keys_last, accepted):
+    found = dict.fromkeys(matrix_decode_pool.arg_names, 128) | {"scale": 0.1, "GROUP": 1, "ERASE_GROUP": 1}
+    found |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), torch.bfloat16) | {"e_ptr": None, "pool_ptr": wide}
+    found |= {"g_ptr": torch.float32, "beta_ptr": torch.float32, "slots_ptr": torch.int32, "next_ptr": torch.int32}
+    found |= {
+        "accepted_ptr": accepted,
+        "TOKENS": tokens,
+        "K": 128,
+        "V": 128,
+        "BLOCK_K": 128,
+        "BLOCK_V": 32,
+        "VECTOR": False,
+    }
+    found |= {"DELTA": True, "ERASE_BEFORE_DECAY": False, "KEYS_LAST": keys_last, "EACH": False}
+    made = compile_for(matrix_decode_pool, capability, found, num_warps=4)
+    assert made.stack == 0
+    # the state moves 16 bytes a thread at a time
+    assert "ld.global.v4" in made.ptx
+    assert "st.global.v4" in made.ptx
+
+
+def problem(traits=(), **changed):
+    sizes = {"B": 4, "T": 1, "H": 32, "Hq": 32, "K": 128, "V": 128}
+    return Problem.of("gla", "matrix", "bfloat16", sizes | changed, dict.fromkeys(traits, True))
+
+
+def test_what_a_pool_cannot_serve_is_said():
+    device = Device.named("h200")
+    assert TritonPool().reject(problem(T=8), device) is None
+    assert "1 to 8 tokens" in TritonPool().reject(problem(T=9), device)
+    assert "1 to 8 tokens" in TritonPool().reject(problem(T=0), device)
+    assert "no normaliser" in TritonPool().reject(problem(["normalizer"]), device)
+    assert "at most 512" in TritonPool().reject(problem(K=1024), device)
+
+
+def test_the_plan_does_not_depend_on_the_batch():
+    device = Device.named("h200")
+    plans = {
+        TritonPool().candidates(problem(B=B, T=T), device, "forward")[0].plan for B in (1, 64, 4096) for T in (1, 4)
+    }
+    assert len(plans) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keys_last", [False, True])
+@pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_pools_on_a_gpu(name, wide, keys_last):
+    for tokens in (1, 4, 8):
+        check(name, tokens, torch.bfloat16, wide, keys_last, "cuda")
+        check(name, tokens, torch.float32, wide, keys_last, "cuda", views=tokens % 3, K=128, V=64)
