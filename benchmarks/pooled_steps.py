@@ -1,9 +1,9 @@
 """Steps of the gated delta rule on a pool of states: `PYTHONPATH=src python benchmarks/pooled_steps.py [OUT.json]`.
 
-On a GPU: 32 heads, K = V = 128, bfloat16 tokens, batches of 1 to 256 on states of float32, bfloat16 and float16, K or V last, 1
-to 8 tokens. Device times of graph replays, beside a copy of as many bytes as a step reads and writes of states, timed in
-the same run. Then, bit for bit: a sequence beside others and alone, and four tokens of which two were accepted against
-two steps.
+On a GPU: 32 heads, K = V = 128, bfloat16 tokens, batches of 1 to 256 on states of float32, bfloat16 and float16, K or V
+last, 1 to 8 tokens. Device times of graph replays, beside a copy of as many bytes as a step reads and writes of states,
+timed in the same run. Then, bit for bit: a sequence beside others and alone, and four tokens of which two were accepted
+against two steps.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import holdfast
-from holdfast.cli.bench.clock import device_times
+from holdfast.cli.bench.clock import time_runs
 from holdfast.cli.bench.record import commit, versions
 from holdfast.ops import pooled_step
 
@@ -40,9 +40,9 @@ def indices(slots: int, batch: int) -> Tensor:
 def timed(batch: int, tokens: int, dtype: torch.dtype, keys_last: bool) -> dict[str, object]:
     pool, given = new_pool(batch + 8, dtype), arguments(batch, tokens)
     slots = indices(batch + 8, batch)
-    step, _, _ = device_times(lambda: pooled_step("gated_delta_rule", given, pool, slots, keys_last=keys_last), DEVICE)
+    step = time_runs(lambda: pooled_step("gated_delta_rule", given, pool, slots, keys_last=keys_last), DEVICE, "graph")
     source, into = pool[:batch], torch.empty_like(pool[:batch])
-    copy, _, _ = device_times(lambda: into.copy_(source), DEVICE)
+    copy = time_runs(lambda: into.copy_(source), DEVICE, "graph")
     return {
         "B": batch, "tokens": tokens, "pool": str(dtype).removeprefix("torch."), "keys_last": keys_last,
         "step_ms": step.median_ms, "copy_ms": copy.median_ms, "share_of_copy": copy.median_ms / step.median_ms,
