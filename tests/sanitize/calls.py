@@ -25,6 +25,7 @@ from holdfast.ops.layer_step import LayerStep
 from holdfast.ops.layer_step_checks import DRAWN, stepped
 from holdfast.ops.lru_gates import lru_gates
 from holdfast.ops.parity import values_and_grads
+from holdfast.ops.pooled_step_checks import draw_pool, pooled
 from holdfast.ops.rotary import rotary
 from holdfast.ops.soft_cap import soft_cap
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
@@ -258,6 +259,8 @@ def _decoding() -> Iterator[Call]:
         yield _of(name, "decode", B=2, T=1, H=4, Hq=2, K=64, V=40, grads=False)
     for name in ("simple_gla", "gla", "gated_delta_rule", "mlstm"):
         yield Call(f"step {name}", lambda device, name=name: _token(device, name))
+    for keys_last in (False, True):
+        yield Call(f"pooled_step {keys_last}", lambda device, keys_last=keys_last: _in_a_pool(device, keys_last))
 
 
 def _token(device: torch.device, name: str) -> None:
@@ -267,6 +270,12 @@ def _token(device: torch.device, name: str) -> None:
     # from the third on what was recorded runs
     for _ in range(4):
         step(name, arguments, state)
+
+
+def _in_a_pool(device: torch.device, keys_last: bool) -> None:
+    a = draw_pool(Draw(0, BF16, device), Sizes(B=3, T=3, H=4, Hq=2, K=24, V=20))
+    for _ in range(4):
+        pooled(a, "decode", keys_last)
 
 
 def _chunk_primitives() -> Iterator[Call]:

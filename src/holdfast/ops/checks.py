@@ -36,6 +36,8 @@ from .layer_step_checks import DRAWN, draw_delta, stepped
 from .lru_gates import lru_gates
 from .mlstm import mlstm
 from .parity import cast, largest_error, leaves, relative_error, values_and_grads
+from .pooled_step import BACKENDS as POOL_BACKENDS
+from .pooled_step_checks import draw_pool, pooled
 from .retnet import retnet
 from .rglru import rglru
 from .rotary import rotary
@@ -179,6 +181,11 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
         yield Check("causal_conv1d", backend, ((attempt, partial(convolve, backend=backend.name)),))
     for backend in LAYER_STEP_BACKENDS:
         yield Check("layer_step", backend, (_layer_step(draw_delta, backend.name, seed, device),))
+    tokens = of_draw(
+        partial(draw_pool, sizes=replace(SIZES, B=3, T=3)), partial(pooled, backend="reference"), seed, device
+    )
+    for backend in POOL_BACKENDS:
+        yield Check("pooled_step", backend, ((replace(tokens, grads=False), partial(pooled, backend=backend.name)),))
 
 
 def further(device: torch.device, seed: int = 0) -> Iterator[Check]:

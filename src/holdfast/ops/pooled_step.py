@@ -1,6 +1,7 @@
 """pooled_step: a few tokens of a matrix recurrence on a pool of states, as engines that serve models hold them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -143,7 +144,10 @@ def _run(
 ) -> Tensor:
     """o [B, L, H, V] in v's dtype of a MatrixCall without a normaliser; pool is updated."""
     call = MatrixCall(q, k, v, g, beta, e=e, scale=scale, delta=delta, erase_before_decay=erase_before_decay)
-    chosen, plan = resolve(BACKENDS, problem(op, call, None, False), describe(v.device), backend, "forward")
+    what = problem(op, call, None, False)
+    traits = {"keys_last": keys_last, "wide_states": pool.element_size() >= 4}
+    what = replace(what, traits=what.traits | {name for name, held in traits.items() if held})
+    chosen, plan = resolve(BACKENDS, what, describe(v.device), backend, "forward")
     with torch.autocast(v.device.type, enabled=False):
         return chosen.update(plan, call, Pool(pool, slots, next_slots, accepted, keys_last))
 

@@ -5,6 +5,7 @@ import torch
 
 from holdfast.kernels.matrix.decode.triton.backend import TritonPool
 from holdfast.planner import Device, Problem
+from holdfast.planner.models.matrix.decode.triton import STATE_REGISTERS, pool_plan
 
 pytest.importorskip("triton")
 from holdfast.kernels.matrix.decode.triton.update import matrix_decode_pool
@@ -55,6 +56,23 @@ def test_what_a_pool_cannot_serve_is_said():
     assert "1 to 8 tokens" in TritonPool().reject(problem(T=0), device)
     assert "no normaliser" in TritonPool().reject(problem(["normalizer"]), device)
     assert "at most 512" in TritonPool().reject(problem(K=1024), device)
+
+
+@pytest.mark.parametrize("keys_last", [False, True])
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_programs_part_of_a_state_fits_its_registers(keys_last, is_wide):
+    for keys in (1, 16, 100, 128, 256, 512):
+        for values in (1, 20, 128, 512):
+            plan = pool_plan(keys, values, keys_last, is_wide)
+            held = (1 << (keys - 1).bit_length()) * plan["columns"]
+            assert held <= STATE_REGISTERS * 32 * plan["warps"]
+            assert plan["columns"] & (plan["columns"] - 1) == 0
+            assert 1 <= plan["columns"] < 2 * values
+            assert plan["warps"] in (1, 2, 4, 8)
+    # what was measured
+    chosen = pool_plan(128, 128, keys_last, is_wide)
+    right = {(False, False): (32, 2), (False, True): (32, 2), (True, False): (16, 1), (True, True): (8, 1)}
+    assert (chosen["columns"], chosen["warps"]) == right[keys_last, is_wide]
 
 
 def test_the_plan_does_not_depend_on_the_batch():

@@ -68,10 +68,12 @@ class TritonPool(TritonDecode):
             return "a pool's states have no normaliser"
         if not 1 <= problem["T"] <= self.MOST_TOKENS:
             return f"it takes 1 to {self.MOST_TOKENS} tokens a sequence; got {problem['T']}"
-        return super().reject(_with(problem, T=1), device)
+        one = replace(problem, sizes=tuple((dict(problem.sizes) | {"T": 1}).items()))
+        return super().reject(one, device)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        return super().candidates(_with(problem, B=64), device, direction)
+        traits = problem.traits
+        return (Candidate(model.pool_plan(problem["K"], problem["V"], "keys_last" in traits, "wide_states" in traits)),)
 
     def update(self, plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
         """Return o [B, L, H, V]; the pool's states go on."""
@@ -81,7 +83,3 @@ class TritonPool(TritonDecode):
 
         with on_device_of(call.v):
             return launch.update(plan, call, pool)
-
-
-def _with(problem: Problem, **sizes: int) -> Problem:
-    return replace(problem, sizes=tuple((dict(problem.sizes) | sizes).items()))
