@@ -1,5 +1,7 @@
 """causal_conv1d against torch's convolution, in pieces, packed, as a custom op; its steps of decoding; its errors."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -141,6 +143,58 @@ def test_a_state_may_be_a_part_of_a_wider_one_in_any_dtype():
     assert held[:, 4].eq(0).all()
 
 
+def _index(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_in_a_pool(dtype):
+    given = arguments(torch.float32)
+    pool = torch.randn(5, 3, 6).to(dtype)
+    before, options = pool.clone(), (given["weight"], given["bias"], "silu")
+    held = pool[[4, 0]].clone()
+    right = torch.stack([holdfast.causal_conv1d_update(x, held, *options) for x in given["x"].unbind(1)], 1)
+    y = holdfast.causal_conv1d_update(given["x"], pool, *options, slots=_index(4, 0))
+    assert torch.equal(y, right)
+    assert torch.equal(pool[[4, 0]], held)
+    assert torch.equal(pool[1:4], before[1:4])
+
+
+def test_decoding_in_a_pool_with_padding_and_tokens_taken_back():
+    given = arguments(torch.float32)
+    pool = torch.randn(5, 3, 6)
+    before, options = pool.clone(), (given["weight"], given["bias"])
+    update = partial(holdfast.causal_conv1d_update, given["x"], pool, *options)
+    y = update(slots=_index(-1, 2), next_slots=_index(1, 5))
+    assert not y[0].any()
+    assert y[1].any()
+    assert torch.equal(pool, before)
+    update(slots=_index(4, 0), next_slots=_index(1, 0), accepted=_index(0, 2))
+    assert torch.equal(pool[1], before[4])
+    assert torch.equal(pool[0], torch.cat([before[0], given["x"][1, :2]])[-3:])
+    assert torch.equal(pool[2:], before[2:])
+    places = torch.full((2, 11), -1, dtype=torch.int32)
+    places[0, 10] = 3
+    update(slots=_index(4, 0), next_slots=places)
+    assert torch.equal(pool[3], given["x"][0, -3:])
+    assert torch.equal(pool[4], before[4])
+    held = pool.clone()
+    one = holdfast.causal_conv1d_update(given["x"][:, 0], pool, *options, slots=_index(-1, 1))
+    assert one.shape == (2, 6)
+    assert torch.equal(pool[1], torch.cat([held[1], given["x"][1, :1]])[-3:])
+
+
+def test_what_a_pool_does_not_take():
+    given, pool = arguments(torch.float32), torch.randn(5, 3, 6)
+    update = partial(holdfast.causal_conv1d_update, given["x"], pool, given["weight"])
+    with pytest.raises(TypeError, match="slots: expected a tensor beside next_slots and accepted; got None"):
+        update(next_slots=_index(0, 1))
+    with pytest.raises(TypeError, match=r"slots: expected torch.int32; got torch.int64"):
+        update(slots=_index(0, 1).long())
+    with pytest.raises(ValueError, match=r"conv_state: expected shape \[slots, W-1=3, D=6\]"):
+        holdfast.causal_conv1d_update(given["x"], pool[:, 1:], given["weight"], slots=_index(0, 1))
+
+
 def test_no_steps():
     given = arguments(T=0)
     y, final, *grads = values_and_grads(run, given)
@@ -159,7 +213,10 @@ def test_opcheck():
     grads = torch.randn(2, 11, 6), torch.randn(2, 3, 6)
     torch.library.opcheck(torch.ops.holdfast.conv_backward.default, (*grads, *tensors, "silu", None, ""))
     x, weight, bias, state = tensors
-    torch.library.opcheck(torch.ops.holdfast.conv_update.default, (x, weight, bias, state, "silu", ""))
+    update = torch.ops.holdfast.conv_update.default
+    torch.library.opcheck(update, (x, weight, bias, state, None, None, None, "silu", ""))
+    read, accepted = torch.tensor([[1, 0], [3, 11]], dtype=torch.int32)
+    torch.library.opcheck(update, (x, weight, bias, state, read, read, accepted, "silu", ""))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -260,6 +317,7 @@ def test_on_a_gpu_no_sequence_sees_another():
 def test_on_a_gpu_decoding_is_the_forward_pass(state):
     call, _ = conv_parity.example(T=40, D=300, state=False, dtype=torch.bfloat16, device="cuda")
     conv_parity.decoded(call, torch.randn(2, 3, 300, device="cuda").to(state))
+    conv_parity.decoded_in_a_pool(call, state)
 
 
 @pytest.mark.gpu

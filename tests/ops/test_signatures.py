@@ -46,7 +46,9 @@ DEFAULTS = {
         "gate": None, "weight": None, "eps": 1e-5, "activation": "silu", "center": False, "backend": None,
     },
     "causal_conv1d": EVERY | {"bias": None, "activation": None},
-    "causal_conv1d_update": {"bias": None, "activation": None, "backend": None},
+    "causal_conv1d_update": {
+        "bias": None, "activation": None, "backend": None, "slots": None, "next_slots": None, "accepted": None,
+    },
     "step": {"backend": None},
     "pooled_step": {"next_slots": None, "accepted": None, "keys_last": False, "backend": None},
     "explain": {

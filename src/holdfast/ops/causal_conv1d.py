@@ -12,6 +12,7 @@ from holdfast.kernels.conv.torch.backend import PyTorchConv
 from holdfast.kernels.conv.triton.backend import TritonConv
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.kernels.select import clearable_cache, resolve
+from holdfast.kernels.slots import Slots
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag
@@ -19,6 +20,7 @@ from holdfast.recurrences.scalars import flag
 from .check import check_arguments, name_of, needs_grad
 from .derivatives import refuse_forward_mode
 from .registration import define, differentiable
+from .slot_checks import check_slots
 
 BACKENDS = (TritonConv(), PyTorchConv())
 
@@ -31,6 +33,7 @@ ARGUMENTS = _TENSORS | {
     "initial_state": Argument("inputs before the first, oldest first", "sequences W-1 D", "state", required=False)
 }
 UPDATE_ARGUMENTS = _TENSORS | {"conv_state": Argument("inputs before the first, oldest first", "B W-1 D", "float")}
+_IN_A_POOL = _TENSORS | {"conv_state": Argument("inputs before the first, oldest first", "slots W-1 D", "float")}
 
 
 @replayed
@@ -88,6 +91,10 @@ def causal_conv1d_update(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     backend: str | None = None,
+    *,
+    slots: Tensor | None = None,
+    next_slots: Tensor | None = None,
+    accepted: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d` of one token a sequence, or a few, with the state's memory used again.
 
@@ -98,6 +105,9 @@ def causal_conv1d_update(
         conv_state: the W - 1 inputs before, [B, W - 1, D], oldest first, channels side by side, any floating dtype;
             overwritten by the last W - 1 inputs.
         weight, bias, activation, backend: as in `causal_conv1d`.
+        slots: int32 [B]; with it conv_state is a pool [S, W - 1, D], and each sequence's inputs are in the slot of that
+            number. What is no slot, such as -1, is a row of padding: it touches nothing, and its outputs are 0.
+        next_slots, accepted: as in `pooled_step`, beside slots.
 
     Returns:
         y in x's shape and dtype.
@@ -106,14 +116,19 @@ def causal_conv1d_update(
         ValueError, TypeError: as `causal_conv1d`.
         NotImplementedError: for a tensor with a tangent, as of torch.func.jvp.
     """
+    if slots is None and (next_slots is not None or accepted is not None):
+        raise TypeError("slots: expected a tensor beside next_slots and accepted; got None")
     one = isinstance(x, Tensor) and x.dim() == 2
     given = {"x": x[:, None] if one else x, "weight": weight, "bias": bias, "conv_state": conv_state}
     refuse_forward_mode("causal_conv1d_update", given.values())
-    checked = check_arguments(UPDATE_ARGUMENTS, None, given)
+    checked = check_arguments(UPDATE_ARGUMENTS if slots is None else _IN_A_POOL, None, given)
     if conv_state.numel() and conv_state.stride(2) != 1:
         raise ValueError(f"conv_state: expected channels side by side; got strides {list(conv_state.stride())}")
-    tensors = (checked[name] for name in ("x", "weight", "bias"))
-    y = conv_update(*tensors, conv_state, _named(activation), name_of(backend))
+    tensors = [checked[name] for name in ("x", "weight", "bias")]
+    places: tuple[Tensor | None, ...] = (None, None, None)
+    if slots is not None:
+        places = check_slots(slots, next_slots, accepted, tensors[0], tensors[0].shape[1])
+    y = conv_update(*tensors, conv_state, *places, _named(activation), name_of(backend))
     return y[:, 0] if one else y
 
 
@@ -249,21 +264,47 @@ conv_forward = differentiable(_conv, _save, _backward, inputs=4, run=replayed(_c
 
 
 def _update(
-    x: Tensor, weight: Tensor, bias: Tensor | None, conv_state: Tensor, activation: str, backend: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_state: Tensor,
+    read: Tensor | None,
+    write: Tensor | None,
+    accepted: Tensor | None,
+    activation: str,
+    backend: str,
 ) -> Tensor:
-    """y [B, T, D] in x's dtype; conv_state [B, W - 1, D] is updated."""
+    """y [B, T, D] in x's dtype; conv_state [B, W - 1, D], or the pool [S, W - 1, D] beside slots, is updated."""
     call = ConvCall(x, weight, bias, None, activation)
+    slots = None if read is None else Slots(read, write, accepted)
     chosen, plan = select(call, None, False, "forward", backend)
     with torch.autocast(x.device.type, enabled=False):
         if isinstance(chosen, TritonConv):
-            return chosen.update(call, conv_state)
+            return chosen.update(call, conv_state, slots)
+        if slots is not None:
+            return _pooled(chosen, plan, call, conv_state, slots)
         wide = torch.promote_types(x.dtype, torch.float32)
         y, last = chosen.forward(plan, call._replace(initial_state=conv_state.to(wide)), None, True)
     conv_state.copy_(last)
     return y
 
 
-def _update_fake(x, weight, bias, conv_state, activation, backend):
+def _pooled(chosen: Any, plan: Plan, call: ConvCall, pool: Tensor, slots: Slots) -> Tensor:
+    """y [B, T, D] by a backend that knows no slots, token by token; it reads them on the host."""
+    wide, length = torch.promote_types(call.x.dtype, torch.float32), call.x.shape[1]
+    state, there = slots.get(pool), slots.are_read(pool.shape[0])[:, None, None]
+    slots.put(pool, state, 0, length)
+    outputs = [call.x[:, :0]]
+    for token in range(length):
+        one = call._replace(x=call.x[:, token : token + 1], initial_state=state.to(wide))
+        y, last = chosen.forward(plan, one, None, True)
+        state = last.to(pool.dtype)
+        outputs.append(torch.where(there, y, 0.0))
+        slots.put(pool, state, token + 1, length)
+    return torch.cat(outputs, 1)
+
+
+def _update_fake(x, weight, bias, conv_state, read, write, accepted, activation, backend):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 

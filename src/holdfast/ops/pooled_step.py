@@ -15,12 +15,14 @@ from holdfast.kernels.matrix.decode.triton.backend import TritonPool
 from holdfast.kernels.matrix.problem import problem
 from holdfast.kernels.runtime.replay.replay import replayed
 from holdfast.kernels.select import resolve
+from holdfast.kernels.slots import Slots
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.scalars import flag
 
 from .check import FLOATS, name_of
 from .registration import define
+from .slot_checks import check_place, check_slots
 from .step import matrix_call
 
 BACKENDS = (TritonPool(), PooledReference())
@@ -75,53 +77,28 @@ def pooled_step(
     if call.stabilizer is not None or call.v.shape[1] != tokens:
         reason = "a normaliser beside its state" if call.stabilizer is not None else "several steps a token"
         raise ValueError(f"op: expected one with one state and one step a token; got {op!r}, which has {reason}")
-    held = _checked(call, Pool(pool, slots, slots if next_slots is None else next_slots, accepted, keys_last))
-    numbers = (call.scale, call.delta, call.erase_before_decay, op, name_of(backend))
-    o = matrix_pool_step(*call[:5], call.e, *held, *numbers)
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"arguments: expected 1 to {MOST_TOKENS} tokens; got T = {tokens}")
+    _check_pool(pool, call, keys_last)
+    held = check_slots(slots, next_slots, accepted, call.v, tokens)
+    numbers = (keys_last, call.scale, call.delta, call.erase_before_decay, op, name_of(backend))
+    o = matrix_pool_step(*call[:5], call.e, pool, *held, *numbers)
     return o if finish is None else finish(o, None)[0]
 
 
-def _checked(call: MatrixCall, pool: Pool) -> Pool:
-    """The pool, indices contiguous. Raises TypeError or ValueError for what does not fit the call."""
-    batch, tokens, heads, values = call.v.shape
-    keys = call.k.shape[3]
-    states = pool.states
-    _is_tensor("pool", states, call)
-    state = [heads, values, keys] if pool.keys_last else [heads, keys, values]
-    if states.dim() != 4 or list(states.shape[1:]) != state:
-        raise ValueError(f"pool: expected shape [slots, {', '.join(map(str, state))}]; got {list(states.shape)}")
-    wide = call.v.dtype == torch.float64
-    if states.dtype not in FLOATS or (states.dtype == torch.float64) != wide:
-        expected = "torch.float64, as the inputs have" if wide else "float32, bfloat16 or float16"
-        raise TypeError(f"pool: expected {expected}; got {states.dtype}")
-    if not states.is_contiguous() and not states[0].is_contiguous():
-        raise ValueError(f"pool: expected states that are dense; got strides {list(states.stride())}")
-    if not 1 <= tokens <= MOST_TOKENS:
-        raise ValueError(f"arguments: expected 1 to {MOST_TOKENS} tokens; got T = {tokens}")
-    _is_index("slots", pool.slots, call, [batch])
-    several = isinstance(pool.next_slots, Tensor) and pool.next_slots.dim() == 2
-    _is_index("next_slots", pool.next_slots, call, [batch, tokens] if several else [batch])
-    if pool.accepted is not None:
-        _is_index("accepted", pool.accepted, call, [batch])
-        if several:
-            raise ValueError("accepted: expected None beside next_slots [B, L], which say where each state goes")
-    accepted = None if pool.accepted is None else pool.accepted.contiguous()
-    return pool._replace(slots=pool.slots.contiguous(), next_slots=pool.next_slots.contiguous(), accepted=accepted)
-
-
-def _is_tensor(name: str, x: Any, call: MatrixCall) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor; got {type(x).__name__}")
-    if x.device != call.v.device:
-        raise ValueError(f"{name}: expected device {call.v.device}, as the inputs have; got {x.device}")
-
-
-def _is_index(name: str, x: Any, call: MatrixCall, shape: list[int]) -> None:
-    _is_tensor(name, x, call)
-    if x.dtype != torch.int32:
-        raise TypeError(f"{name}: expected torch.int32; got {x.dtype}")
-    if list(x.shape) != shape:
-        raise ValueError(f"{name}: expected shape {shape}; got {list(x.shape)}")
+def _check_pool(pool: Any, call: MatrixCall, keys_last: bool) -> None:
+    """Raises TypeError or ValueError for a pool that does not fit the call."""
+    check_place("pool", pool, call.v)
+    keys, heads, values = call.k.shape[3], *call.v.shape[2:]
+    state = [heads, values, keys] if keys_last else [heads, keys, values]
+    if pool.dim() != 4 or list(pool.shape[1:]) != state:
+        raise ValueError(f"pool: expected shape [slots, {', '.join(map(str, state))}]; got {list(pool.shape)}")
+    is_double = call.v.dtype == torch.float64
+    if pool.dtype not in FLOATS or (pool.dtype == torch.float64) != is_double:
+        expected = "torch.float64, as the inputs have" if is_double else "float32, bfloat16 or float16"
+        raise TypeError(f"pool: expected {expected}; got {pool.dtype}")
+    if not pool.is_contiguous() and not pool[0].is_contiguous():
+        raise ValueError(f"pool: expected states that are dense; got strides {list(pool.stride())}")
 
 
 def _run(
@@ -149,7 +126,7 @@ def _run(
     what = replace(what, traits=what.traits | {name for name, held in traits.items() if held})
     chosen, plan = resolve(BACKENDS, what, describe(v.device), backend, "forward")
     with torch.autocast(v.device.type, enabled=False):
-        return chosen.update(plan, call, Pool(pool, slots, next_slots, accepted, keys_last))
+        return chosen.update(plan, call, Pool(pool, Slots(slots, next_slots, accepted), keys_last))
 
 
 def _fake(

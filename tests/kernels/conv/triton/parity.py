@@ -5,6 +5,8 @@ import torch
 from holdfast.kernels.conv.call import ConvCall
 from holdfast.kernels.conv.torch.backend import PyTorchConv
 from holdfast.kernels.conv.triton.backend import TritonConv
+from holdfast.kernels.slots import Slots
+from holdfast.ops.causal_conv1d import _pooled
 from holdfast.planner import Plan
 from parity import relative_error
 
@@ -100,6 +102,38 @@ def decoded(call, state):
     assert torch.equal(held, last.to(held.dtype))
 
 
+def decoded_in_a_pool(call, dtype):
+    """The kernel on a pool of states against PyTorch, token by token: in place, padded, elsewhere, after each token."""
+    batch, length, channels = call.x.shape
+    assert batch == 2
+    draw = torch.Generator().manual_seed(3)
+    pool = torch.randn(5, 2 * (call.weight.shape[1] - 1), channels, generator=draw).to(call.x.device, dtype)
+    # slots farther apart than a state
+    pool = pool[:, : call.weight.shape[1] - 1]
+
+    def numbers(*values):
+        return torch.tensor(values, dtype=torch.int32, device=call.x.device)
+
+    each = torch.full((2, length), -1, dtype=torch.int32, device=call.x.device)
+    each[0, -1], each[1, 0] = 1, 3
+    for slots in (
+        Slots(numbers(4, 0), numbers(4, 0), None),
+        Slots(numbers(-1, 2), numbers(1, 2), None),
+        Slots(numbers(5, 2), numbers(1, 9), None),
+        Slots(numbers(4, 0), numbers(1, 0), numbers(0, length - 1)),
+        Slots(numbers(4, 0), each, None),
+    ):
+        mine, right, again = pool.clone(), pool.clone(), pool.clone()
+        y = TritonConv().update(call, mine, slots)
+        expected = _pooled(PyTorchConv(), Plan("pytorch"), call, right, slots)
+        assert relative_error(y.double(), expected.double()) <= (1e-6 if y.dtype == torch.float32 else 2e-3)
+        assert torch.equal(mine, right)
+        if not slots.is_each and slots.accepted is None and torch.equal(slots.read, slots.write):
+            steps = [TritonConv().update(call._replace(x=x), again, slots) for x in call.x.split(1, 1)]
+            assert torch.equal(torch.cat(steps, 1), y)
+            assert torch.equal(again, mine)
+
+
 def checked(*what, which=None, final=True, **options):
     check(*example(*what, **options), which, final)
 
@@ -127,6 +161,8 @@ def interpreted():
     for state in (torch.float32, torch.float16):
         call, _ = example(T=9, state=False, dtype=torch.float16)
         decoded(call, torch.randn(2, 3, 20).to(state))
+        decoded_in_a_pool(example(T=4, state=False, dtype=torch.float16)[0], state)
+    decoded_in_a_pool(example(T=2, W=1, state=False)[0], torch.float32)
     print("all checked")
 
 

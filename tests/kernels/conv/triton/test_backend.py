@@ -86,9 +86,11 @@ def test_a_layers_compiles_for_gpus_that_are_not_here(direction, dtype, heads, c
 def test_the_small_kernels_compile(capability):
     constants = {"W": 4, "BLOCK": model.REDUCED, "ROWS": REDUCED_ROWS}
     assert compile_for(conv_sums, capability, given(conv_sums, None, constants), num_warps=WARPS).stack == 0
-    constants = {"SILU": True, "W": 4, "BLOCK": 256}
-    arguments = given(conv_update, torch.bfloat16, constants)
-    assert compile_for(conv_update, capability, arguments, num_warps=WARPS).stack == 0
+    for slots, is_each in ((None, False), (torch.int32, False), (torch.int32, True)):
+        constants = {"SILU": True, "W": 4, "BLOCK": 256, "EACH": is_each}
+        arguments = given(conv_update, torch.bfloat16, constants)
+        arguments |= {"read": slots, "write": slots, "accepted": None if is_each else slots}
+        assert compile_for(conv_update, capability, arguments, num_warps=WARPS).stack == 0
 
 
 @pytest.mark.parametrize("device", ["h200", "a100", "rtx3090"])

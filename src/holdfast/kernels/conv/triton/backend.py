@@ -7,6 +7,7 @@ from torch import Tensor
 
 from holdfast.kernels.conv.call import ConvCall, Gradient
 from holdfast.kernels.lib.triton.support import refusal
+from holdfast.kernels.slots import Slots
 from holdfast.kernels.varlen import on_device
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.conv import triton as model
@@ -95,8 +96,11 @@ class TritonConv:
             launch(conv_sums, blocks, (parts, dweight, dbias), (run.tiles, x.shape[2]), constants, WARPS)
         return [dx, dweight, dbias, dinitial]
 
-    def update(self, call: ConvCall, state: Tensor) -> Tensor:
-        """y [B, T, D] of the tokens after those in state [B, W - 1, D], which gets the last inputs instead."""
+    def update(self, call: ConvCall, state: Tensor, slots: Slots | None = None) -> Tensor:
+        """y [B, T, D] of the tokens after those in state, which gets the last inputs instead.
+
+        state: [B, W - 1, D]; with slots, a pool [S, W - 1, D].
+        """
         from holdfast.kernels.runtime.launch import launch, on_device_of
 
         from .update import conv_update
@@ -107,9 +111,11 @@ class TritonConv:
         if not y.numel():
             return y
         bias = None if call.bias is None else call.bias.contiguous()
-        tensors = (x, call.weight.contiguous(), bias, state, y)
-        numbers = (length, channels, *x.stride()[:2], *state.stride()[:2])
+        places = (None, None, None) if slots is None else slots
+        tensors = (x, call.weight.contiguous(), bias, state, y, *places)
+        numbers = (length, channels, state.shape[0], *x.stride()[:2], *state.stride()[:2])
         constants = {"SILU": call.activation == "silu", "W": call.weight.shape[1], "BLOCK": DECODED}
+        constants["EACH"] = slots is not None and slots.is_each
         with on_device_of(y):
             launch(conv_update, (-(-channels // DECODED) * batch,), tensors, numbers, constants, WARPS)
         return y

@@ -22,35 +22,19 @@ class PooledReference:
 
     def update(self, plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
         """Return o [B, L, H, V] in v's dtype; the pool's states go on."""
-        count, tokens = pool.states.shape[0], call.v.shape[1]
-        there = _in(pool.slots, count)
+        slots, length = pool.slots, call.v.shape[1]
         states = pool.states.mT if pool.keys_last else pool.states
-        if not count:
+        if not states.shape[0]:
             return torch.zeros_like(call.v, memory_format=torch.contiguous_format)
-        state = states[torch.where(there, pool.slots, 0)]
-        last = torch.full_like(pool.slots, tokens) if pool.accepted is None else pool.accepted
-        one_place = pool.next_slots.dim() == 1
-        if one_place:
-            _put(states, pool.next_slots, there & (last == 0), state)
+        state, there = slots.get(states), slots.are_read(states.shape[0])[:, None, None, None]
+        slots.put(states, state, 0, length)
         outputs = []
-        for token in range(tokens):
+        for token in range(length):
             inputs = [None if x is None else x[:, token : token + 1] for x in call[:6]]
             e = None if call.e is None else call.e[:, token : token + 1]
             wide = state.to(compute_dtype(call.v.dtype))
             o, state = matrix_steps(MatrixCall(*inputs, wide, e, *call[8:]))
             state = state.to(states.dtype)
-            outputs.append(torch.where(there[:, None, None, None], o, 0.0))
-            if one_place:
-                _put(states, pool.next_slots, there & (last == token + 1), state)
-            else:
-                _put(states, pool.next_slots[:, token], there, state)
+            outputs.append(torch.where(there, o, 0.0))
+            slots.put(states, state, token + 1, length)
         return torch.cat(outputs, 1).to(call.v.dtype)
-
-
-def _in(slots: Tensor, count: int) -> Tensor:
-    return (slots >= 0) & (slots < count)
-
-
-def _put(states: Tensor, slots: Tensor, wanted: Tensor, state: Tensor) -> None:
-    wanted = wanted & _in(slots, states.shape[0])
-    states[slots[wanted]] = state[wanted]

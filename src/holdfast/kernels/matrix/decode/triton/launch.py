@@ -23,7 +23,7 @@ def update(plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     q, k, v, e = (None if x is None else _rows(x) for x in (call.q, call.k, call.v, call.e))
     g, beta = (None if x is None else x.contiguous() for x in (call.g, call.beta))
-    tensors = (q, k, e, v, g, beta, o, pool.states, pool.slots, pool.next_slots, pool.accepted)
+    tensors = (q, k, e, v, g, beta, o, pool.states, *pool.slots)
     strides = (n for x in (q, k, e, v) for n in ((0, 0) if x is None else x.stride()[:2]))
     numbers = (heads, pool.states.shape[0], call.scale, pool.states.stride(0), *strides)
     constants = {
@@ -38,7 +38,7 @@ def update(plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
         "DELTA": call.delta,
         "ERASE_BEFORE_DECAY": call.delta and call.erase_before_decay,
         "KEYS_LAST": pool.keys_last,
-        "EACH": pool.next_slots.dim() == 2,
+        "EACH": pool.slots.is_each,
     }
     if batch and pool.states.shape[0]:
         splits = -(-values // plan["columns"])
