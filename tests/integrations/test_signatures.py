@@ -1,0 +1,56 @@
+"""Functions in another library's place have its signatures, and docs/integrations.md tells of every argument."""
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+
+# as the library has them, defaults included
+SIGNATURES = {
+    "causal_conv1d": {
+        "causal_conv1d_fn": "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, "
+        "final_states_out=None, activation=None",
+        "causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
+        "conv_state_indices=None",
+    },
+}
+FUNCTIONS = [(module, name) for module, functions in SIGNATURES.items() for name in functions]
+
+
+def signature(module, name):
+    return inspect.signature(getattr(import_module(f"holdfast.integrations.{module}"), name))
+
+
+def sections():
+    """Names in a heading of third rank -> the arguments in the first column of the table below it."""
+    found = {}
+    for part in re.split(r"\n##+ ", PAGE):
+        heading, _, text = part.partition("\n")
+        rows = re.findall(r"^\| (.*?) \|", text, re.M)
+        arguments = {argument for row in rows for argument in re.findall(r"`(\w+)`", row)}
+        found |= {tuple(re.findall(r"`(\w+)`", heading)): arguments}
+    return found
+
+
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
+def test_signature(module, name):
+    found = signature(module, name)
+    parameters = [each.replace(annotation=each.empty) for each in found.parameters.values()]
+    assert str(found.replace(parameters=parameters, return_annotation=found.empty)) == f"({SIGNATURES[module][name]})"
+
+
+@pytest.mark.parametrize("module", SIGNATURES)
+def test_nothing_else_is_public(module):
+    assert set(import_module(f"holdfast.integrations.{module}").__all__) == SIGNATURES[module].keys()
+
+
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
+def test_the_page_tells_of_every_argument(module, name):
+    names, told = next((names, told) for names, told in sections().items() if name in names)
+    assert signature(module, name).parameters.keys() <= told
+    taken = {argument for each in names for argument in signature(module, each).parameters}
+    assert told <= taken
