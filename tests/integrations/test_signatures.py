@@ -17,6 +17,12 @@ SIGNATURES = {
         "causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
         "conv_state_indices=None",
     },
+    "mamba_ssm": {
+        "selective_scan_fn": "u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, "
+        "return_last_state=False",
+        "selective_state_update": "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, "
+        "state_batch_indices=None",
+    },
 }
 FUNCTIONS = [(module, name) for module, functions in SIGNATURES.items() for name in functions]
 
