@@ -18,6 +18,9 @@ SIGNATURES = {
         "conv_state_indices=None",
     },
     "mamba_ssm": {
+        "mamba_chunk_scan_combined": "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, "
+        "seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, "
+        "return_varlen_states=False, state_dtype=None",
         "selective_scan_fn": "u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, "
         "return_last_state=False",
         "selective_state_update": "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, "
