@@ -18,6 +18,7 @@ SIGNATURES = {
         "conv_state_indices=None",
     },
     "mamba_ssm": {
+        "RMSNormGated": "hidden_size, eps=1e-05, group_size=None, norm_before_gate=True, device=None, dtype=None",
         "mamba_chunk_scan_combined": "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, "
         "seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, "
         "return_varlen_states=False, state_dtype=None",
