@@ -123,7 +123,7 @@ def every_argument_of_flas_is_served_or_refused():
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.kda import chunk_kda
 
-    from holdfast.integrations import fla as ours
+    from holdfast.integrations.fla import arguments as ours
 
     refused = {"cp_context": object(), "use_graph": True, "return_intermediate_states": True, "head_first": True}
     for op, arguments in ((chunk_gated_delta_rule, ours.gated_delta_rule_arguments), (chunk_kda, ours.kda_arguments)):
