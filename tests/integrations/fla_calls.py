@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from integrations.fla_ops_calls import ops_by_name_are_flas_step_loops, ops_by_name_have_flas_signatures
+
 B, T, H, HV, K, V = 2, 70, 2, 4, 16, 8
 
 
@@ -168,6 +170,7 @@ def fla_runs_itself_once_disabled():
 CALLS = (
     the_gated_delta_rule_is_flas, kda_is_flas, gates_norms_and_states_turned_round, a_bounded_gate, packed_sequences,
     every_argument_of_flas_is_served_or_refused, what_is_refused_goes_on_to_fla, fla_runs_itself_once_disabled,
+    ops_by_name_have_flas_signatures, ops_by_name_are_flas_step_loops,
 )  # fmt: skip
 
 

@@ -28,6 +28,40 @@ SIGNATURES = {
         "state_batch_indices=None",
     },
 }
+_SHARED = "scale=None, initial_state=None, output_final_state=False"
+_TURNED = "state_v_first=False, cu_seqlens=None"
+_DELTA = f"{_SHARED}, use_qk_l2norm_in_kernel=False"
+_OLD = "head_first=False"
+_RAW = "A_log=None, dt_bias=None"
+# what fla takes by any keyword is keyword-only here
+SIGNATURES["fla.ops"] = {
+    "chunk_simple_gla": f"q, k, v, g=None, g_gamma=None, {_SHARED}, {_TURNED}, cu_seqlens_cpu=None, *, "
+    f"chunk_size=None, {_OLD}",
+    "fused_recurrent_simple_gla": f"q, k, v, g=None, g_gamma=None, {_SHARED}, reverse=False, {_TURNED}, *, {_OLD}",
+    "chunk_gla": f"q, k, v, g, {_SHARED}, {_TURNED}, cu_seqlens_cpu=None, *, {_OLD}",
+    "fused_recurrent_gla": f"q, k, v, gk=None, gv=None, {_SHARED}, reverse=False, {_TURNED}, *, {_OLD}",
+    "chunk_delta_rule": f"q, k, v, beta, {_DELTA}, cu_seqlens=None, cu_seqlens_cpu=None, *, chunk_size=64, {_OLD}",
+    "fused_recurrent_delta_rule": f"q, k, v, beta=None, {_DELTA}, cu_seqlens=None, *, {_OLD}",
+    "chunk_gated_delta_rule": f"q, k, v, g, beta, {_DELTA}, use_beta_sigmoid_in_kernel=False, "
+    f"allow_neg_eigval=False, {_TURNED}, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, *, "
+    f"use_gate_in_kernel=False, {_RAW}, chunk_size=64, {_OLD}",
+    "fused_recurrent_gated_delta_rule": f"q, k, v, g=None, gk=None, gv=None, beta=None, {_DELTA}, "
+    f"use_gate_in_kernel=False, {_RAW}, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, {_TURNED}, *, "
+    f"{_OLD}",
+    "chunk_kda": f"q, k, v, g, beta, {_DELTA}, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
+    "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
+    f"return_intermediate_states=False, {_TURNED}, cu_seqlens_cpu=None, cp_context=None, use_graph=False, "
+    f"max_num_seqs=None, *, {_RAW}, chunk_size=64, {_OLD}",
+    "fused_recurrent_kda": f"q, k, v, g, beta, {_RAW}, {_DELTA}, use_gate_in_kernel=False, "
+    f"use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, {_TURNED}, *, {_OLD}",
+    "chunk_retention": f"q, k, v, {_SHARED}, cu_seqlens=None, *, chunk_size=None, {_OLD}",
+    "fused_recurrent_retention": f"q, k, v, {_SHARED}, reverse=False, {_TURNED}, *, {_OLD}",
+    "chunk_lightning_attn": f"q, k, v, layer_idx, num_layers, {_SHARED}, cu_seqlens=None, *, chunk_size=None, {_OLD}",
+    "fused_recurrent_lightning_attn": f"q, k, v, layer_idx, num_layers, {_SHARED}, reverse=False, cu_seqlens=None, "
+    f"*, {_OLD}",
+    "chunk_hgrn": "x, g, initial_state=None, output_final_state=False",
+    "fused_recurrent_hgrn": "x, g, initial_state=None, output_final_state=False, cu_seqlens=None",
+}
 FUNCTIONS = [(module, name) for module, functions in SIGNATURES.items() for name in functions]
 
 

@@ -1,13 +1,15 @@
 """A call of one of flash-linear-attention's ops, as one of Holdfast's: states, sequences, and time turned round."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
 Arguments = dict[str, Any]
 Result = tuple[Tensor, Tensor | None]
+Parameters = ParamSpec("Parameters")
 
 # arguments with a time axis, their second
 _IN_TIME = ("q", "k", "v", "g", "beta")
@@ -56,3 +58,18 @@ def _turned(given: Arguments) -> Arguments:
         turned["cu_seqlens"] = cu_seqlens[-1] - cu_seqlens.flip(0)
         turned["initial_state"] = None if state is None else state.flip(0)
     return given | turned
+
+
+def named_as(
+    module: str, name: str, op: Callable[..., Result], arguments: Callable[Parameters, tuple[Arguments, bool]]
+) -> Callable[Parameters, Result]:
+    """fla's op of that name, defined in that module, with the parameters of what maps them onto those of Holdfast's."""
+
+    @wraps(arguments)
+    def run(*given: Parameters.args, **named: Parameters.kwargs) -> Result:
+        return run_op(op, *arguments(*given, **named))
+
+    run.__module__ = module
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = f"`holdfast.{op.__name__}`, with what `{arguments.__name__}` makes of the arguments."
+    return run
