@@ -18,6 +18,10 @@ SIGNATURES = {
         "conv_state_indices=None",
     },
     "mamba_ssm": {
+        "mamba_split_conv1d_scan_combined": "zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, "
+        "initial_states=None, seq_idx=None, dt_limit=(0.0, inf), return_final_states=False, activation='silu', "
+        "rmsnorm_weight=None, rmsnorm_eps=1e-06, outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, "
+        "norm_before_gate=True, state_dtype=None",
         "RMSNormGated": "hidden_size, eps=1e-05, group_size=None, norm_before_gate=True, device=None, dtype=None",
         "mamba_chunk_scan_combined": "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, "
         "seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, "
