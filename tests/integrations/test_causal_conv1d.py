@@ -1,9 +1,13 @@
 """The causal-conv1d package's functions, held against its equation a token at a time."""
 
+import sys
+from importlib import import_module
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from holdfast.integrations import causal_conv1d
 from holdfast.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 
 B, D, T, W = 2, 3, 7, 4
@@ -200,3 +204,9 @@ def test_updates_that_are_not_served():
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             causal_conv1d_update(**{"x": x, "conv_state": state, "weight": weight} | wrong)
+
+
+def test_in_the_packages_place(monkeypatch):
+    monkeypatch.setitem(sys.modules, "causal_conv1d", causal_conv1d)
+    package = import_module("causal_conv1d")
+    assert (package.causal_conv1d_fn, package.causal_conv1d_update) == (causal_conv1d_fn, causal_conv1d_update)

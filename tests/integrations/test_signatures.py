@@ -91,6 +91,11 @@ def test_signature(module, name):
     assert str(found.replace(parameters=parameters, return_annotation=found.empty)) == f"({SIGNATURES[module][name]})"
 
 
+def test_functions_that_are_made_say_what_they_return():
+    found = signature("fla.ops", "chunk_kda").return_annotation
+    assert found == signature("fla.ops", "fused_recurrent_kda").return_annotation
+
+
 @pytest.mark.parametrize("module", SIGNATURES)
 def test_nothing_else_is_public(module):
     assert set(import_module(f"holdfast.integrations.{module}").__all__) == SIGNATURES[module].keys()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec
 
 import torch
@@ -71,5 +72,6 @@ def named_as(
 
     run.__module__ = module
     run.__name__ = run.__qualname__ = name
+    run.__signature__ = signature(arguments).replace(return_annotation=Result)
     run.__doc__ = f"`holdfast.{op.__name__}`, with what `{arguments.__name__}` makes of the arguments."
     return run

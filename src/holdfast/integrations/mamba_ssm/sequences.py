@@ -27,7 +27,8 @@ class Sequences(NamedTuple):
 
     def of_offsets(self, states: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Of states [sequences, ...] those of cu_seqlens's sequences, which has empty ones too."""
-        at = torch.searchsorted(self.offsets, cu_seqlens[:-1].long()).clamp(max=len(states) - 1)
+        cu_seqlens = cu_seqlens.to(self.offsets)
+        at = torch.searchsorted(self.offsets, cu_seqlens[:-1]).clamp(max=len(states) - 1)
         has_tokens = cu_seqlens[1:] > cu_seqlens[:-1]
         return torch.where(has_tokens.view(-1, *(1,) * (states.dim() - 1)), states[at], 0)
 
