@@ -146,6 +146,8 @@ def test_what_is_not_served():
         (given, {"cu_seqlens": offsets, "seq_idx": NUMBERS}, "cu_seqlens: expected packed inputs with B = 1"),
         (given, {"seq_idx": numbers}, r"seq_idx: expected shape \[B=2, T=7\]; got \[1, 7\]"),
         (given, {"dt_limit": 3}, "dt_limit: expected two numbers; got 3"),
+        (given, {"dt_limit": (0.0, math.nan)}, "dt_limit: expected two numbers"),
+        (given, {"dt_limit": ("0", 1)}, "dt_limit: expected two numbers"),
         (given, {"dt_limit": (1, 0)}, "dt_limit: expected the lower number first"),
         (given, {"initial_states": drawn(B, H, N, P)}, r"initial_states: expected shape \[B=2, H=4, P=3, N=5\]"),
         (given, {"chunk_size": 0}, "chunk_size: expected a positive int; got 0"),

@@ -78,6 +78,8 @@ def test_what_is_not_served():
         ({"headdim": P + 1}, "headdim: expected P = 3, as D has; got 4"),
         ({"D": drawn(1, H, P)}, r"D: expected shape \[H\] or \[H, P\]"),
         ({"ngroups": 3}, r"conv1d_weight: expected H P \+ 2 G N = 12 \+ 6 N channels; got 32"),
+        ({"ngroups": 0}, r"conv1d_weight: expected H P \+ 2 G N = 12 \+ 0 N channels; got 32"),
+        ({"conv1d_weight": drawn(INNER, W)}, r"conv1d_weight: expected H P \+ 2 G N = 12 \+ 4 N channels; got 12"),
         ({"zxbcdt": drawn(BATCH, T, 49)}, r"zxbcdt: expected shape \[batch, T, 2 M \+ 48\]; got \[2, 6, 49\]"),
         ({"outproj_bias": drawn(OUT)}, "outproj_bias: expected outproj_weight beside it"),
         ({"rmsnorm_weight": drawn(P)}, r"rmsnorm_weight: expected shape \[12\]; got \[3\]"),
