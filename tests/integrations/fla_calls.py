@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from integrations.fla_ops_calls import ops_by_name_are_flas_step_loops, ops_by_name_have_flas_signatures
+
 B, T, H, HV, K, V = 2, 70, 2, 4, 16, 8
 
 
@@ -123,7 +125,7 @@ def every_argument_of_flas_is_served_or_refused():
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.kda import chunk_kda
 
-    from holdfast.integrations import fla as ours
+    from holdfast.integrations.fla import arguments as ours
 
     refused = {"cp_context": object(), "use_graph": True, "return_intermediate_states": True, "head_first": True}
     for op, arguments in ((chunk_gated_delta_rule, ours.gated_delta_rule_arguments), (chunk_kda, ours.kda_arguments)):
@@ -168,6 +170,7 @@ def fla_runs_itself_once_disabled():
 CALLS = (
     the_gated_delta_rule_is_flas, kda_is_flas, gates_norms_and_states_turned_round, a_bounded_gate, packed_sequences,
     every_argument_of_flas_is_served_or_refused, what_is_refused_goes_on_to_fla, fla_runs_itself_once_disabled,
+    ops_by_name_have_flas_signatures, ops_by_name_are_flas_step_loops,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 
 import holdfast
 from holdfast.integrations import fla
+from holdfast.integrations.fla import arguments, registry
 from holdfast.ops.explain import explain
 from integrations.fla_calls import CALLS, example
 
@@ -41,7 +42,7 @@ def test_call(said, name):
 def test_arguments_are_those_of_holdfasts_ops():
     given, state = example(vector=True), torch.randn(2, 4, 8, 16)
     A_log, bias = torch.randn(4), torch.randn(4 * 16)
-    found, is_turned = fla.kda_arguments(
+    found, is_turned = arguments.kda_arguments(
         **given, initial_state=state, state_v_first=True, use_gate_in_kernel=True, A_log=A_log, dt_bias=bias,
         lower_bound=-5.0, output_final_state=True,
     )  # fmt: skip
@@ -50,20 +51,22 @@ def test_arguments_are_those_of_holdfasts_ops():
     assert is_turned
     assert all(map(torch.equal, holdfast.kda(**found), right))
     given = example()
-    found, is_turned = fla.gated_delta_rule_arguments(*given.values(), use_qk_l2norm_in_kernel=True)
+    found, is_turned = arguments.gated_delta_rule_arguments(*given.values(), use_qk_l2norm_in_kernel=True)
     assert not is_turned
     assert torch.equal(holdfast.gated_delta_rule(**found)[0], holdfast.gated_delta_rule(**given, qk_l2norm=True)[0])
     with pytest.raises(ValueError, match="cp_context: Holdfast's op has none"):
-        fla.gated_delta_rule_arguments(*given.values(), cp_context=object())
+        arguments.gated_delta_rule_arguments(*given.values(), cp_context=object())
 
 
 @pytest.mark.parametrize("op", ["gated_delta_rule", "kda"])
 def test_what_plain_pytorch_would_run_on_a_gpu_stays_with_fla(op, monkeypatch):
-    monkeypatch.setattr(fla, "explain", lambda op, sizes, dtype, _, *rest: explain(op, sizes, dtype, "h100", *rest))
+    monkeypatch.setattr(
+        registry, "explain", lambda op, sizes, dtype, _, *rest: explain(op, sizes, dtype, "h100", *rest)
+    )
     for varlen in (False, True):
-        fla._check_sizes.__wrapped__(op, (1, 1000, 8, 4, 128, 128), "bfloat16", True, varlen)
+        registry._check_sizes.__wrapped__(op, (1, 1000, 8, 4, 128, 128), "bfloat16", True, varlen)
     with pytest.raises(ValueError, match=f"{op}: no kernel of Holdfast serves K = 512 and V = 128 in bfloat16"):
-        fla._check_sizes.__wrapped__(op, (1, 1000, 8, 4, 512, 128), "bfloat16", True, False)
+        registry._check_sizes.__wrapped__(op, (1, 1000, 8, 4, 512, 128), "bfloat16", True, False)
 
 
 def test_without_fla():

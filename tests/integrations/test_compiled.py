@@ -1,0 +1,46 @@
+"""torch.compile takes the functions in without a break, states updated in place too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from holdfast.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from holdfast.integrations.fla.ops import chunk_kda
+from holdfast.integrations.mamba_ssm import mamba_chunk_scan_combined, selective_state_update
+
+
+def drawn(*shape):
+    return torch.randn(shape, dtype=torch.float32)
+
+
+def kda():
+    return chunk_kda, (*drawn(3, 1, 5, 2, 4), F.logsigmoid(drawn(1, 5, 2, 4)), drawn(1, 5, 2).sigmoid())
+
+
+def convolution():
+    return causal_conv1d_fn, (drawn(2, 4, 5), drawn(4, 3), None, None, drawn(2, 4, 2), True)
+
+
+def convolution_of_a_pool():
+    rows = torch.tensor([2, -1])
+    return causal_conv1d_update, (drawn(2, 4), drawn(3, 4, 3), drawn(4, 3), None, "silu", None, rows)
+
+
+def token():
+    return selective_state_update, (drawn(2, 4, 3), drawn(2, 4), drawn(2, 4), -drawn(4, 3).exp(), *drawn(2, 2, 3))
+
+
+def scan():
+    return mamba_chunk_scan_combined, (drawn(2, 5, 2, 3), drawn(2, 5, 2), -drawn(2).exp(), *drawn(2, 2, 5, 1, 4), 4)
+
+
+@pytest.mark.parametrize("call", [kda, convolution, convolution_of_a_pool, token, scan])
+def test_one_graph(call):
+    function, given = call()
+    again = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
+    right = function(*again)
+    found = torch.compile(function, fullgraph=True, backend="eager")(*given)
+    # and what it wrote to
+    for got, wanted in zip((found, *given), (right, *again), strict=True):
+        if isinstance(got, torch.Tensor | tuple):
+            torch.testing.assert_close(got, wanted)

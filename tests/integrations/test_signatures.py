@@ -1,0 +1,109 @@
+"""Functions in another library's place have its signatures, and docs/integrations.md tells of every argument."""
+
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+
+# as the library has them, defaults included
+SIGNATURES = {
+    "causal_conv1d": {
+        "causal_conv1d_fn": "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, "
+        "final_states_out=None, activation=None",
+        "causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
+        "conv_state_indices=None",
+    },
+    "mamba_ssm": {
+        "mamba_split_conv1d_scan_combined": "zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, "
+        "initial_states=None, seq_idx=None, dt_limit=(0.0, inf), return_final_states=False, activation='silu', "
+        "rmsnorm_weight=None, rmsnorm_eps=1e-06, outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, "
+        "norm_before_gate=True, state_dtype=None",
+        "RMSNormGated": "hidden_size, eps=1e-05, group_size=None, norm_before_gate=True, device=None, dtype=None",
+        "mamba_chunk_scan_combined": "x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, "
+        "seq_idx=None, cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, "
+        "return_varlen_states=False, state_dtype=None",
+        "selective_scan_fn": "u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, "
+        "return_last_state=False",
+        "selective_state_update": "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, "
+        "state_batch_indices=None",
+    },
+}
+_SHARED = "scale=None, initial_state=None, output_final_state=False"
+_TURNED = "state_v_first=False, cu_seqlens=None"
+_DELTA = f"{_SHARED}, use_qk_l2norm_in_kernel=False"
+_OLD = "head_first=False"
+_RAW = "A_log=None, dt_bias=None"
+# what fla takes by any keyword is keyword-only here
+SIGNATURES["fla.ops"] = {
+    "chunk_simple_gla": f"q, k, v, g=None, g_gamma=None, {_SHARED}, {_TURNED}, cu_seqlens_cpu=None, *, "
+    f"chunk_size=None, {_OLD}",
+    "fused_recurrent_simple_gla": f"q, k, v, g=None, g_gamma=None, {_SHARED}, reverse=False, {_TURNED}, *, {_OLD}",
+    "chunk_gla": f"q, k, v, g, {_SHARED}, {_TURNED}, cu_seqlens_cpu=None, *, {_OLD}",
+    "fused_recurrent_gla": f"q, k, v, gk=None, gv=None, {_SHARED}, reverse=False, {_TURNED}, *, {_OLD}",
+    "chunk_delta_rule": f"q, k, v, beta, {_DELTA}, cu_seqlens=None, cu_seqlens_cpu=None, *, chunk_size=64, {_OLD}",
+    "fused_recurrent_delta_rule": f"q, k, v, beta=None, {_DELTA}, cu_seqlens=None, *, {_OLD}",
+    "chunk_gated_delta_rule": f"q, k, v, g, beta, {_DELTA}, use_beta_sigmoid_in_kernel=False, "
+    f"allow_neg_eigval=False, {_TURNED}, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, *, "
+    f"use_gate_in_kernel=False, {_RAW}, chunk_size=64, {_OLD}",
+    "fused_recurrent_gated_delta_rule": f"q, k, v, g=None, gk=None, gv=None, beta=None, {_DELTA}, "
+    f"use_gate_in_kernel=False, {_RAW}, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, {_TURNED}, *, "
+    f"{_OLD}",
+    "chunk_kda": f"q, k, v, g, beta, {_DELTA}, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
+    "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
+    f"return_intermediate_states=False, {_TURNED}, cu_seqlens_cpu=None, cp_context=None, use_graph=False, "
+    f"max_num_seqs=None, *, {_RAW}, chunk_size=64, {_OLD}",
+    "fused_recurrent_kda": f"q, k, v, g, beta, {_RAW}, {_DELTA}, use_gate_in_kernel=False, "
+    f"use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, {_TURNED}, *, {_OLD}",
+    "chunk_retention": f"q, k, v, {_SHARED}, cu_seqlens=None, *, chunk_size=None, {_OLD}",
+    "fused_recurrent_retention": f"q, k, v, {_SHARED}, reverse=False, {_TURNED}, *, {_OLD}",
+    "chunk_lightning_attn": f"q, k, v, layer_idx, num_layers, {_SHARED}, cu_seqlens=None, *, chunk_size=None, {_OLD}",
+    "fused_recurrent_lightning_attn": f"q, k, v, layer_idx, num_layers, {_SHARED}, reverse=False, cu_seqlens=None, "
+    f"*, {_OLD}",
+    "chunk_hgrn": "x, g, initial_state=None, output_final_state=False",
+    "fused_recurrent_hgrn": "x, g, initial_state=None, output_final_state=False, cu_seqlens=None",
+}
+FUNCTIONS = [(module, name) for module, functions in SIGNATURES.items() for name in functions]
+
+
+def signature(module, name):
+    return inspect.signature(getattr(import_module(f"holdfast.integrations.{module}"), name))
+
+
+def sections():
+    """Names in a heading of third rank -> the arguments in the first column of the table below it."""
+    found = {}
+    for part in re.split(r"\n##+ ", PAGE):
+        heading, _, text = part.partition("\n")
+        rows = re.findall(r"^\| (.*?) \|", text, re.M)
+        arguments = {argument for row in rows for argument in re.findall(r"`(\w+)`", row)}
+        found |= {tuple(re.findall(r"`(\w+)`", heading)): arguments}
+    return found
+
+
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
+def test_signature(module, name):
+    found = signature(module, name)
+    parameters = [each.replace(annotation=each.empty) for each in found.parameters.values()]
+    assert str(found.replace(parameters=parameters, return_annotation=found.empty)) == f"({SIGNATURES[module][name]})"
+
+
+def test_functions_that_are_made_say_what_they_return():
+    found = signature("fla.ops", "chunk_kda").return_annotation
+    assert found == signature("fla.ops", "fused_recurrent_kda").return_annotation
+
+
+@pytest.mark.parametrize("module", SIGNATURES)
+def test_nothing_else_is_public(module):
+    assert set(import_module(f"holdfast.integrations.{module}").__all__) == SIGNATURES[module].keys()
+
+
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
+def test_the_page_tells_of_every_argument(module, name):
+    names, told = next((names, told) for names, told in sections().items() if name in names)
+    assert signature(module, name).parameters.keys() <= told
+    taken = {argument for each in names for argument in signature(module, each).parameters}
+    assert told <= taken
