@@ -126,14 +126,15 @@ def test_update(layout, whole, monkeypatch):
         given[0] = given[0].mT.contiguous().mT
     right, after = updated(heads, *given, whole)
     place, stepped = given[0].data_ptr(), []
-    step = ops.step
-    monkeypatch.setattr(ops, "step", lambda op, *rest: stepped.append(op) or step(op, *rest))
+    for name in ("step", "pooled_step"):
+        run = getattr(ops, name)
+        monkeypatch.setattr(ops, name, lambda op, *a, run=run, **named: stepped.append(op) or run(op, *a, **named))
     y = selective_state_update(*given, dt_softplus=whole)
     assert_close(y, right)
     assert_close(given[0], after)
     assert y.shape == given[1].shape
     assert given[0].data_ptr() == place
-    assert stepped == ["ssd" if "turned" in layout else "mamba1"]
+    assert stepped == ["ssd" if "tied" in layout else "mamba1"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

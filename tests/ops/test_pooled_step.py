@@ -66,10 +66,13 @@ def test_several_tokens_are_several_steps(wide, keys_last):
     assert torch.equal(pool, again)
 
 
-def test_rows_of_padding_touch_nothing():
-    arguments, pool = drawn("gla")
+@pytest.mark.parametrize("name", ["gla", "ssd"])
+def test_rows_of_padding_touch_nothing(name):
+    arguments, pool = drawn(name)
+    if name == "ssd":
+        arguments["D"] = torch.ones(SIZES.H)
     before = pool.clone()
-    o = pooled_step("gla", arguments, pool, index(-1, 3, SLOTS))
+    o = pooled_step(name, arguments, pool, index(-1, 3, SLOTS))
     assert not o[[0, 2]].any()
     assert o[1].any()
     same = [n for n in range(SLOTS) if n != 3]

@@ -87,7 +87,7 @@ def causal_conv1d_update(
 ) -> Tensor:
     """`holdfast.causal_conv1d_update`: the next tokens of a batch, its states updated in place; no gradients.
 
-    One launch where conv_state is [B, D, W - 1] with its channels side by side and the last two arguments are left out.
+    One launch where conv_state is [B, D, W - 1] with its channels side by side and cache_seqlens is left out.
 
     Args:
         x: [B, D], or [B, D, T] for several tokens.
@@ -114,10 +114,11 @@ def causal_conv1d_update(
     for name, numbers in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
         if numbers is not None:
             check_integers(name, numbers, x, B=x.shape[0])
-    slots = None if conv_state_indices is None else Slots(conv_state_indices)
-    if slots is None and cache_seqlens is None and size == before and conv_state.stride(1) == 1:
-        y = ops.causal_conv1d_update(x.mT, conv_state.mT, weight, bias, activation).mT
+    if cache_seqlens is None and size == before and conv_state.stride(1) == 1:
+        places = None if conv_state_indices is None else conv_state_indices.to(torch.int32)
+        y = ops.causal_conv1d_update(x.mT, conv_state.mT, weight, bias, activation, slots=places).mT
         return y[..., 0] if one else y
+    slots = None if conv_state_indices is None else Slots(conv_state_indices)
     state = conv_state
     if slots is not None:
         x, state = slots.inputs(x), slots.read(conv_state)

@@ -83,7 +83,10 @@ def pooled_step(
     held = check_slots(slots, next_slots, accepted, call.v, tokens)
     numbers = (keys_last, call.scale, call.delta, call.erase_before_decay, op, name_of(backend))
     o = matrix_pool_step(*call[:5], call.e, pool, *held, *numbers)
-    return o if finish is None else finish(o, None)[0]
+    if finish is None:
+        return o
+    # what is added to outputs, as SSD's D x is, is no more there for a row of padding
+    return torch.where(held.are_read(pool.shape[0])[:, None, None, None], finish(o, None)[0], 0.0)
 
 
 def _check_pool(pool: Any, call: MatrixCall, keys_last: bool) -> None:

@@ -55,7 +55,7 @@ def selective_state_update(
     """`holdfast.step` of "mamba1", of channels or of heads of channels; no gradients.
 
     One launch on a contiguous float32 state without state_batch_indices. With heads whose decays are tied, as by
-    expand, and a state of Holdfast's own layout, state.mT contiguous, it is that of "ssd".
+    expand, it is that of `pooled_step`, on states of 16 bits and with state_batch_indices too.
 
     Args:
         state: [batch, D, N], or with heads [batch, H, P, N], any floating dtype; updated in place.
@@ -81,16 +81,16 @@ def selective_state_update(
     slots = None
     if state_batch_indices is not None:
         check_integers("state_batch_indices", state_batch_indices, x, B=x.shape[0])
+    if heads and len(pool) and _is_tied(checked) and _is_dense(pool[0]) and _fits(pool, x):
+        return _of_heads(checked | {"dt_softplus": dt_softplus}, pool, state_batch_indices).view(x.shape)
+    if state_batch_indices is not None:
         slots = Slots(state_batch_indices)
         checked |= {name: slots.inputs(checked[name]) for name in ("x", "dt", "B", "C")}
         checked["z"] = None if z is None else slots.inputs(checked["z"])
     inputs = checked | {"dt_softplus": dt_softplus}
     now = (pool if slots is None else slots.read(pool)).to(torch.promote_types(checked["x"].dtype, torch.float32))
-    if heads and now.mT.is_contiguous() and not now.is_contiguous() and _is_tied(checked):
-        y = _of_heads(inputs, now)
-    else:
-        now = now.contiguous()
-        y = _of_channels(inputs, now.flatten(1, 2) if heads else now)
+    now = now.contiguous()
+    y = _of_channels(inputs, now.flatten(1, 2) if heads else now)
     y = y.view(checked["x"].shape)
     if slots is not None:
         slots.write(pool, now)
@@ -110,12 +110,24 @@ def _of_channels(inputs: dict[str, Any], state: Tensor) -> Tensor:
     return ops.step("mamba1", flat | {"dt_softplus": inputs["dt_softplus"]}, state)
 
 
-def _of_heads(inputs: dict[str, Any], state: Tensor) -> Tensor:
-    """y [batch, 1, H, P], where dt, A and dt_bias have one number a head; state [batch, H, P, N] is overwritten."""
+def _of_heads(inputs: dict[str, Any], pool: Tensor, rows: Tensor | None) -> Tensor:
+    """y [batch, 1, H, P], where dt, A and dt_bias have one number a head; rows of pool [rows, H, P, N] are written."""
     named = {name: None if inputs[name] is None else inputs[name][:, None] for name in ("x", "B", "C", "z")}
     bias = None if inputs["dt_bias"] is None else inputs["dt_bias"][:, 0]
     named |= {"dt": inputs["dt"][:, None, :, 0], "A": inputs["A"][:, 0, 0], "D": inputs["D"], "dt_bias": bias}
-    return ops.step("ssd", named | {"dt_softplus": inputs["dt_softplus"]}, state.mT)
+    batch, device, keys_last = len(inputs["x"]), pool.device, pool[0].is_contiguous()
+    slots = torch.arange(batch, dtype=torch.int32, device=device) if rows is None else rows.to(torch.int32)
+    named["dt_softplus"] = inputs["dt_softplus"]
+    return ops.pooled_step("ssd", named, pool if keys_last else pool.mT, slots, keys_last=keys_last)
+
+
+def _is_dense(state: Tensor) -> bool:
+    return state.is_contiguous() or state.mT.is_contiguous()
+
+
+def _fits(pool: Tensor, x: Tensor) -> bool:
+    """Whether `pooled_step` takes states of the pool's dtype beside x."""
+    return (pool.dtype == torch.float64) == (x.dtype == torch.float64)
 
 
 def _is_tied(inputs: dict[str, Any]) -> bool:
