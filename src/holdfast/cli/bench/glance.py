@@ -9,7 +9,7 @@ from .result import Result
 NOT_A_PEER = ("torch SDPA",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Line:
     """ours, peer: the fastest right rows, None where there is none."""
 

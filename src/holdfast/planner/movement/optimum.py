@@ -11,7 +11,7 @@ from .chain import Chain
 from .traffic import Movement, around, held_whole, movement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """order: outermost loop first; loops of a single turn come last. tiles: elements along each axis."""
 

@@ -34,7 +34,7 @@ class Timing:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """Times on one device.
 
