@@ -50,10 +50,20 @@ CALLS = (
     # at limits: pairs for half of an H200's processors and few chunks, long segments, no token, one with gradients,
     # packed with columns that are no power of two
     ({"B": 2, "T": 32, "H": 33, "Hq": 33, "K": 96, "V": 48, "D": 1152}, "bfloat16", True, False),
-    ({"B": 1, "T": 65536, "H": 8, "Hq": 2, "K": 128, "V": 64, "D": 328}, "float16", True, False),
+    ({"B": 1, "T": 65536, "H": 8, "Hq": 2, "K": 128, "V": 64, "D": 328, "N": 256}, "float16", True, False),
     ({"B": 3, "T": 0, "H": 4, "Hq": 2, "K": 64, "V": 128, "D": 96}, "bfloat16", True, False),
-    ({"B": 8, "T": 1, "H": 4, "Hq": 4, "K": 64, "V": 64, "D": 64}, "float32", True, False),
+    ({"B": 8, "T": 1, "H": 4, "Hq": 4, "K": 64, "V": 64, "D": 64, "N": 257}, "float32", True, False),
     ({"B": 1, "T": 2112, "H": 66, "Hq": 66, "K": 64, "V": 320, "D": 2688}, "bfloat16", True, True),
+)  # fmt: skip
+# of one op, in bfloat16 with a gradient: kept states of just less and just more than one window, many small heads, the
+# widest head whose weights are read from the cache, blocks of one gate
+OP_CALLS = (
+    ("gated_delta_rule", {"B": 1, "T": 4096, "H": 32, "K": 128, "V": 128}),
+    ("gated_delta_rule", {"B": 1, "T": 4032, "H": 33, "K": 128, "V": 128}),
+    ("lstm", {"B": 256, "T": 64, "H": 12, "D": 64}), ("lstm", {"B": 1024, "T": 9, "H": 16, "D": 32}),
+    ("slstm", {"B": 130, "T": 9, "H": 12, "D": 48}), ("lstm", {"B": 64, "T": 9, "H": 1, "D": 2688}),
+    ("lstm", {"B": 16, "T": 9, "H": 1, "D": 2696}), ("elman", {"B": 16, "T": 9, "H": 1, "D": 768}),
+    ("gru", {"B": 33, "T": 9, "H": 3, "D": 520}),
 )  # fmt: skip
 HALF_CALLS = {
     "inter_chunk_scan": (
@@ -62,6 +72,8 @@ HALF_CALLS = {
         {"B": 1, "G": 512, "H": 1, "K": 128, "V": 128, "Kg": 128, "r": 16}, {"B": 1, "G": 3, "H": 1, "K": 16, "V": 16},
         {"B": 2, "G": 40, "H": 9, "K": 64, "V": 128}, {"B": 2, "G": 9, "H": 5, "K": 16, "V": 48, "r": 2},
         {"B": 1, "G": 9, "H": 5, "K": 32, "V": 256, "r": 8}, {"B": 0, "G": 0, "H": 2, "K": 64, "V": 32},
+        # as many bytes on their way as keep memory busy, or a few more
+        {"B": 1, "G": 9, "H": 81, "K": 64, "V": 64}, {"B": 1, "G": 9, "H": 83, "K": 64, "V": 64},
     ),
     "intra_chunk": (
         {"B": 16, "T": 1024, "H": 12, "K": 64, "V": 64, "C": 64},
@@ -73,7 +85,10 @@ HALF_CALLS = {
         {"B": 1, "T": 1024, "H": 2, "K": 64, "V": 64, "C": 128},
         {"B": 2, "T": 2048, "H": 9, "K": 128, "V": 128, "C": 128},
         {"B": 1, "T": 3000, "H": 3, "K": 64, "V": 128, "C": 192}, {"B": 0, "T": 64, "H": 2, "K": 32, "V": 32, "C": 32},
-        {"B": 1, "T": 512, "H": 2, "K": 80, "V": 64, "C": 512}, {"B": 1, "T": 500, "H": 2, "K": 15, "V": 257, "C": 64},
+        {"B": 1, "T": 512, "H": 2, "K": 80, "V": 64, "C": 512}, {"B": 1, "T": 500, "H": 2, "K": 15, "V": 64, "C": 64},
+        {"B": 1, "T": 500, "H": 2, "K": 64, "V": 257, "C": 64}, {"B": 1, "T": 500, "H": 2, "K": 16, "V": 256, "C": 64},
+        {"B": 1, "T": 4096, "H": 8, "K": 128, "V": 64, "C": 64},
+        {"B": 8, "T": 512, "H": 40, "K": 64, "V": 128, "C": 512},
     ),
 }  # fmt: skip
 
@@ -136,6 +151,8 @@ def calls() -> Iterable[Call]:
     for op, recurrence in RECURRENCES.items():
         for sizes, *rest in CALLS:
             yield _call(op, {axis: size for axis, size in sizes.items() if axis in AXES[recurrence.family]}, *rest)
+    for op, sizes in OP_CALLS:
+        yield _call(op, sizes, "bfloat16", True, False)
     for op in CHUNK_PRIMITIVES:
         for sizes in HALF_CALLS[op]:
             yield _call(op, sizes, "bfloat16", True, False)
