@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from holdfast.kernels.backend import Backend
-from holdfast.kernels.select import ScoredCandidate, decide
+from holdfast.kernels.select import ScoredCandidate, decide, forget
 from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES, named_problem
@@ -210,6 +210,8 @@ def _floor(problem: Problem, direction: Direction) -> str:
 
 
 def line(call: Call, name: str) -> str:
+    # what was decided before would be weighed no more
+    forget()
     with watched() as launches:
         decision = decide(call.backends, call.problem, Device.named(name), None)
     parts = [f"{call.named} {name}"]
