@@ -21,6 +21,7 @@ from holdfast.kernels.select import ScoredCandidate, decide, forget
 from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES, named_problem
+from holdfast.ops.families import backends_of
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
 from holdfast.ops.layer_step import BACKENDS as STEP_BACKENDS
 from holdfast.planner import Device, Direction, Grid, Problem, floor, tables
@@ -64,6 +65,11 @@ OP_CALLS = (
     ("slstm", {"B": 130, "T": 9, "H": 12, "D": 48}), ("lstm", {"B": 64, "T": 9, "H": 1, "D": 2688}),
     ("lstm", {"B": 16, "T": 9, "H": 1, "D": 2696}), ("elman", {"B": 16, "T": 9, "H": 1, "D": 768}),
     ("gru", {"B": 33, "T": 9, "H": 3, "D": 520}),
+    # of two chunks or three, and channels that are too many
+    *((op, {"B": 1, "T": T, "H": 2, "K": 64, "V": 64}) for T in (128, 192) for op in ("comba", "ssd", "kda")),
+    ("mlstm", {"B": 1, "T": 192, "H": 2, "K": 128, "V": 64}), ("kda", {"B": 1, "T": 192, "H": 2, "K": 8, "V": 8}),
+    *(("rglru", {"B": 1, "T": 2, "D": D}) for D in (2**22, 2**22 + 2)),
+    *(("mamba1", {"B": 1, "T": 2, "D": D, "N": 4}) for D in (2**22, 2**22 + 1)),
 )  # fmt: skip
 HALF_CALLS = {
     "inter_chunk_scan": (
@@ -72,6 +78,7 @@ HALF_CALLS = {
         {"B": 1, "G": 512, "H": 1, "K": 128, "V": 128, "Kg": 128, "r": 16}, {"B": 1, "G": 3, "H": 1, "K": 16, "V": 16},
         {"B": 2, "G": 40, "H": 9, "K": 64, "V": 128}, {"B": 2, "G": 9, "H": 5, "K": 16, "V": 48, "r": 2},
         {"B": 1, "G": 9, "H": 5, "K": 32, "V": 256, "r": 8}, {"B": 0, "G": 0, "H": 2, "K": 64, "V": 32},
+        {"B": 1, "G": 9, "H": 2, "K": 8, "V": 16, "r": 4},
         # as many bytes on their way as keep memory busy, or a few more
         {"B": 1, "G": 9, "H": 81, "K": 64, "V": 64}, {"B": 1, "G": 9, "H": 83, "K": 64, "V": 64},
     ),
@@ -87,7 +94,7 @@ HALF_CALLS = {
         {"B": 1, "T": 3000, "H": 3, "K": 64, "V": 128, "C": 192}, {"B": 0, "T": 64, "H": 2, "K": 32, "V": 32, "C": 32},
         {"B": 1, "T": 512, "H": 2, "K": 80, "V": 64, "C": 512}, {"B": 1, "T": 500, "H": 2, "K": 15, "V": 64, "C": 64},
         {"B": 1, "T": 500, "H": 2, "K": 64, "V": 257, "C": 64}, {"B": 1, "T": 500, "H": 2, "K": 16, "V": 256, "C": 64},
-        {"B": 1, "T": 4096, "H": 8, "K": 128, "V": 64, "C": 64},
+        {"B": 1, "T": 4096, "H": 8, "K": 128, "V": 64, "C": 64}, {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64, "C": 64},
         {"B": 8, "T": 512, "H": 40, "K": 64, "V": 128, "C": 512},
     ),
 }  # fmt: skip
@@ -110,6 +117,8 @@ CONVS = (
     {"B": 1, "T": 3, "D": 2**20, "W": 16},
     {"B": 1, "T": 3, "D": 2**20 + 1, "W": 4},
     {"B": 1, "T": 3, "D": 32, "W": 17},
+    {"B": 2, "T": 600, "D": 32, "W": 9},
+    {"B": 2, "T": 600, "D": 33, "W": 8},
 )
 # and with a bias, packed, of heads that are normalised, with many taps, of few channels
 CONVS_WITH = (
@@ -153,6 +162,10 @@ def calls() -> Iterable[Call]:
             yield _call(op, {axis: size for axis, size in sizes.items() if axis in AXES[recurrence.family]}, *rest)
     for op, sizes in OP_CALLS:
         yield _call(op, sizes, "bfloat16", True, False)
+    for op in ("rglru", "rotlru"):
+        # gates in the inputs' dtype, which no example has
+        backends, traits = backends_of(RECURRENCES[op]), {"complex": op == "rotlru"}
+        yield _of(op, "diagonal", backends, {"B": 8, "T": 4096, "D": 2048}, "bfloat16", True, **traits)
     for op in CHUNK_PRIMITIVES:
         for sizes in HALF_CALLS[op]:
             yield _call(op, sizes, "bfloat16", True, False)

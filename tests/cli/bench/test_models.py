@@ -191,6 +191,15 @@ def test_a_trained_block_hands_out_no_state(mixer):
     assert y.shape == (1, 4, SMALL.width)
 
 
+def test_a_step_moves_weights_by_a_ten_thousandth():
+    """Adam's first step is the rate, whatever the gradient; a hundredth of it decays."""
+    model = training.make_model(named(MIXERS, "rglru"), SMALL, CPU)
+    before = model.head.weight.detach().clone()
+    training.training_step(model, torch.randint(SMALL.vocabulary, (1, 5)))()
+    moved = (model.head.weight - (1 - 1e-6) * before).abs()
+    assert moved.max().item() == pytest.approx(1e-4, rel=0.01)
+
+
 def test_rows_to_come():
     cuda = torch.device("cuda")
     sizes = [(row.mode, row.sizes["B"], row.sizes["T"]) for row in training_rows(ATTENTION, FULL, "training")]
