@@ -13,7 +13,7 @@ from holdfast.planner.models.chunk.inter import triton as inter
 from holdfast.planner.models.chunk.intra import triton as intra
 from holdfast.planner.models.matrix.delta_rule import triton as delta_rule
 from holdfast.planner.models.matrix.scalar_decay import triton as scalar_decay
-from holdfast.planner.models.matrix.tiles import tile
+from holdfast.planner.models.matrix.tiles import registers_of, tile
 from holdfast.planner.models.matrix.vector_decay import triton as vector_decay
 from holdfast.planner.models.norm import triton as norm
 from holdfast.recurrences import RECURRENCES
@@ -56,6 +56,10 @@ def test_the_power_of_two_that_covers_a_size(covering, least):
 
 def test_a_tile_on_hopper_is_64_or_128_columns():
     assert [tile(width) for width in (1, 64, 65, 128, 129)] == [64, 64, 128, 128, 128]
+
+
+def test_registers_of_a_block_that_has_an_sm_to_itself():
+    assert [registers_of(warps) for warps in (4, 8, 9, 12, 16)] == [240, 240, 224, 168, 128]
 
 
 def test_what_covers_nothing_and_a_least_of_its_own():
