@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from .result import Result
 
@@ -37,7 +38,7 @@ def is_ours(row: Result) -> bool:
 
 
 def _fastest(rows: Sequence[Result]) -> Result | None:
-    return min((row for row in rows if row.median_ms), key=lambda row: row.median_ms or 0.0, default=None)
+    return min((row for row in rows if row.median_ms), key=attrgetter("median_ms"), default=None)
 
 
 def lines(rows: Sequence[Result], kind: str = "time") -> list[Line]:

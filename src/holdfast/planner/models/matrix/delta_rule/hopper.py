@@ -69,7 +69,7 @@ def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
     chunks = _chunks(problem)
     pairs, segments = problem["B"] * problem["H"], 1
     yield chunks
-    while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
+    while 2 * segments <= chunks and pairs * segments < device.processors:
         segments *= 2
         yield -(-chunks // segments)
 

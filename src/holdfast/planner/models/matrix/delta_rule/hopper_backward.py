@@ -78,7 +78,7 @@ def _walk(problem: Problem, device: Device, columns: int, segment_chunks: int) -
     moved = int(2 * pairs * problem["T"] * (keys + 2 * problem["V"] + CHUNK)) + _states(problem)
     moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
     operations = slices * chunks * 2 * CHUNK * columns * (2 * wide + CHUNK)
-    crowd = 1 + CROWDED * min(1.0, grid.blocks / (device.sms or 1))
+    crowd = 1 + CROWDED * min(1.0, grid.blocks / device.processors)
     serial = FILL_SECONDS + segment_chunks * STATES_SECONDS[columns] * crowd
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 

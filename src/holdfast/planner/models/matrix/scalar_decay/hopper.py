@@ -62,7 +62,7 @@ def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
     yield chunks
     if problem["V"] > WIDEST or problem.varlen:
         return
-    while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
+    while 2 * segments <= chunks and pairs * segments < device.processors:
         segments *= 2
         yield -(-chunks // segments)
 
@@ -106,7 +106,7 @@ def _resident(problem: Problem, device: Device) -> Candidate | None:
     pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
     tokens = RESIDENT_CHUNKS * CHUNK
     segments = max(1, -(-problem["T"] // tokens))
-    if problem.varlen or "key_slices" in problem.traits or V > WIDEST or pairs * segments > (device.sms or 0):
+    if problem.varlen or "key_slices" in problem.traits or V > WIDEST or pairs * segments > device.processors:
         return None
     wide, columns = tile(K), tile(V)
     warps = columns // 16 + OTHER_WARPS
