@@ -8,7 +8,7 @@ import torch
 
 from holdfast.kernels.chunk.intra.triton.backend import _covering
 from holdfast.ops.explain import AXES, explain, named_problem
-from holdfast.planner import Device, Grid, floor
+from holdfast.planner import Device, Grid, Problem, floor
 from holdfast.planner.models.chunk.inter import triton as inter
 from holdfast.planner.models.chunk.intra import triton as intra
 from holdfast.planner.models.matrix.delta_rule import triton as delta_rule
@@ -16,6 +16,7 @@ from holdfast.planner.models.matrix.scalar_decay import triton as scalar_decay
 from holdfast.planner.models.matrix.tiles import registers_of, tile
 from holdfast.planner.models.matrix.vector_decay import triton as vector_decay
 from holdfast.planner.models.norm import triton as norm
+from holdfast.planner.models.varlen import as_batch
 from holdfast.recurrences import RECURRENCES
 
 DEVICES = ("h200", "h100", "a100", "a40", "rtx4090", "rtx3090")
@@ -60,6 +61,13 @@ def test_a_tile_on_hopper_is_64_or_128_columns():
 
 def test_registers_of_a_block_that_has_an_sm_to_itself():
     assert [registers_of(warps) for warps in (4, 8, 9, 12, 16)] == [240, 240, 224, 168, 128]
+
+
+@pytest.mark.parametrize(("packed", "batch", "length"), [(4, 4, 3), (1, 1, 10), (0, 1, 10)])
+def test_packed_sequences_are_taken_for_a_batch_of_equal_ones(packed, batch, length):
+    problem = Problem.of("gla", "matrix", torch.bfloat16, {"B": 1, "T": 10, "N": packed}, {"varlen": True})
+    found = as_batch(problem)
+    assert (found["B"], found["T"], found["N"]) == (batch, length, packed)
 
 
 def test_what_covers_nothing_and_a_least_of_its_own():
