@@ -28,6 +28,13 @@ SWAPS = {
 }
 # What holds more than imports say: of a folder's files, tests to run beside the nearest. Peers are imported by name.
 ALSO = {
+    "src/holdfast/planner": ["tests/test_said_out.py"],
+    "src/holdfast/planner/candidate.py": ["tests/planner/test_recorded_plans.py"],
+    "src/holdfast/planner/movement": [
+        "tests/planner/test_movement.py",
+        "tests/planner/test_prediction.py",
+        "tests/planner/test_recorded_plans.py",
+    ],
     "src/holdfast/planner/constrint": [
         "tests/planner/test_constrint_strength.py",
         "tests/planner/test_constrint_oracles.py",
@@ -40,6 +47,8 @@ ALSO = {
     "src/holdfast/ops/layer_step_checks.py": ["tests/ops/test_checks.py"],
     "src/holdfast/ops/mamba2_layer.py": ["tests/nn/test_mamba2.py"],
     "src/holdfast/ops/mlstm_layer.py": ["tests/nn/test_mlstm.py", "tests/ops/test_mixer_layers.py"],
+    "src/holdfast/cli": ["tests/test_said_out.py"],
+    "src/holdfast/cli/train.py": ["tests/cli/test_defaults.py", "tests/cli/test_command.py"],
     "src/holdfast/cli/bench_command.py": ["tests/cli/bench/test_bench_command.py", "tests/cli/bench/test_live.py"],
     "src/holdfast/cli/bench/peers": ["tests/cli/bench/test_measure.py", "tests/cli/bench/test_peers.py"],
 }

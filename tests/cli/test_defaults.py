@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from holdfast.cli import train_lm
+from holdfast.cli import text, tokens, train_lm
 from holdfast.cli.app import app
 from holdfast.cli.checkpoint import VERSION
 from holdfast.cli.config import DEMO, FLASHRNN_165M, LONGEST_WARMUP, PRESETS, LanguageModelConfig
@@ -75,7 +75,11 @@ def test_the_sample_of_train_lm():
 
 def test_checkpoints_that_were_saved_are_still_read():
     """A change of their form takes another number, and this one with it."""
-    assert VERSION == 3
+    assert (VERSION, tokens.VERSION) == (3, 1)
+
+
+def test_what_is_validated_on_and_how_many_documents_are_encoded_at_a_time():
+    assert (text.VALIDATION_TOKENS, tokens.AT_ONCE) == (32768, 256)
 
 
 @pytest.mark.parametrize(

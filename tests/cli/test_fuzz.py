@@ -46,6 +46,9 @@ def test_a_replayed_line_that_fails_fails():
     [
         (["--replay", "op=gla"], "replay: expected device and seed"),
         (["--replay", RIGHT, "--fuzz", 3], "--replay: runs one scenario"),
+        (["--replay", RIGHT, "--scenarios", 3], "--replay: runs one scenario"),
+        (["--fuzz", 3, "--scenarios", 3, "--device", "meta"], "--device meta"),
+        (["--scenarios", 3, "--device", "meta"], "--device meta"),
         (["--fuzz", 3, "--device", "meta"], "--device meta"),
         (["--seed", 3], "--seed: belongs to --fuzz or --scenarios"),
     ],

@@ -96,3 +96,7 @@ def test_parity_stops_after_the_step(monkeypatch, capsys, number):
     out = capsys.readouterr().out
     assert "stopped at step 2 of 5" in out
     assert "extrapolation" not in out
+
+
+def test_without_a_signal_the_status_is_that_of_none():
+    assert Interrupt().exit_code == 128

@@ -3,10 +3,14 @@
 import pytest
 import torch
 
+from holdfast.cli.bench.models.mixers import MIXERS as MIXERS_OF_THE_BENCH
+from holdfast.cli.bench.models.model import Model
+from holdfast.cli.bench.models.scale import SMALL
 from holdfast.cli.config import MIXERS
 from holdfast.cli.errors import UserError
 from holdfast.cli.generate import generate, printable
 from holdfast.cli.language_model import LanguageModel, next_token_loss
+from holdfast.cli.parity import ParityModel
 from holdfast.cli.schedule import learning_rate, make_optimizer
 
 
@@ -48,6 +52,14 @@ def test_a_sample_repeats_with_its_seed_and_leaves_the_global_one_alone():
     assert generate(model, b"a", 30, seed=5) == first
     assert generate(model, b"a", 30, seed=6) != first
     assert torch.get_rng_state().equal(before)
+
+
+def test_norms_divide_by_no_less_than_a_thousandth():
+    """Square root of 1e-6."""
+    models = LanguageModel("gla", 1, 16, 2), ParityModel("gla", 1, 16, 2), Model(MIXERS_OF_THE_BENCH[0], SMALL)
+    norms = [[x.eps for x in model.modules() if isinstance(x, torch.nn.RMSNorm)] for model in models]
+    assert norms == [[1e-6] * len(found) for found in norms]
+    assert min(map(len, norms)) == 3
 
 
 def test_a_head_of_its_own_has_other_weights():

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from holdfast.cli.report import Report, sparkline
+from holdfast.cli.report import Report, plain, sparkline
 
 
 def printed(steps, width=100):
@@ -31,6 +31,12 @@ def test_about_twenty_lines_the_first_and_the_last_among_them(steps, said):
     assert [line.split()[1] for line in text.getvalue().splitlines()] == [str(step) for step in said]
     assert f"step {steps} of {steps}  loss {steps}" in text.getvalue()
     assert text.getvalue().startswith(f"step {'1':>{len(str(steps))}} of {steps}  loss 1\n")
+
+
+def test_a_plain_line_has_no_colours_on_a_terminal_either():
+    text = io.StringIO()
+    plain(Console(file=text, width=20, force_terminal=True, color_system="truecolor"), "[bold] 'a' 12 /b/c" + "x" * 20)
+    assert text.getvalue() == "[bold] 'a' 12 /b/c" + "x" * 20 + "\n"
 
 
 def test_text_is_printed_as_it_is():

@@ -239,3 +239,12 @@ def test_weights_of_another_size_are_named(saved):
     other.model = torch.nn.Linear(30, 41)
     with pytest.raises(UserError, match=r"shards-3 does not fit the model: bias is \[40\] in the file and \[41\] in"):
         other.load(saved)
+
+
+def test_what_cannot_be_removed_stays(tmp_path):
+    """A file by the name of a folder of shards is nobody's to remove, and no reason to end a training."""
+    for name in ("shards-1", "shards-2", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "shards-note").write_text("kept")
+    shards.remove_others(tmp_path, "shards-2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "shards-2", "shards-note"]

@@ -59,6 +59,13 @@ def test_tokens_of_bpe_are_the_text_again(folder, tmp_path):
         texts.find_folder(folder), tmp_path / "again", str(tmp_path / "of bpe" / tokens.TOKENIZER), 256
     )
     assert (again.fingerprint, again.vocabulary) == (made.fingerprint, 300)
+    # and one that would begin each text with a token of its own too
+    beginning, place = tokens.load_tokenizer(made.tokenizer), tmp_path / "beginning.json"
+    template = {"single": "<|endoftext|> $A", "special_tokens": [("<|endoftext|>", end)]}
+    beginning.post_processor = pytest.importorskip("tokenizers").processors.TemplateProcessing(**template)
+    beginning.save(str(place))
+    other = tokens.prepare(texts.find_folder(folder), tmp_path / "other", str(place), 256)
+    assert (other.fingerprint, other.encode(sample)) == (made.fingerprint, made.encode(sample))
 
 
 @pytest.mark.parametrize(("vocabulary", "size"), [(256, 1), (257, 2), (2**16, 2), (2**16 + 1, 4)])

@@ -3,24 +3,28 @@
     PYTHONPATH=src:tests python -m planner.recorded_plans
 
 writes tests/planner/plans.txt anew. One line a call and device: of each pass the floor, the plan that runs and what it
-should cost, then how many candidates there are and a digest of all of them and of the reasons why others do not run.
+should cost, then how many candidates there are and a digest of all of them, of the reasons why others do not run and of
+every launch that was weighed, on the way or in vain.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from holdfast.kernels.backend import Backend
-from holdfast.kernels.select import ScoredCandidate, decide
+from holdfast.kernels.select import ScoredCandidate, decide, forget
 from holdfast.ops.causal_conv1d import BACKENDS as CONV_BACKENDS
 from holdfast.ops.chunk_primitives import CHUNK_PRIMITIVES
 from holdfast.ops.explain import AXES, named_problem
+from holdfast.ops.families import backends_of
 from holdfast.ops.gated_rms_norm import BACKENDS as NORM_BACKENDS
 from holdfast.ops.layer_step import BACKENDS as STEP_BACKENDS
-from holdfast.planner import Device, Direction, Problem, floor, tables
+from holdfast.planner import Device, Direction, Grid, Problem, floor, tables
 from holdfast.recurrences import RECURRENCES
 
 PLANS = Path(__file__).with_name("plans.txt")
@@ -44,13 +48,39 @@ CALLS = (
     (WIDE, "float16", False, False), (LARGE, "bfloat16", True, True), (LONG, "float16", True, False),
     (ONE, "bfloat16", False, False), (WIDER, "bfloat16", True, False),
     (TINY, "bfloat16", True, False), (MIDDLE, "bfloat16", True, False),
+    # at limits: pairs for half of an H200's processors and few chunks, long segments, no token, one with gradients,
+    # packed with columns that are no power of two
+    ({"B": 2, "T": 32, "H": 33, "Hq": 33, "K": 96, "V": 48, "D": 1152}, "bfloat16", True, False),
+    ({"B": 1, "T": 65536, "H": 8, "Hq": 2, "K": 128, "V": 64, "D": 328, "N": 256}, "float16", True, False),
+    ({"B": 3, "T": 0, "H": 4, "Hq": 2, "K": 64, "V": 128, "D": 96}, "bfloat16", True, False),
+    ({"B": 8, "T": 1, "H": 4, "Hq": 4, "K": 64, "V": 64, "D": 64, "N": 257}, "float32", True, False),
+    ({"B": 1, "T": 2112, "H": 66, "Hq": 66, "K": 64, "V": 320, "D": 2688}, "bfloat16", True, True),
+)  # fmt: skip
+# of one op, in bfloat16 with a gradient: kept states of just less and just more than one window, many small heads, the
+# widest head whose weights are read from the cache, blocks of one gate
+OP_CALLS = (
+    ("gated_delta_rule", {"B": 1, "T": 4096, "H": 32, "K": 128, "V": 128}),
+    ("gated_delta_rule", {"B": 1, "T": 4032, "H": 33, "K": 128, "V": 128}),
+    ("lstm", {"B": 256, "T": 64, "H": 12, "D": 64}), ("lstm", {"B": 1024, "T": 9, "H": 16, "D": 32}),
+    ("slstm", {"B": 130, "T": 9, "H": 12, "D": 48}), ("lstm", {"B": 64, "T": 9, "H": 1, "D": 2688}),
+    ("lstm", {"B": 16, "T": 9, "H": 1, "D": 2696}), ("elman", {"B": 16, "T": 9, "H": 1, "D": 768}),
+    ("gru", {"B": 33, "T": 9, "H": 3, "D": 520}),
+    # of two chunks or three, and channels that are too many
+    *((op, {"B": 1, "T": T, "H": 2, "K": 64, "V": 64}) for T in (128, 192) for op in ("comba", "ssd", "kda")),
+    ("mlstm", {"B": 1, "T": 192, "H": 2, "K": 128, "V": 64}), ("kda", {"B": 1, "T": 192, "H": 2, "K": 8, "V": 8}),
+    *(("rglru", {"B": 1, "T": 2, "D": D}) for D in (2**22, 2**22 + 2)),
+    *(("mamba1", {"B": 1, "T": 2, "D": D, "N": 4}) for D in (2**22, 2**22 + 1)),
 )  # fmt: skip
 HALF_CALLS = {
     "inter_chunk_scan": (
         {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64}, {"B": 8, "G": 64, "H": 16, "K": 128, "V": 128, "Kg": 128},
         {"B": 1, "G": 33, "H": 3, "K": 40, "V": 24, "r": 16}, {"B": 4, "G": 64, "H": 16, "K": 64, "V": 64, "r": 4},
         {"B": 1, "G": 512, "H": 1, "K": 128, "V": 128, "Kg": 128, "r": 16}, {"B": 1, "G": 3, "H": 1, "K": 16, "V": 16},
-        {"B": 2, "G": 40, "H": 9, "K": 64, "V": 128},
+        {"B": 2, "G": 40, "H": 9, "K": 64, "V": 128}, {"B": 2, "G": 9, "H": 5, "K": 16, "V": 48, "r": 2},
+        {"B": 1, "G": 9, "H": 5, "K": 32, "V": 256, "r": 8}, {"B": 0, "G": 0, "H": 2, "K": 64, "V": 32},
+        {"B": 1, "G": 9, "H": 2, "K": 8, "V": 16, "r": 4},
+        # as many bytes on their way as keep memory busy, or a few more
+        {"B": 1, "G": 9, "H": 81, "K": 64, "V": 64}, {"B": 1, "G": 9, "H": 83, "K": 64, "V": 64},
     ),
     "intra_chunk": (
         {"B": 16, "T": 1024, "H": 12, "K": 64, "V": 64, "C": 64},
@@ -61,6 +91,11 @@ HALF_CALLS = {
         # fewer blocks than a GPU has processors, and a little more than it runs at once
         {"B": 1, "T": 1024, "H": 2, "K": 64, "V": 64, "C": 128},
         {"B": 2, "T": 2048, "H": 9, "K": 128, "V": 128, "C": 128},
+        {"B": 1, "T": 3000, "H": 3, "K": 64, "V": 128, "C": 192}, {"B": 0, "T": 64, "H": 2, "K": 32, "V": 32, "C": 32},
+        {"B": 1, "T": 512, "H": 2, "K": 80, "V": 64, "C": 512}, {"B": 1, "T": 500, "H": 2, "K": 15, "V": 64, "C": 64},
+        {"B": 1, "T": 500, "H": 2, "K": 64, "V": 257, "C": 64}, {"B": 1, "T": 500, "H": 2, "K": 16, "V": 256, "C": 64},
+        {"B": 1, "T": 4096, "H": 8, "K": 128, "V": 64, "C": 64}, {"B": 1, "T": 64, "H": 1, "K": 64, "V": 64, "C": 64},
+        {"B": 8, "T": 512, "H": 40, "K": 64, "V": 128, "C": 512},
     ),
 }  # fmt: skip
 
@@ -71,6 +106,7 @@ NORMS = (
     {"B": 1, "T": 100, "H": 3, "D": 1500, "G": 1},
     {"B": 1, "T": 5, "H": 1, "D": 129, "G": 1},
     {"B": 2, "T": 900, "H": 5, "D": 64, "G": 5},
+    {"B": 0, "T": 0, "H": 5, "D": 64, "G": 5},
 )
 # of causal_conv1d: a layer's, one long sequence, and a few tokens
 CONVS = (
@@ -78,6 +114,11 @@ CONVS = (
     {"B": 1, "T": 32768, "D": 100, "W": 3},
     {"B": 2, "T": 5, "D": 64, "W": 7},
     {"B": 3, "T": 6000, "D": 1536, "W": 2},
+    {"B": 1, "T": 3, "D": 2**20, "W": 16},
+    {"B": 1, "T": 3, "D": 2**20 + 1, "W": 4},
+    {"B": 1, "T": 3, "D": 32, "W": 17},
+    {"B": 2, "T": 600, "D": 32, "W": 9},
+    {"B": 2, "T": 600, "D": 33, "W": 8},
 )
 # and with a bias, packed, of heads that are normalised, with many taps, of few channels
 CONVS_WITH = (
@@ -119,6 +160,12 @@ def calls() -> Iterable[Call]:
     for op, recurrence in RECURRENCES.items():
         for sizes, *rest in CALLS:
             yield _call(op, {axis: size for axis, size in sizes.items() if axis in AXES[recurrence.family]}, *rest)
+    for op, sizes in OP_CALLS:
+        yield _call(op, sizes, "bfloat16", True, False)
+    for op in ("rglru", "rotlru"):
+        # gates in the inputs' dtype, which no example has
+        backends, traits = backends_of(RECURRENCES[op]), {"complex": op == "rotlru"}
+        yield _of(op, "diagonal", backends, {"B": 8, "T": 4096, "D": 2048}, "bfloat16", True, **traits)
     for op in CHUNK_PRIMITIVES:
         for sizes in HALF_CALLS[op]:
             yield _call(op, sizes, "bfloat16", True, False)
@@ -130,7 +177,7 @@ def calls() -> Iterable[Call]:
         for dtype, grad in (("bfloat16", True), ("float32", False)):
             yield _of("causal_conv1d", "conv", CONV_BACKENDS, sizes, dtype, grad)
     for sizes, trait in CONVS_WITH:
-        for dtype in ("bfloat16", "float32"):
+        for dtype in ("bfloat16", "float16", "float32"):
             yield _of("causal_conv1d", "conv", CONV_BACKENDS, sizes, dtype, True, **{trait: True})
     for sizes in STEPS:
         yield _of("layer_step", "matrix", STEP_BACKENDS, sizes, "bfloat16", False)
@@ -154,6 +201,20 @@ def _cost(scored: ScoredCandidate) -> str:
     return " ".join([str(found.plan), *map(str, numbers), *times])
 
 
+@contextmanager
+def watched() -> Iterator[set[tuple[int, int, int, int]]]:
+    """Blocks, threads, registers and shared memory of the launches that are weighed within."""
+    made: set[tuple[int, int, int, int]] = set()
+    make = Grid.__init__
+
+    def noted(grid: Grid, *given: int, **named: int) -> None:
+        make(grid, *given, **named)
+        made.add((grid.blocks, grid.threads, grid.registers, grid.shared))
+
+    with mock.patch.object(Grid, "__init__", noted):
+        yield made
+
+
 def _floor(problem: Problem, direction: Direction) -> str:
     if problem.op in ("gated_rms_norm", "causal_conv1d", "layer_step"):
         return ""
@@ -162,7 +223,10 @@ def _floor(problem: Problem, direction: Direction) -> str:
 
 
 def line(call: Call, name: str) -> str:
-    decision = decide(call.backends, call.problem, Device.named(name), None)
+    # what was decided before would be weighed no more
+    forget()
+    with watched() as launches:
+        decision = decide(call.backends, call.problem, Device.named(name), None)
     parts = [f"{call.named} {name}"]
     weighed = [f"{backend} {reason}" for backend, reason in decision.passed_over.items()]
     for direction, ranked in decision.ranked.items():
@@ -170,6 +234,7 @@ def line(call: Call, name: str) -> str:
         seconds = "no model" if chosen.candidate.prediction is None else f"{chosen.seconds:.4g} s"
         parts.append(f"{direction} {chosen.candidate.plan}: {seconds}{least}")
         weighed += map(_cost, ranked)
+    weighed += map(str, sorted(launches))
     digest = hashlib.blake2b("\n".join(weighed).encode(), digest_size=4).hexdigest()
     return "; ".join([*parts, f"{sum(map(len, decision.ranked.values()))} candidates, {digest}"])
 

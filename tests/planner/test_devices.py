@@ -76,3 +76,9 @@ def test_an_unknown_gpu_is_like_the_nearest(capability, sms, nearest):
     assert (found.capability, found.sms) == (capability, sms)
     assert (found.l2_bytes, found.clock) == (known.l2_bytes, known.clock)
     assert found.bandwidth == pytest.approx(known.bandwidth * sms / known.sms)
+
+
+def test_what_is_not_known_is_one_processor_without_memory():
+    h200, unknown = Device.named("h200"), Device("cpu", "cpu")
+    assert (h200.processors, h200.block_memory) == (132, 227 * 1024)
+    assert (unknown.processors, unknown.block_memory) == (1, 0)

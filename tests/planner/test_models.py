@@ -8,10 +8,15 @@ import torch
 
 from holdfast.kernels.chunk.intra.triton.backend import _covering
 from holdfast.ops.explain import AXES, explain, named_problem
-from holdfast.planner import Device, Grid, floor
+from holdfast.planner import Device, Grid, Problem, floor
 from holdfast.planner.models.chunk.inter import triton as inter
 from holdfast.planner.models.chunk.intra import triton as intra
+from holdfast.planner.models.matrix.delta_rule import triton as delta_rule
+from holdfast.planner.models.matrix.scalar_decay import triton as scalar_decay
+from holdfast.planner.models.matrix.tiles import registers_of, tile
+from holdfast.planner.models.matrix.vector_decay import triton as vector_decay
 from holdfast.planner.models.norm import triton as norm
+from holdfast.planner.models.varlen import as_batch
 from holdfast.recurrences import RECURRENCES
 
 DEVICES = ("h200", "h100", "a100", "a40", "rtx4090", "rtx3090")
@@ -41,11 +46,28 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("covering", "least"), [(norm.covering, 1), (inter.covering, 1), (intra.covering, 16), (_covering, 16)]
+    ("covering", "least"),
+    [(norm.covering, 1), (inter.covering, 1)]
+    + [(each, 16) for each in (intra.covering, _covering, scalar_decay.padded, delta_rule.padded, vector_decay.padded)],
 )
 def test_the_power_of_two_that_covers_a_size(covering, least):
     found = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 32, 1024: 1024, 1025: 2048}
     assert {size: covering(size) for size in found} == {size: max(power, least) for size, power in found.items()}
+
+
+def test_a_tile_on_hopper_is_64_or_128_columns():
+    assert [tile(width) for width in (1, 64, 65, 128, 129)] == [64, 64, 128, 128, 128]
+
+
+def test_registers_of_a_block_that_has_an_sm_to_itself():
+    assert [registers_of(warps) for warps in (4, 8, 9, 12, 16)] == [240, 240, 224, 168, 128]
+
+
+@pytest.mark.parametrize(("packed", "batch", "length"), [(4, 4, 3), (1, 1, 10), (0, 1, 10)])
+def test_packed_sequences_are_taken_for_a_batch_of_equal_ones(packed, batch, length):
+    problem = Problem.of("gla", "matrix", torch.bfloat16, {"B": 1, "T": 10, "N": packed}, {"varlen": True})
+    found = as_batch(problem)
+    assert (found["B"], found["T"], found["N"]) == (batch, length, packed)
 
 
 def test_what_covers_nothing_and_a_least_of_its_own():

@@ -56,16 +56,17 @@ def doctor(
     from holdfast.ops.verify import verify
 
     from .device import choose_device
+    from .report import plain
 
     console = Console()
     devices = [choose_device(device or "cpu")]
     if device is None and torch.cuda.is_available():
         devices.append(torch.device("cuda"))
-    console.print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}", highlight=False)
+    plain(console, f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for package in ("holdfast", "torch", "triton", "cuda-core", "cuda-bindings", "mlx"):
-        console.print(f"  {package:14} {_version(package)}", highlight=False)
+        plain(console, f"  {package:14} {_version(package)}")
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    console.print(f"  GPUs           {', '.join(gpus) or 'none that CUDA sees'}", highlight=False)
+    plain(console, f"  GPUs           {', '.join(gpus) or 'none that CUDA sees'}")
 
     wrong = []
     for target in devices:

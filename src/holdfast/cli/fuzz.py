@@ -27,8 +27,9 @@ def fuzz(seconds: float | None, scenarios: int | None, seed: int, device: str, w
     from holdfast.fuzz.workers import Pool
 
     from .bench.record import commit
+    from .report import plain
 
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = Console()
     lines: Iterator[str] = (draw(seed, index, device).line() for index in count())
     started = time.monotonic()
     pool = Pool(workers, begin, check)
@@ -47,17 +48,17 @@ def fuzz(seconds: float | None, scenarios: int | None, seed: int, device: str, w
                 # sizes aside
                 reasons[re.sub(r"\d+", "N", row.detail)] += 1
             if row.failed:
-                console.print(f'{row.status}: {row.detail}\n  holdfast doctor --replay "{row.line}"')
+                plain(console, f'{row.status}: {row.detail}\n  holdfast doctor --replay "{row.line}"')
             if record:
                 print(json.dumps(row.plain()), file=record, flush=True)
             if totals["scenarios"] % 100 == 0:
-                console.print(_told(totals, time.monotonic() - started))
+                plain(console, _told(totals, time.monotonic() - started))
         if record:
             spent = round(time.monotonic() - started, 1)
             print(json.dumps({"totals": dict(totals), "seconds": spent}), file=record)
     for reason, times in reasons.most_common(12):
-        console.print(f"refused {times} times: {reason[:200]}")
-    console.print(_told(totals, time.monotonic() - started))
+        plain(console, f"refused {times} times: {reason[:200]}")
+    plain(console, _told(totals, time.monotonic() - started))
     if any(totals[status] for status in FAILURES):
         raise typer.Exit(1)
 

@@ -6,6 +6,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from .report import plain
+
 
 def show(device: torch.device, console: Console) -> bool:
     """Plants a fault in each tensor that a kernel writes, and prints what came of each; False if no check notices
@@ -36,16 +38,16 @@ def show(device: torch.device, console: Console) -> bool:
         table.add_row(name, caught, str(largest[name]), *others)
     console.print(table)
     for line, ops in sorted(unread.items()):
-        console.print(f"unread in {', '.join(sorted(ops))}: {line}", highlight=False)
+        plain(console, f"unread in {', '.join(sorted(ops))}: {line}")
     missed = [
         f"missed: {fault.op}, backend {fault.backend}: tensor {fault.tensor} of {fault.kernel}"
         for fault in unnoticed(found)
         if fault.status == "missed"
     ]
     for line in wrong + missed:
-        console.print(line, highlight=False)
+        plain(console, line)
     counts = sum(by_kernel.values(), Counter())
     told = f"{counts['caught']} of {counts['caught'] + counts['missed']} planted faults would have been caught"
     more = f"; {counts['unread']} more are in what nothing reads" if counts["unread"] else ""
-    console.print(f"{told}{more}.", highlight=False)
+    plain(console, f"{told}{more}.")
     return not (wrong or missed)

@@ -20,6 +20,11 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in values)
 
 
+def plain(console: Console, text: str) -> None:
+    """A line as it is: nothing of it is taken for markup or coloured, and it is not broken at the console's width."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class Report:
     """Shows the steps of one run."""
 
@@ -49,7 +54,7 @@ class Report:
             self._progress.stop()
 
     def line(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        plain(self.console, text)
 
     def step(self, step: int, measured: str) -> None:
         """Called after every step; `measured` says how it went."""
@@ -70,5 +75,5 @@ class Report:
 
     def sample(self, prompt: str, made: str) -> None:
         self.console.rule("sample", style="dim")
-        self.console.print(Text(prompt, style="bold") + Text(made), soft_wrap=False)
+        self.console.print(Text(prompt, style="bold") + Text(made))
         self.console.rule(style="dim")

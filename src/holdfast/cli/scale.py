@@ -16,7 +16,7 @@ CP_TIMES = 2
 CP_TIMES_DELTA = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layer:
     """An op between its projections, and a SwiGLU of 8/3 of the width behind.
 

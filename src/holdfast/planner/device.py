@@ -51,6 +51,16 @@ class Device:
     clock: float | None = None
 
     @property
+    def processors(self) -> int:
+        """sms, as models of a GPU's kernels divide by it; 1 where it is not known."""
+        return self.sms or 1
+
+    @property
+    def block_memory(self) -> int:
+        """Bytes of shared memory that a block may have; none where that is not known."""
+        return self.shared_per_block or 0
+
+    @property
     def reached_bandwidth(self) -> float | None:
         """Bytes a second that a copy reaches, reads and writes; predictions use it."""
         return None if self.bandwidth is None else COPY_REACHES * self.bandwidth
@@ -92,16 +102,9 @@ class Device:
         """
         known = [device for device in _NAMED.values() if device.kind == "cuda"]
         nearest = Device.recognised(name) or min(known, key=lambda device: _distance(device, capability, sms))
-        scale = sms / (nearest.sms or sms)
-        return replace(
-            nearest,
-            name=name,
-            capability=capability,
-            sms=sms,
-            bandwidth=scale * (nearest.bandwidth or 0),
-            tensor_rate=scale * (nearest.tensor_rate or 0),
-            fp32_rate=scale * (nearest.fp32_rate or 0),
-        )
+        scale = sms / nearest.processors
+        rates = {rate: scale * getattr(nearest, rate) for rate in ("bandwidth", "tensor_rate", "fp32_rate")}
+        return replace(nearest, name=name, capability=capability, sms=sms, **rates)
 
 
 def _distance(device: Device, capability: tuple[int, int], sms: int) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class Grid:
 
     def at_once(self, device: Device) -> int:
         """Blocks that the whole device holds at once."""
-        return self.per_sm(device) * (device.sms or 0)
+        return self.per_sm(device) * device.processors
 
     def waves(self, device: Device) -> int:
         """How often the device is filled with blocks. Raises ValueError where no block fits."""

@@ -111,6 +111,22 @@ def test_peers_that_are_not_set_up_to_decode_say_so(roof):
     assert (row.status, row.detail) == ("rejected", "is not set up here with a state that goes in and out")
 
 
+def test_chunks_are_right_where_the_last_is_shorter(roof):
+    sizes = (("B", 2), ("T", 40), ("H", 3), ("K", 8), ("V", 4), ("C", 16))
+    row = measure(Case("intra_chunk", sizes, "float32", "fwd"), HoldfastRunner("chunked"), CPU, roof)
+    assert (row.status, row.detail) == ("ok", "")
+
+
+def test_the_states_of_the_chunk_primitives():
+    """As many as the scan carries, and after each of its chunks."""
+    sizes = {"B": 2, "G": 3, "T": 40, "H": 5, "K": 7, "V": 11, "C": 16}
+    scan, chunks = workload("inter_chunk_scan"), workload("intra_chunk")
+    assert scan.state_size(sizes) == chunks.state_size(sizes) == 2 * 5 * 7 * 11
+    assert scan.state_steps(sizes) == 2 * 3 * 5 * 7 * 11
+    # pairs of tokens of a chunk, or a state that is wider than it
+    assert [chunks.state_steps(sizes | {"C": C}) for C in (16, 4)] == [2 * 40 * 5 * 16, 2 * 40 * 5 * 7]
+
+
 @pytest.mark.parametrize(("axis", "size"), [("Kg", 8), ("r", 3)])
 def test_the_scan_between_chunks_has_row_decays_and_erasing(axis, size, roof):
     sizes = (("B", 2), ("G", 6), ("H", 2), ("K", 8), ("V", 4), (axis, size))

@@ -44,6 +44,11 @@ def test_a_case_in_the_terminal():
     assert lines[1].split() == ["runner", "ms", "quartiles", "x", "floor"]
     assert lines[3].split() == ["x"]
     assert lines[4].split() == ["holdfast", "chunked", "2", "1", "-", "3", "4"]
+    # columns side by side, and no empty line but those around the heads
+    assert lines[3] == "x"
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live._table(CASES[0], [row(runner="x"), timed, refused]))
+    assert [len(line) for line in console.file.getvalue().splitlines()] == [54, 41, 41, 41, 41, 57, 42, 0]
     assert lines[5:] == [
         "  holdfast chunked: unsteady: was something else running?", "  fla chunk: rejected: needs an NVIDIA GPU",
     ]  # fmt: skip

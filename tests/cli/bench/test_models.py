@@ -15,7 +15,7 @@ from holdfast.cli.attention import with_room
 from holdfast.cli.bench import session
 from holdfast.cli.bench.models import device_time, live, mixers, suite, training, warm
 from holdfast.cli.bench.models.attention import Attention
-from holdfast.cli.bench.models.check import check
+from holdfast.cli.bench.models.check import _compare, check
 from holdfast.cli.bench.models.decoding import decode_step
 from holdfast.cli.bench.models.kinds import kind_of
 from holdfast.cli.bench.models.layers import layer_rows, measure_layer, op_alone, projections
@@ -67,6 +67,16 @@ def test_every_mixer_is_right_here(mixer):
     found = check(mixer, SMALL, CPU)
     assert found.wrong == ""
     assert 0 < found.error <= found.limit
+
+
+def test_what_is_just_within_the_limit_is_right():
+    """Of an exact 200, a plain layer that is right leaves 1.5%."""
+    exact = torch.tensor([200.0], dtype=torch.float64)
+    found = [_compare(["y"], [torch.tensor([got])], [exact], [exact]) for got in (203.0, 203.01)]
+    assert [(each.wrong, each.limit) for each in found] == [
+        ("", 0.015), ("relative error 1.5e-02 of y, limit 1.5e-02", 0.015),
+    ]  # fmt: skip
+    assert found[0].error == 0.015
 
 
 def test_what_is_off_is_wrong():
@@ -189,6 +199,15 @@ def test_a_trained_block_hands_out_no_state(mixer):
     y = model.blocks[0](torch.randn(1, 4, SMALL.width))
     assert isinstance(y, torch.Tensor)
     assert y.shape == (1, 4, SMALL.width)
+
+
+def test_a_step_moves_weights_by_a_ten_thousandth():
+    """Adam's first step is the rate, whatever the gradient; a hundredth of it decays."""
+    model = training.make_model(named(MIXERS, "rglru"), SMALL, CPU)
+    before = model.head.weight.detach().clone()
+    training.training_step(model, torch.randint(SMALL.vocabulary, (1, 5)))()
+    moved = (model.head.weight - (1 - 1e-6) * before).abs()
+    assert moved.max().item() == pytest.approx(1e-4, rel=0.01)
 
 
 def test_rows_to_come():

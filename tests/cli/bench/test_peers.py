@@ -13,6 +13,8 @@ from holdfast import ops
 from holdfast.cli.bench.case import Case
 from holdfast.cli.bench.measure import measure
 from holdfast.cli.bench.peers import PEERS, Peer
+from holdfast.cli.bench.peers.flashrnn import _describe_gpu
+from holdfast.cli.bench.subject import Refused
 
 CPU = torch.device("cpu")
 # no two alike, so that an axis in another's place has the wrong size
@@ -128,3 +130,92 @@ def test_a_scan_of_decays_gets_no_logarithms(op, monkeypatch):
     subject = peer_by_stand_in("accelerated-scan scalar", monkeypatch).prepare(case, CPU)
     exact = case.work.exact(case.arguments(CPU), {})
     torch.testing.assert_close(subject.call(subject.inputs).mT, exact, atol=1e-12, rtol=1e-12)
+
+
+# of each flag the peers that have it: what compiles in child processes, and what is asked of whom, follows from them
+FLAGGED = {
+    "needs_gpu": {
+        "fla chunk", "fla fused_recurrent", "mlstm_kernels xl_chunk", "mamba_ssm ssd", "mamba_ssm state update",
+        "mamba_ssm selective_scan", "mamba_ssm state passing", "flashrnn cuda_fused", "flashrnn alternating",
+        "flashrnn triton_fused", "accelerated-scan warp", "accelerated-scan scalar",
+    },
+    "extension": {"flashrnn cuda_fused", "flashrnn alternating", "accelerated-scan warp"},
+    "per_size": {
+        "fla chunk", "fla fused_recurrent", "mamba_ssm ssd", "flashrnn cuda_fused", "flashrnn alternating",
+        "flashrnn triton_fused",
+    },
+    "decodes": {"fla chunk", "fla fused_recurrent", "mamba_ssm state update", "torch.compile of the loop"},
+}  # fmt: skip
+LIBRARIES_ALONE = {"mamba_ssm selective_scan", "torch.nn", "torch SDPA", "torch separate kernels"}
+
+
+@pytest.mark.parametrize("flag", FLAGGED)
+def test_what_is_known_of_a_peer_without_its_file(flag):
+    assert {peer.name for peer in PEERS if getattr(peer, flag)} == FLAGGED[flag]
+    assert {peer.name for peer in PEERS if not peer.compiles} == LIBRARIES_ALONE
+
+
+def test_a_peers_state_is_asked_for_where_it_takes_one_alone():
+    case = Case("gla", ONE_STEP, state=True)
+    told = {peer.name: peer.refusal(case, CPU) for peer in PEERS if not peer.needs_gpu}
+    assert {name for name, said in told.items() if not said} == {"torch.compile of the loop"}
+
+
+@pytest.mark.parametrize("length", [16, 24, 31, 33, 131072])
+def test_the_scan_in_cuda_takes_powers_of_two(length, monkeypatch):
+    peer = peer_by_stand_in("accelerated-scan warp", monkeypatch)
+    with pytest.raises(Refused, match="needs T a power of two, 32 to 65536"):
+        peer.prepare(Case("rglru", (("B", 1), ("T", length), ("D", 1))), CPU)
+    assert peer_by_stand_in("accelerated-scan scalar", monkeypatch).prepare(
+        Case("rglru", (("B", 1), ("T", length), ("D", 1))), CPU
+    )
+
+
+def test_the_longest_scan_in_cuda(monkeypatch):
+    case = Case("rglru", (("B", 1), ("T", 65536), ("D", 1)), "bfloat16")
+    subject = peer_by_stand_in("accelerated-scan warp", monkeypatch).prepare(case, CPU)
+    assert subject.note == "takes the decay in the inputs' dtype, not in float32"
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("cuda", 64), ("cpu", 8), ("mps", 8)])
+def test_the_compiled_loop_is_no_longer_than_its_compilation_is_worth(kind, longest, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    peer = next(peer for peer in PEERS if peer.name == "torch.compile of the loop")
+    scan = (("B", 1), ("H", 1), ("K", 4), ("V", 4), ("G", longest + 1))
+    for case in (Case("rglru", (("B", 1), ("T", longest + 1), ("D", 4))), Case("inter_chunk_scan", scan)):
+        with pytest.raises(Refused, match=f"measured up to {longest} steps only"):
+            peer.prepare(case, SimpleNamespace(type=kind))
+    assert peer.prepare(Case("rglru", (("B", 1), ("T", 8), ("D", 4))), CPU).shared
+
+
+def test_what_a_peer_is_told_of_and_says(monkeypatch):
+    """Where the exact result is the op's own of the same inputs, one serves all runners of a case."""
+
+    def prepared(name, op, sizes, **more):
+        return peer_by_stand_in(name, monkeypatch).prepare(Case(op, sizes, "float64", **more), CPU)
+
+    ssd = prepared("mamba_ssm ssd", "ssd", SEQUENCE)
+    assert (ssd.note, ssd.shared) == ("chunks of 256", True)
+    assert prepared("flashrnn cuda_fused", "lstm", CELL).shared
+    gla = prepared("fla chunk", "gla", SEQUENCE)
+    assert (gla.note, gla.shared) == ("its own refusal of this Triton is off", True)
+    assert sys.modules["fla.utils"].TRITON_ABOVE_3_7_1 is True
+    assert not prepared("accelerated-scan scalar", "rglru", (("B", 2), ("T", 24), ("D", 6))).shared
+    whole = (("B", 1), ("T", 32), ("H", 1), ("K", 4), ("V", 4), ("C", 16))
+    assert prepared("torch separate kernels", "intra_chunk", whole).shared
+    with pytest.raises(Refused, match="needs T in whole chunks"):
+        prepared("torch separate kernels", "intra_chunk", (*whole[:1], ("T", 40), *whole[2:]))
+    for passes, state in (("fwd", False), ("fwd+bwd", True)):
+        with pytest.raises(Refused, match="is one step of decoding"):
+            prepared("mamba_ssm state update", "ssd", ONE_STEP, passes=passes, state=state)
+    with pytest.raises(Refused, match="is one step of decoding"):
+        prepared("mamba_ssm state update", "ssd", SEQUENCE, state=True)
+
+
+def test_flashrnn_is_told_of_the_gpu(monkeypatch):
+    gpu = {"regs_per_multiprocessor": 65536, "multi_processor_count": 132, "shared_memory_per_block_optin": 232448}
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: asked.append(n) or SimpleNamespace(**gpu))
+    assert [*_describe_gpu().values()] == [1024, *gpu.values()]
+    assert asked == [0]

@@ -149,3 +149,72 @@ def test_error_over_the_steps(painted):
     assert [line.is_dashed() for line in axes.lines] == [True, True, False]
     assert [list(line.get_xdata()) for line in axes.lines] == [[1, 2, 3]] * 3
     assert {line.get_color() for line in axes.lines} == {look(OURS, [OURS, THEIRS])["color"]}
+
+
+@pytest.fixture
+def styles(painted, monkeypatch):
+    """What each call that draws is told, but for colours, markers and labels."""
+    from matplotlib.axes import Axes
+
+    told = []
+    for name in ("plot", "fill_between", "annotate", "legend"):
+        draws = getattr(Axes, name)
+
+        def noted(axes, *given, _name=name, _draws=draws, **style):
+            kept = {key: x for key, x in style.items() if key not in ("color", "marker", "label", "mfc")}
+            told.append((_name, *given[2:], kept))
+            return _draws(axes, *given, **style)
+
+        monkeypatch.setattr(Axes, name, noted)
+    return told
+
+
+LEGEND = ("legend", {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False})
+
+
+def test_the_look_of_time_against_size(styles):
+    (group,) = groups([row(T=16, floor_ms=1.0), row(T=32, floor_ms=1.0)])
+    plot.draw(group, [OURS], "s")
+    assert styles == [
+        ("fill_between", [2.2, 2.2], {"alpha": 0.2, "lw": 0}),
+        ("plot", {"ms": 5, "lw": 1.6}),
+        ("plot", {"ls": (0, (4, 3)), "lw": 1.2}),
+        LEGEND,
+    ]
+
+
+def test_the_look_of_a_roofline(styles, painted):
+    plot.roofline([row(operations=10**12, floor_bytes=10**9)], replace(ROOF, rates={"bfloat16": 8e14}), [OURS], "s")
+    assert styles == [
+        ("plot", {"ls": "", "ms": 5.5}),
+        ("plot", {"lw": 1.2}),
+        ("plot", {"lw": 1.2}),
+        ("annotate", (-2, 3), {"textcoords": "offset points", "ha": "right"}),
+        ("annotate", (0, 6), {"textcoords": "offset points", "rotation": 28}),
+        LEGEND,
+    ]
+    x, y = next(text.xy for text in painted[0].texts if text.get_text() == "copy bandwidth")
+    assert (x, y) == pytest.approx((0.6, 2.4))
+    assert [*painted[0].figure.get_size_inches()] == [8.2, 4.2]
+
+
+def test_the_look_of_errors(styles, painted):
+    plot.error_plot([row(step_errors={"50": [0.1], "90": [0.2], "100": [0.3], "10": [0.1]})], [OURS], "s")
+    dashes = [(0, (1, 2)), (0, (4, 2)), "-", "-"]
+    assert styles == [*(("plot", {"ls": each, "lw": 1.2}) for each in dashes), LEGEND]
+    assert [*painted[0].figure.get_size_inches()] == [8.2, 3.6]
+
+
+def test_the_style_of_a_page():
+    assert {name: x for name, x in figure._STYLE.items() if not isinstance(x, str)} == {
+        "font.size": 10, "axes.linewidth": 0.6, "grid.alpha": 0.15, "axes.spines.top": False,
+        "axes.spines.right": False,
+    }  # fmt: skip
+
+
+def test_of_thirty_runners_no_two_look_alike():
+    names = [str(n) for n in range(30)]
+    looks = [tuple(look(name, names).values()) for name in names]
+    assert len(set(looks)) == 30
+    assert [looks[n][1] for n in (0, 1, 9, 10, 20)] == ["o", "s", "*", "^", "X"]
+    assert [looks[n][0] for n in (10, 19, 20)] == [looks[n][0] for n in (0, 9, 0)]

@@ -26,7 +26,7 @@ IN_CHUNKS_BUDGET = {"cpu": 0, "cuda": 2**29}
 ORACLE_BUDGET = {"cpu": 2**23, "cuda": 2**27}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """One thing to measure.
 

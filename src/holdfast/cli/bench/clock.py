@@ -15,7 +15,7 @@ Method = Literal["events", "graph"]
 SECONDS, LEAST, MOST = 1.0, 5, 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Times:
     """Milliseconds of repeated runs: median, first and third quartile, and how they were taken."""
 

@@ -38,7 +38,7 @@ LEADS_TO_EXTENSIONS = ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "HOME")
 LIMIT_S = 240.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class First:
     """seconds: of the first call, None where it did not end well. died: how, if that would have ended this process.
     why: what was said where it only failed or was refused."""

@@ -25,7 +25,7 @@ SWEEP_BYTES = 2**28
 LIMIT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Counters:
     """dram_bytes: read and written, what was still in the L2 cache at the end included. tensor_percent: cycles in which
     the matrix units worked, of all cycles of the kernels, weighted by their times."""

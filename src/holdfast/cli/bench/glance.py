@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from .result import Result
 
@@ -9,7 +10,7 @@ from .result import Result
 NOT_A_PEER = ("torch SDPA",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Line:
     """ours, peer: the fastest right rows, None where there is none."""
 
@@ -37,7 +38,7 @@ def is_ours(row: Result) -> bool:
 
 
 def _fastest(rows: Sequence[Result]) -> Result | None:
-    return min((row for row in rows if row.median_ms), key=lambda row: row.median_ms or 0.0, default=None)
+    return min((row for row in rows if row.median_ms), key=attrgetter("median_ms"), default=None)
 
 
 def lines(rows: Sequence[Result], kind: str = "time") -> list[Line]:

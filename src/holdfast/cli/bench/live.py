@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import UserError
+from ..report import plain
 from . import clock
 from .begun import Begun, keep, kept
 from .case import Case
@@ -92,7 +93,7 @@ def _started(record: Record, out: Path, since: str, fresh: bool, console: Consol
     else:
         return record
     rows = "1 row is" if len(found.rows) == 1 else f"{len(found.rows)} rows are"
-    console.print(f"{rows} there from a run that was cut short; --fresh drops them", soft_wrap=True)
+    plain(console, f"{rows} there from a run that was cut short; --fresh drops them")
     return replace(record, rows=found.rows, roofs=found.roofs, first_calls=record.first_calls or found.first_calls)
 
 
@@ -108,7 +109,7 @@ def _cold(
             choices.wanted,
             choices.cold,
             done,
-            each=lambda line: console.print(f"first call: {line}", highlight=False),
+            each=lambda line: plain(console, f"first call: {line}"),
         )
 
 
@@ -152,12 +153,12 @@ def measure_live(named: list[Named], device: torch.device, choices: Choices, res
             finished.append((_shown(job, record, out, console), out))
         except KeyboardInterrupt:
             said = f"interrupted: what was measured is in {unfinished(out)}, and the same command goes on from there"
-            console.print(said, highlight=False, soft_wrap=True)
+            plain(console, said)
             raise
         except DeviceLost as said:
-            console.print(f"{said}, as this one does now in a new process", highlight=False, soft_wrap=True)
+            plain(console, f"{said}, as this one does now in a new process")
             new_process()
-        console.print(f"written to {out}", highlight=False, soft_wrap=True)
+        plain(console, f"written to {out}")
     if choices.counters is not None:
         with console.status("hardware counters"):
             count(finished, choices.counters, device)

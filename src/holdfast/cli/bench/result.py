@@ -10,7 +10,7 @@ from .case import Case
 Status = Literal["ok", "wrong", "rejected", "failed", "missing"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
     """What one runner did in one case.
 

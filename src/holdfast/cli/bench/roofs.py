@@ -7,7 +7,7 @@ import torch
 from .clock import time_runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roofs:
     """copy_bandwidth: bytes a second of a copy, read and written. rates: dtype -> operations a second of a square
     matrix product, a multiply-add being two; float32 without TF32. matrix_size: its side."""

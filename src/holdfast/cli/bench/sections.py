@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from operator import attrgetter
 
 from .glance import Line, is_ours, lines
 from .record import Record
@@ -9,6 +10,7 @@ from .result import Result
 from .table import mebibytes, milliseconds, ratio
 from .targets import Judged, judged, tables_of
 
+_ms = attrgetter("median_ms")
 _BADGES = {"met": "good", "missed": "bad", "not measured": "none"}
 
 
@@ -159,9 +161,9 @@ def memory(record: Record) -> str:
 def host(record: Record) -> str:
     """What a call costs the host."""
     rows = [
-        (escape(row.case.removesuffix(" host")), escape(row.runner), f"{(row.median_ms or 0) * 1e3:.0f}")
+        (escape(row.case.removesuffix(" host")), escape(row.runner), f"{_ms(row) * 1e3:.0f}")
         for line in lines(record.rows, "host")
-        for row in sorted((r for r in line.rows if r.median_ms), key=lambda r: r.median_ms or 0)
+        for row in sorted((r for r in line.rows if r.median_ms), key=_ms)
     ]
     if not rows:
         return ""

@@ -9,7 +9,7 @@ from .subject import Runner, holdfast_runners
 from .suites import SUITES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Item:
     """name: a runner's, or its first word. text: what the case must say, "" for any. out: whether it is left out."""
 
@@ -21,7 +21,7 @@ class _Item:
         return self.name in (runner, runner.split()[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """Items such as "holdfast", "fla chunk", "-holdfast reference" (all but it), "flashrnn@B16 T1024" (only in cases
     with that text), parted by commas. A runner is taken if an item names it, or if every item leaves something out, and

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,7 +115,7 @@ VALUES: dict[str, tuple[str, Callable[[Result, Result | None], float | None]]] =
 }
 
 
-@lru_cache(maxsize=16)
+@cache
 def _read(suite: str) -> dict[str, Any]:
     path = FOLDER / f"{suite}.toml"
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

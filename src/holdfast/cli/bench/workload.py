@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -176,7 +176,7 @@ def _chunk_primitives() -> dict[str, Workload]:
     }
 
 
-@lru_cache(maxsize=1)
+@cache
 def workloads() -> dict[str, Workload]:
     """Every op that can be measured, by name."""
     return {name: _of_recurrence(recurrence) for name, recurrence in RECURRENCES.items()} | _chunk_primitives()

@@ -90,7 +90,8 @@ class Multiply:
             if not self.bound_positive(domains, scale, open_factors, low * scale, high * scale, changed):
                 return False
         if len(open_factors) == 1:
-            return self.match_one(domains, scale, open_factors[0], changed)
+            (factor,) = open_factors
+            return self.match_one(domains, scale, factor, changed)
         return self.match_divisors(domains, scale, open_factors, changed)
 
     def share_out(
@@ -98,7 +99,8 @@ class Multiply:
     ) -> bool:
         """A known product, above 0, of open factors that are not negative; low, high: the products of their bounds."""
         if len(open_factors) == 1:
-            return narrow(domains, open_factors[0], number, number, changed)
+            (factor,) = open_factors
+            return narrow(domains, factor, number, number, changed)
         if len(open_factors) == 2:
             first, second = domains[open_factors[0]], domains[open_factors[1]]
             if isinstance(first, tuple) or isinstance(second, tuple):

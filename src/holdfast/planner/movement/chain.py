@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """axes: the loops that index it. element_bytes: bytes an element, in memory and on chip."""
 
@@ -14,7 +14,7 @@ class Tensor:
     element_bytes: int = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One product or pointwise step; it runs over every axis of what it reads and writes.
 

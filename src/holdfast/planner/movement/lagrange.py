@@ -16,7 +16,7 @@ With a and b for the two numerators, Lagrange's condition is a / x^2 : b / y^2 =
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Continuous:
     """x, y: tiles along m and l. moved, footprint: elements."""
 

@@ -11,7 +11,7 @@ from .chain import Chain
 from .traffic import Movement, around, held_whole, movement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """order: outermost loop first; loops of a single turn come last. tiles: elements along each axis."""
 
@@ -63,7 +63,8 @@ def best_in_order(
     rest = tuple(axis for axis in chain.extents if axis not in order)
     model = Model()
     width: dict[str, int | Expression] = {axis: chain.extents[axis] for axis in rest}
-    count: dict[str, int | Expression] = dict.fromkeys(rest, 1)
+    # of one turn nothing is counted
+    count: dict[str, int | Expression] = {}
     for axis in order:
         allowed = [tile for tile in tiles[axis] if 0 < tile < chain.extents[axis]]
         if not allowed:

@@ -17,7 +17,7 @@ from math import prod
 from .chain import Chain, Stage, Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Movement:
     """Bytes. read, written: by tensor, those in memory only. buffers: on chip, by tensor, summed over its stages."""
 

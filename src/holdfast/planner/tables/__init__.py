@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +34,7 @@ class Timing:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Table:
     """Times on one device.
 
@@ -73,7 +73,7 @@ def table_of(device: Device) -> Table | None:
     return _read_once(path)
 
 
-@lru_cache(maxsize=16)
+@cache
 def _read_once(path: Path) -> Table | None:
     return read(path) if path.exists() else None
 

@@ -20,7 +20,7 @@ from .scale import Scale
 PREFIX = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checked:
     """error: the largest relative error, limit: what it may be, wrong: what is off, "" if nothing is."""
 

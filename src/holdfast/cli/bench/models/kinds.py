@@ -2,7 +2,7 @@
 
 import ast
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import holdfast.kernels
@@ -32,7 +32,7 @@ _BY_NAME = (
 )
 
 
-@lru_cache(maxsize=1)
+@cache
 def own_kernels() -> dict[str, str]:
     """Names of Holdfast's kernels -> kind, from their sources: jit functions and CUDA's entries."""
     found: dict[str, str] = {}

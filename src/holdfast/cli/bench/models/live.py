@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from ...errors import UserError
+from ...report import plain
 from .. import clock
 from ..record import commit, device_facts, device_folder, now, versions
 from ..session import unfinished
@@ -48,7 +49,7 @@ def _begun(record: ModelsRecord, out: Path, fresh: bool, console: Console) -> Mo
             f"{draft} is an unfinished run of another command, commit or device: keep it under another name, or add "
             "--fresh to drop it"
         )
-    console.print(f"{len(found.rows)} rows are there from a run that was cut short; --fresh drops them", soft_wrap=True)
+    plain(console, f"{len(found.rows)} rows are there from a run that was cut short; --fresh drops them")
     return replace(record, rows=found.rows)
 
 
@@ -68,11 +69,11 @@ def measure_models(choices: Choices, device: torch.device, results: Path) -> str
     ]
     done = {row.key for row in record.rows}
     jobs = [(part, mixer, rows) for part, mixer, rows in jobs if any(row.key not in done for row in rows)]
-    console.print(f"{facts['name']}: {sum(len(rows) for _, _, rows in jobs)} rows to measure", highlight=False)
+    plain(console, f"{facts['name']}: {sum(len(rows) for _, _, rows in jobs)} rows to measure")
     if device.type == "cuda" and jobs:
         waiting = [mixer for mixer in choices.mixers if any(other is mixer for _, other, _ in jobs)]
         with console.status("compiling, mixers side by side"):
-            warm(waiting, choices.parts, choices.scale, device, lambda line: console.print(line, highlight=False))
+            warm(waiting, choices.parts, choices.scale, device, lambda line: plain(console, line))
     write(record, unfinished(out))
     suite, shown = Suite(choices.scale, device), ""
     for part, mixer, rows in jobs:
@@ -85,12 +86,12 @@ def measure_models(choices: Choices, device: torch.device, results: Path) -> str
                 row = replace(row, status="failed", detail=broken, figures={}, kinds={}, kernels={})
             record = _with(record, row)
             write(record, unfinished(out))
-            console.print(line_of(row, record.rows), highlight=False, soft_wrap=True, markup=False)
+            plain(console, line_of(row, record.rows))
             if broken:
                 return broken
     write(replace(record, complete=True), out)
     unfinished(out).unlink()
-    console.print(f"\nwritten to {out}", highlight=False, soft_wrap=True)
+    plain(console, f"\nwritten to {out}")
     return ""
 
 

@@ -13,7 +13,7 @@ FORMAT = "holdfast-bench-models-1"
 Part = Literal["training", "longer", "layers", "host", "decoding"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """part: of the suite. mode: which of the ways that the part knows, such as "eager" and "compiled". figures: by
     name, with the unit at the name's end: _ms, _us, _bytes; tokens_per_s. kinds: milliseconds of device time by kind

@@ -58,7 +58,7 @@ def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Ca
                     continue
                 tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
                 blocks = tiles * _across(problem, block)
-                if length > LENGTHS[-1] and blocks * warps < PER_SM * (device.sms or 0):
+                if length > LENGTHS[-1] and blocks * warps < PER_SM * device.processors:
                     continue
                 shared = 1024 + (AHEAD * (2 * size + 4) * steps * segments * block if direction == "backward" else 0)
                 grid = Grid(blocks, 32 * warps, _registers(direction, channels, steps, W, size), shared)

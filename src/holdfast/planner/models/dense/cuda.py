@@ -122,7 +122,7 @@ def _one_block(problem: Problem, device: Device, direction: Direction) -> Iterat
     of_four = (OF_FOUR_KEEPING if problem.needs_grad else OF_FOUR) + OF_FOUR_STATE * more
     steps = {2: step, 4: step * of_four}
     _, grid = fitting[4 if 4 in fitting else 2]
-    sms = device.sms or 1
+    sms = device.processors
     # what fits an SM at a time; the rest waits
     room = max(1, grid.per_sm(device))
 
@@ -187,7 +187,7 @@ def _many_blocks(problem: Problem, device: Device, direction: Direction, channel
     B, T, H, D = (problem[name] for name in "BTHD")
     width = -(-D // 8) * 8
     slices, groups, eights = -(-width // channels), -(-width // GROUP), -(-B // 8)
-    sms = device.sms or 0
+    sms = device.processors
     # blocks wait for one another: each needs an SM of its own
     if slices > sms or slices == 1:
         return
@@ -258,7 +258,7 @@ def _on_chip(
         in_registers, at_once = fit
         for in_shared in range(per_warp - in_registers, -1 if streams else per_warp - in_registers - 1, -1):
             shared = many_blocks_shared(problem, tiles, channels, WARPS, in_shared, direction)
-            if shared <= (device.shared_per_block or 0):
+            if shared <= device.block_memory:
                 return in_registers, in_shared, at_once, shared
     return None
 

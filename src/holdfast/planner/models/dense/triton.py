@@ -34,7 +34,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     grid = Grid(H * -(-B // ROWS), 32 * warps, 255 if wide > 64 else 184, shared(problem, wide, direction))
     if not grid.fits(device):
         return ()
-    beside = -(-grid.blocks // ((device.sms or 1) * max(grid.per_sm(device), 1)))
+    beside = -(-grid.blocks // (device.processors * max(grid.per_sm(device), 1)))
     step = STEP[direction] + PRODUCT[direction] * problem["Gr"] * (wide / 64) ** 2
     plan = Plan("triton", (("block", wide), ("warps", warps)))
     return ranked([Candidate.of(plan, device, grid, *costs(problem, direction), serial=T * step * beside)])

@@ -9,3 +9,8 @@ WIDEST = 128
 def tile(width: int) -> int:
     """The tile that holds so many columns."""
     return WIDEST // 2 if width <= WIDEST // 2 else WIDEST
+
+
+def registers_of(warps: int) -> int:
+    """Of a thread, at most, where a block has an SM's 65536 to itself: they come in eights."""
+    return min(240, 65536 // (32 * warps) // 8 * 8)

@@ -110,7 +110,7 @@ def _whole(problem: Problem, device: Device, direction: Direction, cut: Cut, fou
     for _ in range(cut.key_slices - 1):
         whole = found.after(whole)
     if moved := _added(problem, direction, cut):
-        sums = Candidate.of(found.plan, device, Grid(device.sms or 1, 128, 32), moved, 0, tensor_cores=False)
+        sums = Candidate.of(found.plan, device, Grid(device.processors, 128, 32), moved, 0, tensor_cores=False)
         whole = sums.after(whole)
     return Candidate(
         cut.planned(found.plan),

@@ -44,7 +44,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
                 grid = Grid(tiles * G, 32 * warps, registers, 512)
             else:
                 # as many blocks as a device holds at a time, at most one a tile
-                together = Grid(1, 32 * warps, registers, 512).per_sm(device) * (device.sms or 1)
+                together = Grid(1, 32 * warps, registers, 512).per_sm(device) * device.processors
                 parts = max(1, min(tiles, together // G))
                 values += (("parts", parts),)
                 grid = Grid(parts * G, 32 * warps, registers, 512)

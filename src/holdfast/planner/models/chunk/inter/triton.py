@@ -81,7 +81,7 @@ def _tiles(problem: Problem, device: Device, direction: Direction) -> Iterator[T
     B, H, K, V = (problem[name] for name in "BHKV")
     columns = min(covering(V), 256)
     # of a group of 8 chunks, whose loads are all on their way before the first is used
-    full = B * H * K * V * ELEMENT[problem.dtype] * 8 // (device.sms or 1) > IN_FLIGHT
+    full = B * H * K * V * ELEMENT[problem.dtype] * 8 // device.processors > IN_FLIGHT
     for each in (16, 8) if full else (8, 16):
         for elements in (1024, 512):
             rows = min(max(1, elements // columns), covering(K))

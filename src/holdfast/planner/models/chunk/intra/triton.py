@@ -82,7 +82,7 @@ def every(problem: Problem, device: Device) -> Iterator[Candidate]:
                     across = -(-V // columns)
                     registers = most_registers(block, columns, keys, warps) or min(255, 32 + 2 * held)
                     grid = Grid(max(tiles * across * chunks * B * H, 1), 32 * warps, registers, shared)
-                    if not grid.fits(device) or shared + spare > (device.shared_per_block or 0):
+                    if not grid.fits(device) or shared + spare > device.block_memory:
                         continue
                     assert device.sms is not None
                     together = min(grid.per_sm(device), -(-grid.blocks // device.sms))

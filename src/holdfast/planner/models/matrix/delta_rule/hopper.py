@@ -6,7 +6,7 @@ from itertools import product
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, tile
+from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, registers_of, tile
 from holdfast.planner.models.varlen import as_batch
 
 from . import hopper_backward, triton
@@ -69,7 +69,7 @@ def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
     chunks = _chunks(problem)
     pairs, segments = problem["B"] * problem["H"], 1
     yield chunks
-    while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
+    while 2 * segments <= chunks and pairs * segments < device.processors:
         segments *= 2
         yield -(-chunks // segments)
 
@@ -150,7 +150,7 @@ def _sweep(
     staged = (1 + outputs) * (wide + CHUNK) + (columns if values else 0)
     elements = CHUNK * (STAGES * staged + outputs * columns)
     shared = 2 * elements + STAGES * 4 * CHUNK * 4 + SCRATCH
-    grid = Grid(pairs * slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(pairs * slices * segments, 32 * warps, registers_of(warps), shared)
     if not grid.fits(device):
         return None
     keys = K * problem["Hq"] / problem["H"] * (2 if outputs else 1)

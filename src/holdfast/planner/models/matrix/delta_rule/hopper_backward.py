@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import reduce
 
 from holdfast.planner import Candidate, Device, Grid, Plan, Problem
-from holdfast.planner.models.matrix.tiles import CHUNK, tile
+from holdfast.planner.models.matrix.tiles import CHUNK, registers_of, tile
 
 # columns of v whose state four warps hold
 COLUMNS = 64
@@ -71,14 +71,14 @@ def _walk(problem: Problem, device: Device, columns: int, segment_chunks: int) -
     shared = 2 * (staged + kept) + STAGES * 5 * CHUNK * 4 + SCRATCH
     warps = 4 * (columns // COLUMNS) + OTHER_WARPS
     slices = pairs * -(-problem["V"] // columns)
-    grid = Grid(slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(slices * segments, 32 * warps, registers_of(warps), shared)
     if not grid.fits(device):
         return None
     keys = problem["K"] * problem["Hq"] / problem["H"]
     moved = int(2 * pairs * problem["T"] * (keys + 2 * problem["V"] + CHUNK)) + _states(problem)
     moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
     operations = slices * chunks * 2 * CHUNK * columns * (2 * wide + CHUNK)
-    crowd = 1 + CROWDED * min(1.0, grid.blocks / (device.sms or 1))
+    crowd = 1 + CROWDED * min(1.0, grid.blocks / device.processors)
     serial = FILL_SECONDS + segment_chunks * STATES_SECONDS[columns] * crowd
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 

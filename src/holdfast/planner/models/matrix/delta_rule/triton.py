@@ -50,7 +50,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     K, V, size = padded(problem["K"]), padded(problem["V"]), 4 if problem.dtype == "float32" else 2
-    limit = device.shared_per_block or 0
+    limit = device.block_memory
     narrow = _is_narrow(problem, device)
     found = False
     for chunk in (64, 32, 16):

@@ -6,7 +6,7 @@ from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
 from holdfast.planner.models.matrix.scalar_decay.hopper import FILL_SECONDS, OTHER_WARPS, SCRATCH
 from holdfast.planner.models.matrix.scalar_decay.saved_states import chunks_between_states
-from holdfast.planner.models.matrix.tiles import CHUNK, tile
+from holdfast.planner.models.matrix.tiles import CHUNK, registers_of, tile
 
 # seconds of a chunk, by the wider tile. Of 128 columns H200, 128 blocks at once:
 # docs/notes/mlstm.md#times-of-the-launches; of 64 estimates
@@ -47,7 +47,7 @@ def _launch(
     warps = wide // 16 + others
     pairs, chunks = problem["B"] * problem["H"], -(-problem["T"] // CHUNK)
     shared = 2 * elements + 4 * floats + SCRATCH
-    grid = Grid(pairs, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(pairs, 32 * warps, registers_of(warps), shared)
     if not grid.fits(device):
         return None
     states = 2 * 4 * pairs * problem["K"] * (problem["V"] + 1)

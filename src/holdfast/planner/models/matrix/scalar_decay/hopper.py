@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, tile
+from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, registers_of, tile
 
 from .saved_states import chunks_between_states
 
@@ -62,7 +62,7 @@ def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
     yield chunks
     if problem["V"] > WIDEST or problem.varlen:
         return
-    while 2 * segments <= chunks and pairs * segments < (device.sms or 1):
+    while 2 * segments <= chunks and pairs * segments < device.processors:
         segments *= 2
         yield -(-chunks // segments)
 
@@ -106,12 +106,12 @@ def _resident(problem: Problem, device: Device) -> Candidate | None:
     pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
     tokens = RESIDENT_CHUNKS * CHUNK
     segments = max(1, -(-problem["T"] // tokens))
-    if problem.varlen or "key_slices" in problem.traits or V > WIDEST or pairs * segments > (device.sms or 0):
+    if problem.varlen or "key_slices" in problem.traits or V > WIDEST or pairs * segments > device.processors:
         return None
     wide, columns = tile(K), tile(V)
     warps = columns // 16 + OTHER_WARPS
     shared = 2 * (tokens * (2 * wide + columns) + 4 * CHUNK * CHUNK) + 4 * (2 * tokens + RESIDENT_CHUNKS) + SCRATCH
-    grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(pairs * segments, 32 * warps, registers_of(warps), shared)
     if not grid.fits(device):
         return None
     states = 2 * 4 * pairs * segments * wide * columns
@@ -150,7 +150,7 @@ def _composition(problem: Problem, device: Device, segment_chunks: int, passes: 
     tokens = 2 * CHUNK if segment_chunks >= LONG_SEGMENT and segment_chunks % 2 == 0 else CHUNK
     shared = ADVANCE_STAGES * (2 * tokens * (wide + narrow) + 4 * tokens) + SCRATCH
     # forward the last segment's is not needed, and states are rounded
-    grid = Grid(pairs * (segments - 2 + passes), 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(pairs * (segments - 2 + passes), 32 * warps, registers_of(warps), shared)
     states = 2 * passes**2 * pairs * segments * K * V
     moved = int(2 * passes * pairs * problem["T"] * (K * problem["Hq"] / problem["H"] + V)) + states
     operations = grid.blocks * passes * segment_chunks * 2 * CHUNK * wide * narrow
@@ -185,7 +185,7 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     pairs = problem["B"] * problem["H"]
     chunks, segment_chunks = -(-problem["T"] // CHUNK), plan["segment_chunks"]
     slices, segments = -(-values // columns), max(1, -(-chunks // segment_chunks))
-    grid = Grid(pairs * slices * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(pairs * slices * segments, 32 * warps, registers_of(warps), shared)
     if not grid.fits(device):
         return None
     share = problem["Hq"] / problem["H"]
@@ -210,7 +210,7 @@ def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
     shared = 2 * elements + stages * 4 * (CHUNK * sums + 2 * wide) + 4 * (plan["save"] - 1) * (CHUNK + 2) + SCRATCH
     chunks, segment_chunks = -(-problem["T"] // CHUNK), plan["segment_chunks"]
     segments = max(1, -(-chunks // segment_chunks))
-    grid = Grid(pairs * segments, 32 * warps, min(240, 65536 // (32 * warps) // 8 * 8), shared)
+    grid = Grid(pairs * segments, 32 * warps, registers_of(warps), shared)
     if not grid.fits(device):
         return None
     share = problem["Hq"] / problem["H"]

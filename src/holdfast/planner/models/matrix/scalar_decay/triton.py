@@ -122,7 +122,7 @@ def _cuts(problem: Problem, device: Device, chunk: int) -> Iterator[int]:
     pairs, segments = problem["B"] * problem["H"], 1
     most = 1 if problem.varlen else min(128, -(-problem["T"] // chunk) // 2)
     yield segments
-    while 2 * segments <= most and segments * pairs <= 4 * (device.sms or 1):
+    while 2 * segments <= most and segments * pairs <= 4 * device.processors:
         segments *= 2
         yield segments
 
@@ -161,7 +161,7 @@ class Sweep:
             width, columns, block = columns, width, tiles.key_columns
         chunk, warps = tiles.chunk, tiles.warps
         size, pairs, wide = 4 if problem.dtype == "float32" else 2, problem["B"] * problem["H"], padded(width)
-        self.device, self.sms, self.chunks = device, device.sms or 1, -(-problem["T"] // chunk)
+        self.device, self.sms, self.chunks = device, device.processors, -(-problem["T"] // chunk)
         # of one segment
         self.grid = Grid(pairs * -(-padded(columns) // block), 32 * warps, 255 if warps == 4 else 232, tiles.shared)
         self.per_sm = self.grid.per_sm(device)

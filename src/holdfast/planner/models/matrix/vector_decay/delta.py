@@ -44,7 +44,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
             for stages in (2, 1):
                 plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
                 shared = shared_bytes(K, block, warps, stages, size)
-                if shared <= (device.shared_per_block or 0):
+                if shared <= device.block_memory:
                     yield _passes(problem, device, plan, shared, direction)
 
 

@@ -49,7 +49,7 @@ def _candidates(problem: Problem, device: Device, direction: Direction) -> Itera
         for warps in (warps for warps in WARPS[size] if K * block <= STATE_REGISTERS[size] * 32 * warps):
             for stages in (3, 2, 1):
                 shared = _shared(K, block, warps, stages, size)
-                if shared > (device.shared_per_block or 0):
+                if shared > device.block_memory:
                     continue
                 plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
                 found = _all_chunks(problem, device, plan, "gla_chunk_prepare")
@@ -98,7 +98,7 @@ def _chunk_fwd(problem: Problem, device: Device, plan: Plan, shared: int, reads:
     operations = 2 * CHUNK * block * (tile_k + (tile_k + CHUNK if reads else 0))
     # a warp takes 16 rows of the transposed state; more warps than that repeat each other's work
     working = min(warps, max(1, block // 16))
-    alone = min(grid.per_sm(device), -(-grid.blocks // (device.sms or 1))) < 2
+    alone = min(grid.per_sm(device), -(-grid.blocks // device.processors)) < 2
     factor = STAGE_FACTORS[stages] if alone else 1.0
     serial = factor * chunks * (CHUNK_SECONDS + operations / (working * WARP_RATE))
     return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)
