@@ -46,6 +46,12 @@ def test_sizes_without_a_kernel_are_said(asked):
     assert "a K of 256 has one" in text
 
 
+def test_it_is_said_where_the_call_is_planned(asked):
+    with pytest.warns(UserWarning, match="no kernel serves") as found:
+        asked(K=320)
+    assert found[0].filename == matrix.__file__
+
+
 def test_it_is_said_once_a_size(asked):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("default")

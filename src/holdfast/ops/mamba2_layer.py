@@ -33,9 +33,9 @@ def mamba2_layer(
     initial_state: Tensor | None,
     tail: Tensor | None,
     eps: float,
-    cu_seqlens: Tensor | None = None,
-    output_final_state: bool = True,
-    backend: str = "",
+    cu_seqlens: Tensor | None,
+    output_final_state: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """rmsnorm(ssd(x, softplus(dt + dt_bias), -exp(A_log), B, C, D) silu(z)) of z, conv(x, B, C) and dt in one tensor.
 

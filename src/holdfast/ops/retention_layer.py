@@ -35,7 +35,7 @@ def retention_layer(
     eps: float,
     cu_seqlens: Tensor | None,
     backend: str | None,
-    first_head: int = 0,
+    first_head: int,
 ) -> tuple[Tensor, Tensor]:
     """What `nn.RetNet` is between its projections:
 
@@ -76,7 +76,7 @@ def _forward(
     cu_seqlens: Tensor | None,
     grad: bool,
     backend: str,
-    first_head: int = 0,
+    first_head: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y and the state; and for the backward pass q and k, turned, the heads' log decay [H], and o."""
     q, k, v, gate = _parts(packed, norm_weight, heads)
@@ -92,7 +92,7 @@ def _forward(
 
 
 def _forward_fake(
-    packed, norm_weight, initial_state, position, heads, base, eps, cu_seqlens, grad, backend, first_head=0
+    packed, norm_weight, initial_state, position, heads, base, eps, cu_seqlens, grad, backend, first_head
 ):
     batch, length, width = packed.shape
     values = norm_weight.shape[0]
