@@ -34,9 +34,8 @@ def test_elements_of_usual_size_count(values, count):
     damage.spoil(x, written)
     assert damage.count == count
     changed = {n: value for n, value in enumerate(x.tolist()) if value != before[n] and not before[n].isnan()}
-    last = count - 1
-    spoiled = {0: -4 * values[0], last: -4 * values[last]} if values[0] else {0: 1.0, last: 1.0}
-    assert changed == (spoiled if count else {})
+    spoiled = {n: -4 * values[n] or 1.0 for n in (0, count - 1)} if count else {}
+    assert changed == spoiled
 
 
 def test_elements_are_counted_through_all_axes():
