@@ -11,16 +11,16 @@ from holdfast.recurrences.definition import MatrixCall
 
 
 class Saving(Chunked):
-    """Saves a number for each key and value. rejects: sizes B and T that it does not serve."""
+    """Saves a number for each key and value. serves: sizes B and T, if not all."""
 
     name = "saving"
     uses_forward_output = True
 
-    def __init__(self, saves=True, rejects=()):
-        self.saves, self.rejects, self.came = saves, rejects, []
+    def __init__(self, saves=True, serves=None):
+        self.saves, self.serves, self.came = saves, serves, []
 
     def reject(self, problem, device):
-        return "not these" if (problem["B"], problem["T"]) in self.rejects else None
+        return None if self.serves in (None, (problem["B"], problem["T"])) else "others"
 
     def saved_shape(self, problem):
         assert isinstance(problem["K"], int)
@@ -66,14 +66,17 @@ def test_it_comes_with_the_output(call, monkeypatch):
 def test_nothing_comes_of_a_backend_that_saves_nothing(call, monkeypatch):
     nothing = Saving(saves=False)
     monkeypatch.setattr(matrix, "BACKENDS", (BackendVariants(nothing),))
-    _, saved = both_passes(call)
+    o, _, saved = matrix.matrix_forward(*call, None, "simple_gla", True, "")
     assert saved.shape == (0,)
+    # nor is the output held for it
+    assert o.grad_fn.saved_tensors[-2:] == (None, None)
+    o.sum().backward()
     assert nothing.came == [()]
 
 
 def test_a_graph_is_told_of_it_whichever_backend_then_runs(call, monkeypatch):
-    """Zeros in the shape that a backend which serves such calls of other sizes would have saved."""
-    saving = Saving(rejects=[(2, 9)])
+    """Zeros in the shape that a backend which serves such a call of one token would have saved."""
+    saving = Saving(serves=(1, 1))
     monkeypatch.setattr(matrix, "BACKENDS", (BackendVariants(saving), Chunked()))
     _, saved = both_passes(call)
     assert torch.equal(saved, torch.zeros(6, 5, dtype=torch.float64))
