@@ -118,6 +118,18 @@ def tensors_without_dtype(source: Path) -> list[str]:
     return found
 
 
+def flags_said_to_be_off(source: Path) -> list[str]:
+    """Flags of dataclasses that are False in words, as they are without: a slip, where all others are fixed."""
+    found = []
+    for path in python_files(source):
+        for node in nodes(parse(path)):
+            for made in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+                if isinstance(made, ast.Call) and ast.unparse(made.func) == "dataclass":
+                    off = {flag.arg for flag in made.keywords if ast.unparse(flag.value) == "False"}
+                    found += [f"{path.relative_to(source)}: {node.name}: {flag}" for flag in off & {"frozen", "slots"}]
+    return found
+
+
 # files where private names of another package may be used, which look whether they are there
 FOR_PRIVATE_NAMES = {
     "kernels/runtime/torch_private.py", "recurrences/torch_private.py",
@@ -204,6 +216,10 @@ def test_tensors_name_their_dtype():
     assert tensors_without_dtype(SOURCE) == []
 
 
+def test_dataclasses_are_fixed():
+    assert flags_said_to_be_off(SOURCE) == []
+
+
 def test_private_names_of_others_have_files_of_their_own():
     found: dict[str, set[str]] = {}
     for complaint in private_names(SOURCE):
@@ -283,6 +299,12 @@ def test_a_long_file_is_found(plant, place):
 
 def test_measured_data_may_be_long(plant):
     assert long_files(plant("benchmarks/results/h200/gla.json", "1\n" * (MAX_LINES + 1))) == []
+
+
+def test_a_dataclass_that_is_not_fixed_is_found(plant):
+    assert flags_said_to_be_off(plant("ops/a.py", "@dataclass(frozen=True, slots=True)\nclass A: ...")) == []
+    (found,) = flags_said_to_be_off(plant("ops/a.py", "@dataclass(frozen=False, slots=True)\nclass A: ..."))
+    assert found == "ops/a.py: A: frozen"
 
 
 def test_a_file_named_utils_is_found(plant):

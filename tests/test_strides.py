@@ -3,6 +3,7 @@
 Compiled graphs read a result with the strides that its op's fake gave, from an aligned place.
 """
 
+import inspect
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -112,6 +113,27 @@ def test_fakes_say_what_comes_of_packed_sequences(name):
     found = both_passes(CALLS[name], "plain", replace(SIZES["some"], B=1), torch.bfloat16, offsets=(0, 2, 2, 5))
     assert found.wrong == []
     assert len(found.seen) == 2
+
+
+# one of what each op goes through
+LEAST = ["simple_gla", "lstm", "rotlru", "mamba1", "ssd", "ssd with a rate a channel", "causal_conv1d"]
+LEAST += ["gated_delta_rule with all options", "kda with all options", "mlstm", "mlstm, sigmoid, not normalised"]
+LEAST += ["gated_rms_norm", "intra_chunk", "inter_chunk_scan"]
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_fakes_say_what_comes_of_the_least(name):
+    """No state is given or asked for, nor anything else that can be left out; without a gradient, and with one."""
+    call = CALLS[name]
+    needed = {key for key, x in inspect.signature(call.op).parameters.items() if x.default is x.empty}
+    given = {key: x for key, x in call.arguments(torch.float32, sizes=SIZES["some"]).items() if key in needed}
+    for around in (nullcontext, fused_on_cpu) if name in FUSED else (nullcontext,):
+        with around(), Compared() as compared:
+            call.op(**given, **call.options)
+            used = [x.requires_grad_() for x in tree_leaves(given) if x.is_floating_point()]
+            (made, *_) = leaves(call.op(**given, **call.options))
+            torch.autograd.grad(made.sum(), used, allow_unused=True)
+        assert compared.wrong == []
 
 
 @pytest.mark.gpu

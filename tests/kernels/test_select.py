@@ -80,6 +80,17 @@ def test_forgetting_empties_what_ops_remember():
     assert plans == {}
 
 
+def test_what_is_remembered_begins_anew_where_it_is_full():
+    """Lengths that change with every call would fill the memory."""
+    plans = planning.clearable_cache()
+    for n in range(4096):
+        plans[n] = n
+    plans[7] = "another"
+    assert len(plans) == 4096
+    plans["one more"] = "a plan"
+    assert plans == {"one more": "a plan"}
+
+
 def test_a_table_of_another_device_is_only_mentioned_where_it_has_the_call():
     """That of an H200 with 16 SMs, where 132 are."""
     other = Problem("gla", "matrix", "float32", (("B", 2), ("T", 8)))

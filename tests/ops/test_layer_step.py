@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.ops import layer_step
+from holdfast.ops import layer_step, layer_step_checks
 from holdfast.ops.layer_step_checks import DRAWN, apart, states_of, stepped
 from holdfast.recurrences import Draw, Sizes
 
@@ -67,3 +67,28 @@ def test_a_backend_is_chosen_or_refused_by_name():
 def test_planning_is_told_sizes_and_0_for_what_a_call_has_not(kind, sizes):
     problem = layer_step.problem(DRAWN[kind](Draw(0), SIZES))
     assert dict(problem.sizes) == sizes
+
+
+def test_tokens_are_parts_of_a_wider_tensor():
+    """As of a projection: neither their rows nor their first channel are where a tensor of their own has them."""
+    x = DRAWN["gla"](Draw(0), SIZES).x
+    assert (x.shape, x.stride(0), x.storage_offset()) == ((2, 1, 4 * 17), 4 * 17 + 7, 3)
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_a_caches_tail_has_channels_apart(spare):
+    tail = layer_step_checks.draw_delta(Draw(0), SIZES, taps=3, spare=spare).tail
+    assert tail.shape == (2, 2 + spare, 2 * 2 * 6 + 4 * 5)
+    assert tail.stride(2) == (4 if spare else 1)
+
+
+def test_draws_reach_what_is_hard():
+    """Positions of which float32 has no fractions, gates that decide, decays from almost none to almost all."""
+    many = Sizes(B=3, H=64, V=64, K=2)
+    assert DRAWN["retnet"](Draw(0), many).position.tolist() == [100_000, 100_001, 100_002]
+    gates, rate = DRAWN["mlstm"](Draw(0), many).gates, DRAWN["rglru"](Draw(0), many).rate
+    assert abs(gates.mean()) < 0.5
+    assert gates.std() == pytest.approx(3, rel=0.1)
+    assert (rate.mean(), rate.std()) == (pytest.approx(-3, abs=0.2), pytest.approx(3, rel=0.1))
+    weight = layer_step_checks.draw_ssd(Draw(0), many).conv_weight
+    assert weight.std() == pytest.approx(0.5, rel=0.1)

@@ -133,10 +133,13 @@ def test_compiles_as_one_graph(name):
 @mixers
 @pytest.mark.parametrize("packed", [False, True])
 def test_fakes_say_what_comes(name, packed):
-    """Of both passes."""
+    """Of both passes, with a state and without, and of a call without a gradient."""
     mixer = made(name, torch.float32)
     with Compared() as compared:
         results(mixer, *inputs(mixer, packed, True))
+        results(mixer, *inputs(mixer, packed, False))
+        with torch.no_grad():
+            mixer(*inputs(mixer, packed, False))
     assert compared.wrong == []
     assert len(compared.seen) == 2
 
@@ -157,8 +160,8 @@ def test_opcheck():
     op = torch.ops.holdfast.retention_layer_forward.default
     for position in (None, torch.arange(5)[None]):
         given = (packed, norm, state, position, 2, 10000.0, 1e-5, None)
-        torch.library.opcheck(op, (*given, True, ""), test_utils=checks)
-        assert retention_layer(*given, None)[0].shape == (2, 5, 12)
+        torch.library.opcheck(op, (*given, True, "", 0), test_utils=checks)
+        assert retention_layer(*given, None, 0)[0].shape == (2, 5, 12)
 
 
 @pytest.mark.gpu

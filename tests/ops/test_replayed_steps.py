@@ -31,7 +31,7 @@ def gla(grads):
 
 def retention(grads):
     tensors = half(1, 16, 512), full(128), None, None
-    out = retention_layer._op(*tensors, 1, 1e4, 1e-5, None, True, "")
+    out = retention_layer._op(*tensors, 1, 1e4, 1e-5, None, True, "", 0)
     dy, dstate = zeros(out, 2)
     given = dy, dstate if grads else None, *tensors, *out[2:], 1e4, 1e-5, None, ""
     retention_layer.retention_layer_backward(*given)

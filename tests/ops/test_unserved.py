@@ -1,12 +1,13 @@
 """Where a GPU has no kernel for a call's sizes a warning says so once, and which sizes have one."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from holdfast.ops import matrix
-from holdfast.planner import Device
+from holdfast.ops import matrix, unserved
+from holdfast.planner import Device, Problem
 from holdfast.recurrences.definition import MatrixCall
 
 pytest.importorskip("triton.experimental.gluon")
@@ -46,6 +47,12 @@ def test_sizes_without_a_kernel_are_said(asked):
     assert "a K of 256 has one" in text
 
 
+def test_it_is_said_where_the_call_is_planned(asked):
+    with pytest.warns(UserWarning, match="no kernel serves") as found:
+        asked(K=320)
+    assert found[0].filename == matrix.__file__
+
+
 def test_it_is_said_once_a_size(asked):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("default")
@@ -79,3 +86,14 @@ def test_a_gpu_without_kernels_is_told_why():
     given = Problem.of("gla", "matrix", "bfloat16", {"B": 1, "T": 8, "H": 1, "Hq": 1, "K": 8, "V": 8}, {})
     with pytest.warns(UserWarning, match="it needs compute capability 8.0"):
         warn_of_unserved(matrix._KERNELS, given, Device("cuda", "v100", (7, 0)))
+
+
+@pytest.mark.parametrize(("served", "text"), [(1, "a K of 1 has one"), (5, "a K of 5 has one"), (0, "one: not 5")])
+def test_the_nearest_size_is_any_from_the_asked_one_to_1(served, text):
+    def reject(problem, device):
+        return None if problem["K"] == served else f"not {problem['K']}"
+
+    kernel = SimpleNamespace(name="one", reject=reject)
+    problem = Problem("gla", "matrix", "float32", (("K", 5), ("V", 5)))
+    said = unserved._served([kernel], problem, Device.named("h200"))
+    assert text in said.split(", and ")

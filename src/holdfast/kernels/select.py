@@ -100,12 +100,26 @@ def decide(backends: tuple[Backend, ...], problem: Problem, device: Device, name
     return Selection(best[winner], weighed, reasons, ignored)
 
 
-_CACHES: list[dict[Any, Any]] = []
+# entries of a cache, of which shapes that change with every call would make ever more
+ROOM = 4096
+
+
+class _Cache(dict[Any, Any]):
+    """Begins anew where it is full."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if len(self) >= ROOM and key not in self:
+            self.clear()
+        super().__setitem__(key, value)
+
+
+_CACHES: list[_Cache] = []
 
 
 def clearable_cache() -> dict[Any, Any]:
-    """A dict for what `resolve` said, under a key that is made faster than a Problem; `forget` empties it."""
-    _CACHES.append({})
+    """A dict for what is remembered of calls, as what `resolve` said, under a key that is made faster than a Problem;
+    `forget` empties it."""
+    _CACHES.append(_Cache())
     return _CACHES[-1]
 
 

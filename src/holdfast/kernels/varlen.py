@@ -32,6 +32,11 @@ class Bucket:
         packed[0, self.index[self.valid]] = padded[self.valid].to(packed.dtype)
 
 
+def sequence_count(x: Tensor, cu_seqlens: Tensor | None) -> int:
+    """Of x [B, ...]: B, or with cu_seqlens [N + 1] N. May be a symbol."""
+    return x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+
+
 def sequence_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
     """The offsets as integers. Raises ValueError unless they rise from 0 to length, RuntimeError while a CUDA graph is
     captured."""

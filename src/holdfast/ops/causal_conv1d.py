@@ -10,13 +10,15 @@ from holdfast.kernels.backend import describe
 from holdfast.kernels.conv.call import ACTIVATIONS, Activation, ConvCall
 from holdfast.kernels.conv.torch.backend import PyTorchConv
 from holdfast.kernels.conv.triton.backend import TritonConv
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed, replayed_below
 from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.kernels.slots import Slots
+from holdfast.kernels.varlen import sequence_count
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag
 
+from .autocast import without_autocast
 from .check import check_arguments, name_of, needs_grad
 from .derivatives import refuse_forward_mode
 from .registration import define, differentiable
@@ -146,7 +148,7 @@ def problem(call: ConvCall, cu_seqlens: Tensor | None, grad: bool) -> Problem:
     """
     sizes = dict(zip("BTD", call.x.shape, strict=True)) | {"W": call.weight.shape[1]}
     if cu_seqlens is not None:
-        sizes["N"] = cu_seqlens.shape[0] - 1
+        sizes["N"] = sequence_count(call.x, cu_seqlens)
     if call.heads:
         sizes |= {"H": call.heads, "K": call.head_dim}
     traits = {"bias": call.bias is not None, "varlen": cu_seqlens is not None, "needs_grad": grad}
@@ -166,7 +168,7 @@ def select(
     backward pass may follow. backend: a name, or "" for the one with the least predicted time. Raises ValueError for
     one that is unknown or cannot serve the call.
     """
-    x, offsets = call.x, None if cu_seqlens is None else cu_seqlens.shape[0]
+    x, offsets = call.x, None if cu_seqlens is None else cu_seqlens.numel()
     # what `problem` reads, in less time than it takes to make and hash a Problem
     key = (
         BACKENDS,
@@ -183,8 +185,6 @@ def select(
     )
     found = _SELECTED.get(key)
     if found is None:
-        if len(_SELECTED) >= 4096:
-            _SELECTED.clear()
         what, device = problem(call, cu_seqlens, grad), describe(x.device)
         found = _SELECTED[key] = resolve(BACKENDS, what, device, backend, direction)
     return found
@@ -204,13 +204,13 @@ def _forward(
     """ConvCall -> (y [B, T, D] in x's dtype, the last inputs [N, W - 1, D] in float32 or wider; [0] without final)."""
     call = ConvCall(x, weight, bias, initial_state, activation)
     chosen, plan = select(call, cu_seqlens, grad, "forward", backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         y, last = chosen.forward(plan, call, cu_seqlens, final)
     return y.contiguous(), x.new_empty(0) if last is None else last.contiguous()
 
 
 def _forward_fake(x, weight, bias, initial_state, activation, cu_seqlens, final, grad, backend):
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(x, cu_seqlens)
     wide = torch.promote_types(x.dtype, torch.float32)
     last = x.new_empty(sequences, weight.shape[1] - 1, x.shape[2], dtype=wide) if final else x.new_empty(0)
     return torch.empty_like(x, memory_format=torch.contiguous_format), last
@@ -230,7 +230,7 @@ def _gradients(
     """Of x, weight, bias and initial_state; an empty tensor for one that was not given."""
     call = ConvCall(x, weight, bias, initial_state, activation)
     chosen, plan = select(call, cu_seqlens, True, "backward", backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         grads = chosen.backward(plan, call, cu_seqlens, grad_y, grad_final)
     return tuple(x.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
@@ -254,13 +254,13 @@ def _backward(ctx: Any, grad_y: Tensor | None, grad_final: Tensor | None) -> tup
     # what was not asked for is no state, and has no gradient but zeros
     grad_final = None if grad_final is None or grad_final.dim() == 1 else grad_final
     grads = conv_backward(grad_y, grad_final, *tensors, activation, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-conv_backward = replayed(define("conv_backward", replayed(_gradients, False), _gradients_fake), False)
-_conv = define("conv_forward", replayed(_forward, False), _forward_fake)
-conv_forward = differentiable(_conv, _save, _backward, inputs=4, run=replayed(_conv, False), used=1)
+conv_backward = replayed_below(define("conv_backward", replayed_below(_gradients), _gradients_fake))
+_conv = define("conv_forward", replayed_below(_forward), _forward_fake)
+conv_forward = differentiable(_conv, _save, _backward, inputs=4, run=replayed_below(_conv))
 
 
 def _update(
@@ -278,7 +278,7 @@ def _update(
     call = ConvCall(x, weight, bias, None, activation)
     slots = None if read is None else Slots(read, write, accepted)
     chosen, plan = select(call, None, False, "forward", backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         if isinstance(chosen, TritonConv):
             return chosen.update(call, conv_state, slots)
         if slots is not None:

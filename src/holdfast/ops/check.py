@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.select import clearable_cache
+from holdfast.kernels.varlen import sequence_count
 from holdfast.recurrences.definition import Argument, Recurrence
 
 # axes whose size must divide another's: query or group heads divide value heads, groups the channels of mamba1
@@ -58,7 +60,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int) -> None:
         raise ValueError(f"cu_seqlens: expected a dense tensor with memory; got {found}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens: expected torch.int32 or torch.int64; got {cu_seqlens.dtype}")
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ValueError(f"cu_seqlens: expected shape [sequences + 1]; got {list(cu_seqlens.shape)}")
     if batch != 1:
         raise ValueError(f"cu_seqlens: expected packed inputs with B = 1; got B = {batch}")
@@ -107,8 +109,6 @@ def check_arguments(
         return dict(arguments)
     checked = _check(expected_arguments, cu_seqlens, arguments, sizes)
     if metadata is not None:
-        if len(_PASSED) >= 4096:
-            _PASSED.clear()
         _PASSED[metadata] = expected_arguments
     return checked
 
@@ -118,7 +118,7 @@ _LOCAL = (Tensor, torch.nn.Parameter)
 
 # metadata that has passed its checks, which read nothing else, and what it was checked against, kept so that its id
 # stays its own
-_PASSED: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+_PASSED: dict[tuple[Any, ...], Mapping[str, Any]] = clearable_cache()
 
 
 def _metadata(
@@ -236,10 +236,9 @@ def is_dense(x: Any) -> bool:
 def _count_sequences(label: str, x: Tensor, spec: Argument, cu_seqlens: Tensor | None) -> int:
     if x.dim() == 0:
         raise ValueError(f"{label}: expected shape {_show(spec.shapes[0], {})}; got []")
-    if cu_seqlens is None:
-        return x.shape[0]
-    check_cu_seqlens(cu_seqlens, x.shape[0])
-    return cu_seqlens.shape[0] - 1
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, x.shape[0])
+    return sequence_count(x, cu_seqlens)
 
 
 def _bind_derived(label: str, x: Tensor, specs: Mapping[str, Argument], bound: dict[str, int]) -> None:

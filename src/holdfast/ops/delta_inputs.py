@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.autograd.vjp import vjp
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.recurrences.delta_rule import Inputs, check_options, prepared
 
 from .mlstm_gates import can_fuse
@@ -204,9 +204,9 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     norm, _ = ctx.rest
     found = _inputs_backward(*tensors, *ctx.rest, *grads)
     given = (norm, norm, *(x is not None for x in tensors[2:]))
-    return *(grad if was else None for grad, was in zip(found, given, strict=True)), None, None
+    return tuple(grad if was else None for grad, was in zip(found, given, strict=True))
 
 
-_inputs_backward = replayed(define("delta_inputs_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("delta_inputs", replayed(_forward, False), _forward_fake)
-_inputs = differentiable(_op, _save, _backward, 6, run=replayed(_op, False))
+_inputs_backward = replayed_below(define("delta_inputs_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("delta_inputs", replayed_below(_forward), _forward_fake)
+_inputs = differentiable(_op, _save, _backward, 6, run=replayed_below(_op), used=4)

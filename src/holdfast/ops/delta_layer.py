@@ -12,11 +12,13 @@ from torch import Tensor
 
 from holdfast.kernels.conv.call import ConvCall
 from holdfast.kernels.norm.call import GatedNormCall
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
+from holdfast.kernels.varlen import sequence_count
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.oracle_matrix import compute_dtype
 
 from . import matrix
+from .autocast import without_autocast
 from .causal_conv1d import select as select_conv
 from .check import name_of, needs_grad
 from .delta_inputs import gate_gradients, gates
@@ -122,7 +124,7 @@ def _forward(
     """y, state and tail; and for the backward pass q, k, v side by side, log decay ([0] without), strength and o."""
     layer = _Layer.of(conv_weight, norm_weight, A_log, query_heads, key_dim)
     x, gate, a, b = layer.parts(packed)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         conv = layer.conv(x, conv_weight, tail)
         chosen, plan = select_conv(conv, cu_seqlens, grad, "forward", "")
         qkv, last = chosen.forward(plan, conv, cu_seqlens, True)
@@ -141,7 +143,7 @@ def _forward_fake(
 ):  # fmt: skip
     layer = _Layer.of(conv_weight, norm_weight, A_log, query_heads, key_dim)
     (batch, length, _), (channels, width) = packed.shape, conv_weight.shape
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(packed, cu_seqlens)
     wide, heads, values = compute_dtype(packed.dtype), layer.heads, layer.value_dim
     beta = packed.new_empty(batch, length, heads, dtype=wide)
     return (
@@ -181,7 +183,7 @@ def _gradients(
     layer = _Layer.of(conv_weight, norm_weight, A_log, query_heads, key_dim)
     dpacked = torch.empty_like(packed, memory_format=torch.contiguous_format)
     (x, gate, a, b), (dx, dgate, da, db) = layer.parts(packed), layer.parts(dpacked)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         norm = GatedNormCall(o, gate, norm_weight, eps)
         chosen, plan = select_norm(norm, True, "backward", "")
         dy = torch.zeros_like(o) if grad_y is None else grad_y.unflatten(-1, o.shape[2:])
@@ -218,10 +220,10 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     tensors, cu_seqlens, kept = saved[:7], saved[7], saved[8:]
     sizes, backend = ctx.rest
     found = delta_layer_backward(*grads[:3], *tensors, *kept, *sizes, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, found, strict=True)), *(None,) * 7
+    return tuple(None if x is None else grad for x, grad in zip(tensors, found, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-delta_layer_backward = replayed(define("delta_layer_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("delta_layer_forward", replayed(_forward, False), _forward_fake)
-_differentiable = differentiable(_op, lambda *_: None, _backward, 7, _save, replayed(_op, False), used=1)
+delta_layer_backward = replayed_below(define("delta_layer_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("delta_layer_forward", replayed_below(_forward), _forward_fake)
+_differentiable = differentiable(_op, lambda *_: None, _backward, 7, _save, replayed_below(_op))

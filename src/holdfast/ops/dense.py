@@ -1,6 +1,5 @@
 """The dense family's custom ops: plan, kernel, autograd and fake tensors, once for all of its cells."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from holdfast.kernels.dense.cuda.backend import Fused
 from holdfast.kernels.dense.torch.reference import Reference
 from holdfast.kernels.dense.torch.time_loop import Loop
 from holdfast.kernels.dense.triton.backend import TritonLoop
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.kernels.select import clearable_cache, resolve
+from holdfast.kernels.varlen import sequence_count
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences import dense as shapes
 from holdfast.recurrences.cell import Cell, lookup
@@ -22,6 +22,7 @@ from holdfast.recurrences.definition import DenseCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 from holdfast.recurrences.scalars import flag
 
+from .autocast import without_autocast
 from .check import name_of, needs_grad, prepare
 from .registration import define, differentiable
 
@@ -114,19 +115,9 @@ def _select(
     key = (call.cell.key, x.shape, x.dtype, x.device, given, grad, direction, backend)
     found = _SELECTED.get(key)
     if found is None:
-        if len(_SELECTED) >= 4096:
-            _SELECTED.clear()
         what, device = problem(call.cell.name, call, cu_seqlens, grad), describe(x.device)
         found = _SELECTED[key] = resolve(BACKENDS, what, device, backend, direction)
     return found
-
-
-_AS_IT_IS = nullcontext()
-
-
-def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
 
 
 def _forward(
@@ -149,7 +140,7 @@ def _forward(
     """
     call = DenseCall(lookup(cell), x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
     chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
-    with _without_autocast(x):
+    with without_autocast(x):
         h, final_state, states, gates = chosen.forward(plan, call, cu_seqlens, grad)
         if grad and kept.compact(x) and not chosen.compact:
             states, gates = kept.pack(call, cu_seqlens, states, gates)
@@ -161,7 +152,7 @@ def _forward_fake(
 ):
     which, dtype = lookup(cell), compute_dtype(x.dtype)
     batch, length, _, heads, width = x.shape
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(x, cu_seqlens)
     final_state = x.new_empty(len(which.states), sequences, heads, width, dtype=dtype)
     states, gates = x.new_empty(0, dtype=dtype), x.new_empty(0, dtype=dtype)
     if grad and kept.compact(x):
@@ -203,7 +194,7 @@ def _gradients(
         raise RuntimeError("dense_backward: expected what dense_forward saves with grad=True; it ran with grad=False")
     call = DenseCall(which, x, R, b, initial_state, reset, recurrent_grad_clip, cut_recurrent_grad)
     chosen, plan = _select(call, cu_seqlens, True, "backward", backend)
-    with _without_autocast(R):
+    with without_autocast(R):
         saved = (states, gates) if h is None else (h, states, gates)
         if h is not None and not chosen.compact:
             saved = kept.unpack(call, cu_seqlens, *saved)
@@ -239,9 +230,9 @@ def _gradients_fake(
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-dense_forward = define("dense_forward", replayed(_forward, False), _forward_fake)
-dense_backward = define("dense_backward", replayed(_gradients, False), _gradients_fake)
-_replayed_backward = replayed(dense_backward, False)
+dense_forward = define("dense_forward", replayed_below(_forward), _forward_fake)
+dense_backward = define("dense_backward", replayed_below(_gradients), _gradients_fake)
+_replayed_backward = replayed_below(dense_backward)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
@@ -259,7 +250,7 @@ def _backward(ctx: Any, grad_h: Tensor | None, grad_final: Tensor | None, *_: An
     R, b, initial_state, *others = ctx.saved_tensors
     dx, dR, db, grad_initial = _replayed_backward(grad_h, grad_final, R, b, initial_state, *others, *ctx.rest)
     db, grad_initial = (None if x is None else grad for x, grad in ((b, db), (initial_state, grad_initial)))
-    return dx, dR, db, grad_initial, *(None,) * 7
+    return dx, dR, db, grad_initial
 
 
-_dense = differentiable(dense_forward, _save, _backward, 4, _save_outputs, replayed(dense_forward, False), used=1)
+_dense = differentiable(dense_forward, _save, _backward, 4, _save_outputs, replayed_below(dense_forward))

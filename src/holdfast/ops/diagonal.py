@@ -10,12 +10,14 @@ from holdfast.kernels.diagonal.hopper.backend import HopperScan
 from holdfast.kernels.diagonal.torch.chunked import Chunked
 from holdfast.kernels.diagonal.torch.reference import Reference
 from holdfast.kernels.diagonal.triton.backend import TritonScan
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.kernels.select import resolve
+from holdfast.kernels.varlen import sequence_count
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import DiagonalCall, Recurrence
 from holdfast.recurrences.scalars import flag
 
+from .autocast import without_autocast
 from .check import name_of, needs_grad
 from .registration import define, differentiable
 
@@ -94,7 +96,7 @@ def _forward(
     call = DiagonalCall(a, x, theta, initial_state, log)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     entries = entries_of(x, cu_seqlens, grad)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         o, final = chosen.forward(plan, call, cu_seqlens, entries if entries.numel() else None)
     return o.contiguous(), final.contiguous(), entries
 
@@ -102,13 +104,13 @@ def _forward(
 def entries_of(x: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
     """Room for the states that a forward pass of x [B, T, D] may leave for its backward pass; [0, D] for none."""
     kept = grad and x.is_cuda and torch.finfo(x.dtype).bits < 32
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(x, cu_seqlens)
     rows = x.shape[0] * x.shape[1] // ENTRY_STEPS + sequences if kept else 0
     return x.new_empty(rows, x.shape[2], dtype=torch.float32)
 
 
 def _forward_fake(a, x, theta, initial_state, log, cu_seqlens, op, grad, backend):
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(x, cu_seqlens)
     state = x.new_empty(sequences, x.shape[2], dtype=torch.promote_types(x.dtype, torch.float32))
     return torch.empty_like(x, memory_format=torch.contiguous_format), state, entries_of(x, cu_seqlens, grad)
 
@@ -135,7 +137,7 @@ def _gradients(
     call = DiagonalCall(a, x, theta, initial_state, log)
     entries = None if entries is None or not entries.numel() else entries
     chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         *grads, grad_state = chosen.backward(plan, call, cu_seqlens, states, grad_o, grad_final, entries)
     grads = [*grads, None if initial_state is None else grad_state]
     return tuple(x.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
@@ -150,7 +152,7 @@ def _gradients_fake(grad_o, grad_final, states, entries, a, x, theta, initial_st
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-diagonal_backward = replayed(define("diagonal_backward", replayed(_gradients, False), _gradients_fake), False)
+diagonal_backward = replayed_below(define("diagonal_backward", replayed_below(_gradients), _gradients_fake))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -167,8 +169,8 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: Non
     states, entries, *tensors, cu_seqlens = ctx.saved_tensors
     log, *rest = ctx.rest
     grads = diagonal_backward(grad_o, grad_final, states, entries, *tensors, log, cu_seqlens, *rest)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
-_op = define("diagonal_forward", replayed(_forward, False), _forward_fake)
-diagonal_forward = differentiable(_op, lambda *_: None, _backward, 4, _save, replayed(_op, False), used=1)
+_op = define("diagonal_forward", replayed_below(_forward), _forward_fake)
+diagonal_forward = differentiable(_op, lambda *_: None, _backward, 4, _save, replayed_below(_op))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.kernels.autograd.vjp import vjp
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -77,6 +77,6 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return _gated_gelu_backward(*ctx.saved_tensors, dy)
 
 
-_gated_gelu_backward = replayed(define("gated_gelu_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("gated_gelu", replayed(_forward, False), _forward_fake)
-fused_gated_gelu = differentiable(_op, _save, _backward, 2, run=replayed(_op, False))
+_gated_gelu_backward = replayed_below(define("gated_gelu_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("gated_gelu", replayed_below(_forward), _forward_fake)
+fused_gated_gelu = differentiable(_op, _save, _backward, 2, run=replayed_below(_op))

@@ -9,12 +9,13 @@ from holdfast.kernels.backend import describe
 from holdfast.kernels.norm.call import ACTIVATIONS, Activation, GatedNormCall
 from holdfast.kernels.norm.torch.backend import PyTorchGatedNorm
 from holdfast.kernels.norm.triton.backend import TritonGatedNorm
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed, replayed_below
 from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag, number
 
+from .autocast import without_autocast
 from .check import check_arguments, name_of, needs_grad
 from .registration import define, differentiable
 
@@ -109,8 +110,6 @@ def select(call: GatedNormCall, grad: bool, direction: Direction, backend: str) 
     )
     found = _SELECTED.get(key)
     if found is None:
-        if len(_SELECTED) >= 4096:
-            _SELECTED.clear()
         found = _SELECTED[key] = resolve(BACKENDS, problem(call, grad), describe(o.device), backend, direction)
     return found
 
@@ -127,7 +126,7 @@ def _forward(
 ) -> Tensor:
     call = GatedNormCall(o, gate, weight, eps, activation, center)
     chosen, plan = select(call, grad, "forward", backend)
-    with torch.autocast(o.device.type, enabled=False):
+    with without_autocast(o):
         return chosen.forward(plan, call).contiguous()
 
 
@@ -148,7 +147,7 @@ def _gradients(
     """Of o, gate and weight; an empty tensor for one that was not given."""
     call = GatedNormCall(o, gate, weight, eps, activation, center)
     chosen, plan = select(call, True, "backward", backend)
-    with torch.autocast(o.device.type, enabled=False):
+    with without_autocast(o):
         grads = chosen.backward(plan, call, grad_y)
     return tuple(o.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
@@ -168,10 +167,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
 def _backward(ctx: Any, grad_y: Tensor) -> tuple[Any, ...]:
     tensors = ctx.saved_tensors
     grads = gated_norm_backward(grad_y, *tensors, *ctx.rest)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-gated_norm_backward = replayed(define("gated_norm_backward", replayed(_gradients, False), _gradients_fake), False)
-_norm = define("gated_norm_forward", replayed(_forward, False), _forward_fake)
-gated_norm_forward = differentiable(_norm, _save, _backward, inputs=3, run=replayed(_norm, False))
+gated_norm_backward = replayed_below(define("gated_norm_backward", replayed_below(_gradients), _gradients_fake))
+_norm = define("gated_norm_forward", replayed_below(_forward), _forward_fake)
+gated_norm_forward = differentiable(_norm, _save, _backward, inputs=3, run=replayed_below(_norm))

@@ -12,9 +12,10 @@ from holdfast.kernels.log_gate.torch.backend import PyTorchLogGate
 from holdfast.kernels.log_gate.triton.backend import WIDEST, TritonLogGate
 from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.norm.call import GatedNormCall
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.recurrences.definition import MatrixCall
 
+from .autocast import without_autocast
 from .check import name_of, needs_grad
 from .gated_rms_norm import gated_norm_forward, select
 from .matrix import matrix_forward, write_gradients
@@ -91,7 +92,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y and the state; and for the backward pass the decay before its bias, g, o and what the recurrence keeps."""
     q, k, v, gate, down, _ = _parts(packed, decay_weight, norm_weight, heads)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         decay = torch.matmul(down, decay_weight.to(packed.dtype).mT)
         g = _gate_of(decay).forward(decay, decay_bias, normalizer)
         call = _call(q, k, v, g.unflatten(-1, (heads, -1)), initial_state)
@@ -139,7 +140,7 @@ def _gradients(
     dpacked = torch.empty(packed.shape, dtype=packed.dtype, device=packed.device)
     q, k, v, gate, down, _ = _parts(packed, decay_weight, norm_weight, heads)
     *into, dgate, ddown, unused = _parts(dpacked, decay_weight, norm_weight, heads)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         dy = torch.zeros_like(o) if dy is None else dy.unflatten(-1, o.shape[2:])
         norm = GatedNormCall(o, gate, norm_weight, eps)
         chosen, plan = select(norm, True, "backward", "")
@@ -176,10 +177,10 @@ def _backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, *_: None) -> t
     tensors, cu_seqlens, kept = saved[:_TENSORS], saved[_TENSORS], saved[_TENSORS + 1 :]
     numbers, backend = ctx.rest
     grads = _layer_backward(dy, dfinal, *kept, *tensors, *numbers, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 6
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-_layer_backward = replayed(define("gla_layer_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("gla_layer_forward", replayed(_forward, False), _forward_fake)
-_layer = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed(_op, False), used=1)
+_layer_backward = replayed_below(define("gla_layer_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("gla_layer_forward", replayed_below(_forward), _forward_fake)
+_layer = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed_below(_op))

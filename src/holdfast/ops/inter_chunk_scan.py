@@ -11,10 +11,12 @@ from holdfast.kernels.chunk.inter.hopper.backend import HopperInterChunkScan
 from holdfast.kernels.chunk.inter.torch.backend import ChunkedInterChunkScan
 from holdfast.kernels.chunk.inter.triton.backend import TritonInterChunkScan
 from holdfast.kernels.select import resolve
+from holdfast.kernels.varlen import sequence_count
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag
 
+from .autocast import without_autocast
 from .check import check_arguments, name_of, needs_grad
 from .registration import define, differentiable
 
@@ -118,7 +120,7 @@ def _forward(
     """
     call = InterChunkCall(states, decay, W, Y, initial_state)
     chosen, plan = _select(call, cu_seqlens, grad, "forward", backend)
-    with torch.autocast(states.device.type, enabled=False):
+    with without_autocast(states):
         h, final = chosen.forward(plan, call, cu_seqlens, keep_final)
     return h.contiguous(), h.new_empty(0) if final is None else final.contiguous()
 
@@ -126,7 +128,7 @@ def _forward(
 def _forward_fake(states, decay, W, Y, initial_state, cu_seqlens, grad, backend, keep_final):
     if not keep_final:
         return torch.empty_like(states, memory_format=torch.contiguous_format), states.new_empty(0)
-    sequences = states.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(states, cu_seqlens)
     final = states.new_empty(sequences, *states.shape[2:], dtype=torch.promote_types(states.dtype, torch.float32))
     return torch.empty_like(states, memory_format=torch.contiguous_format), final
 
@@ -149,7 +151,7 @@ def _gradients(
     """
     call = InterChunkCall(states, decay, W, Y, initial_state)
     chosen, plan = _select(call, cu_seqlens, True, "backward", backend)
-    with torch.autocast(states.device.type, enabled=False):
+    with without_autocast(states):
         *grads, grad_state = chosen.backward(plan, call, cu_seqlens, history, grad_o, grad_final)
     grads = [*grads, None if initial_state is None else grad_state]
     return tuple(states.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
@@ -177,8 +179,8 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None) -> tup
     history, *tensors, cu_seqlens = ctx.saved_tensors
     grad_final = grad_final if ctx.keep_final else None
     grads = inter_chunk_backward(grad_o, grad_final, history, *tensors, cu_seqlens, ctx.backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 4
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 _op = define("inter_chunk_forward", _forward, _forward_fake)
-inter_chunk_forward = differentiable(_op, lambda *_: None, _backward, 5, _save, used=1)
+inter_chunk_forward = differentiable(_op, lambda *_: None, _backward, 5, _save)

@@ -15,6 +15,7 @@ from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import number
 
+from .autocast import without_autocast
 from .check import check_arguments, is_dense, name_of, needs_grad
 from .registration import define, differentiable
 
@@ -124,7 +125,7 @@ def _forward(
     """IntraChunkCall -> o [B, T, H, V] in v's dtype."""
     call = IntraChunkCall(q, k, v, g, states, gate, scale, chunk_size, gate_activation)
     chosen, plan = _select(call, grad, "forward", backend)
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v):
         return chosen.forward(plan, call).contiguous()
 
 
@@ -148,7 +149,7 @@ def _gradients(
     """Gradients of q, k, v, g, states and gate; an empty tensor for one that was not given."""
     call = IntraChunkCall(q, k, v, g, states, gate, scale, chunk_size, gate_activation)
     chosen, plan = _select(call, True, "backward", backend)
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v):
         grads = chosen.backward(plan, call, grad_o)
     return tuple(v.new_empty(0) if grad is None else grad.contiguous() for grad in grads)
 
@@ -174,7 +175,7 @@ def _backward(ctx: Any, grad_o: Tensor | None) -> tuple[Any, ...]:
     # None is 0
     grad_o = torch.zeros_like(tensors[2]) if grad_o is None else grad_o
     grads = intra_chunk_backward(grad_o, *tensors, *ctx.rest)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 _op = define("intra_chunk_forward", _forward, _forward_fake)

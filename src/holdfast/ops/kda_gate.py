@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.recurrences.kda import check_gate, log_decay
 
 from .mlstm_gates import can_fuse
@@ -82,9 +82,9 @@ def _backward(ctx: Any, ddecay: Tensor) -> tuple[Any, ...]:
     # once: activation checkpointing refuses to unpack them again
     tensors = ctx.saved_tensors
     found = _gate_backward(*tensors, ctx.bound, ddecay)
-    return *(None if x is None else grad for x, grad in zip(tensors, found, strict=True)), None
+    return tuple(None if x is None else grad for x, grad in zip(tensors, found, strict=True))
 
 
-_gate_backward = replayed(define("kda_gate_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("kda_gate", replayed(_forward, False), _forward_fake)
-_gate = differentiable(_op, _save, _backward, 3, run=replayed(_op, False))
+_gate_backward = replayed_below(define("kda_gate_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("kda_gate", replayed_below(_forward), _forward_fake)
+_gate = differentiable(_op, _save, _backward, 3, run=replayed_below(_op))

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from holdfast.kernels.backend import describe
 from holdfast.kernels.layer_step.call import ConvStep, LayerStep, MLSTMStep, RetentionStep, RGLRUStep
 from holdfast.kernels.layer_step.torch.backend import PyTorchLayerStep
 from holdfast.kernels.layer_step.triton.backend import TritonLayerStep
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.kernels.select import clearable_cache, resolve
 from holdfast.planner import Plan, Problem
 
+from .autocast import without_autocast
 from .registration import define
 
 BACKENDS = (TritonLayerStep(), PyTorchLayerStep())
@@ -50,8 +50,6 @@ def _select(call: LayerStep, backend: str) -> tuple[Any, Plan]:
     key = (BACKENDS, type(call), x.shape, x.dtype, x.device, state.shape, backend)
     found = _SELECTED.get(key)
     if found is None:
-        if len(_SELECTED) >= 4096:
-            _SELECTED.clear()
         found = _SELECTED[key] = resolve(BACKENDS, problem(call), describe(x.device), backend, "forward")
     return found
 
@@ -63,7 +61,7 @@ def _op_of(kind: type[LayerStep], name: str, mutates: tuple[str, ...], width: Ca
         *given, backend = arguments
         call = kind(*given)
         chosen, plan = _select(call, backend)
-        with torch.autocast(call[0].device.type, enabled=False):
+        with without_autocast(call[0]):
             return chosen.run(plan, call)
 
     def fake(*arguments: Any) -> Tensor:
@@ -76,7 +74,7 @@ def _op_of(kind: type[LayerStep], name: str, mutates: tuple[str, ...], width: Ca
         [Parameter(field, Parameter.POSITIONAL_OR_KEYWORD, annotation=of) for field, of in fields.items()],
         return_annotation=Tensor,
     )
-    return replayed(define(name, run, fake, mutates), above_autograd=False, changes=True)
+    return replayed_below(define(name, run, fake, mutates), changes=True)
 
 
 def _heads(call: Any) -> int:

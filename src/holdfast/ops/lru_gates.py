@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.lru.call import Gates
 from holdfast.kernels.lru.torch import backend as pytorch
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -139,9 +139,9 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     # once: activation checkpointing refuses to unpack them again
     tensors = ctx.saved_tensors
     *found, dphase = _gates_backward(*tensors, ctx.strength, *grads)
-    return *found, None if tensors[4] is None else dphase, None
+    return *found, None if tensors[4] is None else dphase
 
 
-_gates_backward = replayed(define("lru_gates_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("lru_gates", replayed(_forward, False), _forward_fake)
-_gates = differentiable(_op, _save, _backward, 5, run=replayed(_op, False), used=2)
+_gates_backward = replayed_below(define("lru_gates_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("lru_gates", replayed_below(_forward), _forward_fake)
+_gates = differentiable(_op, _save, _backward, 5, run=replayed_below(_op), used=2)

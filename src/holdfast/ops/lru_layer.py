@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lru.call import Gates
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
+from holdfast.kernels.varlen import sequence_count
 
 from . import diagonal
+from .autocast import without_autocast
 from .check import name_of, needs_grad
 from .gated_gelu import branch, branch_gradient
 from .lru_gates import gate_gradients, opened
@@ -78,7 +80,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y and the state; and for the backward pass the product, a, write, theta ([0] without), h and its entries."""
     u, z = packed.chunk(2, -1)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         product = torch.bmm(_by_head(u, weight.shape[0]), weight.to(packed.dtype))
         a, write, theta = opened(_gates(u, product, bias, rate, phase, strength))
         call = (a, write, theta, initial_state, False, cu_seqlens, _op_of(phase), grad, backend)
@@ -89,7 +91,7 @@ def _forward(
 
 def _forward_fake(packed, weight, bias, rate, phase, initial_state, strength, cu_seqlens, grad, backend):
     batch, length, width = packed.shape
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(packed, cu_seqlens)
     wide = torch.promote_types(packed.dtype, torch.float32)
     h = packed.new_empty(batch, length, width // 2)
     a = packed.new_empty(batch, length, rate.shape[0], dtype=wide)
@@ -127,7 +129,7 @@ def _gradients(
     """Of the first six of `_forward`'s arguments; an empty tensor for one that was not given."""
     dpacked = torch.empty(packed.shape, dtype=packed.dtype, device=packed.device)
     (u, z), (du, dz), heads = packed.chunk(2, -1), dpacked.chunk(2, -1), weight.shape[0]
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         dh = branch_gradient(h, z, torch.zeros_like(h) if grad_y is None else grad_y, dz)
         states = h if torch.finfo(h.dtype).bits >= 32 else None
         call = (a, write, theta, initial_state, False, cu_seqlens, _op_of(phase), backend)
@@ -164,10 +166,10 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     tensors, cu_seqlens, kept = saved[:6], saved[6], saved[7:]
     strength, backend = ctx.rest
     found = lru_layer_backward(*grads[:2], *tensors, *kept, strength, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, found, strict=True)), *(None,) * 4
+    return tuple(None if x is None else grad for x, grad in zip(tensors, found, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-lru_layer_backward = replayed(define("lru_layer_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("lru_layer_forward", replayed(_forward, False), _forward_fake)
-_differentiable = differentiable(_op, lambda *_: None, _backward, 6, _save, replayed(_op, False), used=1)
+lru_layer_backward = replayed_below(define("lru_layer_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("lru_layer_forward", replayed_below(_forward), _forward_fake)
+_differentiable = differentiable(_op, lambda *_: None, _backward, 6, _save, replayed_below(_op))

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.conv.call import ConvCall
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.kernels.ssd_steps.call import StepsCall
+from holdfast.kernels.varlen import sequence_count
 
+from .autocast import without_autocast
 from .causal_conv1d import conv_forward, select
 from .check import needs_grad
 from .registration import define, differentiable
@@ -31,9 +33,9 @@ def mamba2_layer(
     initial_state: Tensor | None,
     tail: Tensor | None,
     eps: float,
-    cu_seqlens: Tensor | None = None,
-    output_final_state: bool = True,
-    backend: str = "",
+    cu_seqlens: Tensor | None,
+    output_final_state: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """rmsnorm(ssd(x, softplus(dt + dt_bias), -exp(A_log), B, C, D) silu(z)) of z, conv(x, B, C) and dt in one tensor.
 
@@ -128,7 +130,7 @@ def _forward_fake(
 ):  # fmt: skip
     layout = _Layout(conv_weight, norm_weight, A_log)
     batch, length, _ = projected.shape
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(projected, cu_seqlens)
     wide = torch.promote_types(projected.dtype, torch.float32)
     y = projected.new_empty(batch, length, layout.inner)
     sizes = (layout.heads, layout.written // layout.groups, layout.inner // layout.heads)
@@ -176,7 +178,7 @@ def _gradients(
     dC.copy_(found.C)
     conv = ConvCall(layout.of_projection(projected)[1], conv_weight, conv_bias, tail, "silu")
     chosen, plan = select(conv, cu_seqlens, True, "backward", "")
-    with torch.autocast(projected.device.type, enabled=False):
+    with without_autocast(projected):
         _, dweight, dbias, dtail = chosen.backward(plan, conv, cu_seqlens, dmixed, dlast, dentering)
     unused.zero_()
     state = None if initial_state is None else found.initial_state
@@ -207,10 +209,10 @@ def _backward(ctx: Any, dy: Tensor | None, dstate: Tensor | None, dlast: Tensor 
     # what was not asked for is no state, and has no gradient but zeros
     dlast = None if dlast is None or dlast.dim() == 1 else dlast
     grads = _layer_backward(dy, dstate, dlast, *kept, *tensors, eps, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-_layer_backward = replayed(define("mamba2_layer_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("mamba2_layer_forward", replayed(_forward, False), _forward_fake)
-_layer = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed(_op, False), used=1)
+_layer_backward = replayed_below(define("mamba2_layer_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("mamba2_layer_forward", replayed_below(_forward), _forward_fake)
+_layer = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed_below(_op))

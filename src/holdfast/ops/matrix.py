@@ -1,6 +1,5 @@
 """The matrix family's custom ops: plan, kernel, autograd and fake tensors, once for all of its recurrences."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,13 +21,15 @@ from holdfast.kernels.matrix.vector_decay.hopper.backend import HopperGLA
 from holdfast.kernels.matrix.vector_decay.triton.backend import TritonGLA
 from holdfast.kernels.matrix.vector_decay.triton.delta.backend import TritonKDA
 from holdfast.kernels.matrix.wide import Wide
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.kernels.select import clearable_cache, resolve
+from holdfast.kernels.varlen import sequence_count
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall, Recurrence
 from holdfast.recurrences.oracle_matrix import compute_dtype
 from holdfast.recurrences.scalars import flag
 
+from .autocast import without_autocast
 from .check import name_of, needs_grad
 from .registration import define, differentiable
 from .unserved import warn_of_unserved
@@ -79,14 +80,12 @@ def _select(
 ) -> Selected:
     q, k, v, g, beta, m = call[:6]
     # what `problem` reads, in less time than it takes to make and hash a Problem
-    offsets = None if cu_seqlens is None else cu_seqlens.shape[0]
+    offsets = None if cu_seqlens is None else cu_seqlens.numel()
     erase = 0 if call.e is None else call.e.shape[2], call.erase_before_decay
     axes = (q.shape[2], k.shape[3], erase, 0 if g is None else g.dim(), beta is None, m is None, offsets)
     key = (BACKENDS, op, v.shape, v.dtype, v.device, axes, call.delta, grad, direction, backend)
     found = _SELECTED.get(key)
     if found is None:
-        if len(_SELECTED) >= 4096:
-            _SELECTED.clear()
         what, device = problem(op, call, cu_seqlens, grad), describe(v.device)
         chosen, plan = resolve(BACKENDS, what, device, backend, direction)
         if isinstance(chosen, BackendVariants):
@@ -95,14 +94,6 @@ def _select(
         if not backend:
             warn_of_unserved(_KERNELS, what, device)
     return found
-
-
-_AS_IT_IS = nullcontext()
-
-
-def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
 
 
 def _forward(
@@ -129,7 +120,7 @@ def _forward(
     """
     call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay)
     chosen, plan, shape = _select(call, cu_seqlens, op, grad, "forward", backend)
-    with _without_autocast(v):
+    with without_autocast(v):
         o, final, *saved = chosen.forward(plan, call, cu_seqlens)
     if not saved:
         saved = [_room(shape, v)]
@@ -163,7 +154,7 @@ def _forward_fake(
     q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay, cu_seqlens, op, grad,
     backend,
 ):  # fmt: skip
-    sequences = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(v, cu_seqlens)
     columns = v.shape[3] + int(stabilizer is not None)
     state = v.new_empty(sequences, v.shape[2], k.shape[3], columns, dtype=compute_dtype(v.dtype))
     call = MatrixCall(q, k, v, g, beta, stabilizer, initial_state, e, scale, eps, delta, erase_before_decay)
@@ -226,7 +217,7 @@ def _backward_of(
     given = o is not None and saved is not None and saved.dim() > 1
     known = made if given and uses_forward_output(chosen) else ()
     named = {"room": room} if takes_room(chosen) else {}
-    with _without_autocast(call.v):
+    with without_autocast(call.v):
         found, grad_state = chosen.backward(plan, call, cu_seqlens, *grads, *known, **named)
     return [*found[:6], None if call.initial_state is None else grad_state, None if call.e is None else found[6]]
 
@@ -284,13 +275,13 @@ def _backward(ctx: Any, grad_o: Tensor | None, grad_final: Tensor | None, _: Non
     *tensors, cu_seqlens, o, saved = ctx.saved_tensors
     scalars, op, backend = ctx.rest
     grads = matrix_backward(grad_o, grad_final, *tensors, *scalars, cu_seqlens, op, backend, o, saved)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 8
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-matrix_backward = replayed(define("matrix_backward", replayed(_gradients, False), _gradients_fake), False)
-_matrix = define("matrix_forward", replayed(_forward, False), _forward_fake)
-matrix_forward = differentiable(_matrix, lambda *_: None, _backward, 8, _save, replayed(_matrix, False), used=1)
+matrix_backward = replayed_below(define("matrix_backward", replayed_below(_gradients), _gradients_fake))
+_matrix = define("matrix_forward", replayed_below(_forward), _forward_fake)
+matrix_forward = differentiable(_matrix, lambda *_: None, _backward, 8, _save, replayed_below(_matrix))
 
 
 def _step(
@@ -312,7 +303,7 @@ def _step(
     """One token of a MatrixCall without a normaliser: o [B, 1, H, V] in v's dtype; state [B, H, K, V] is updated."""
     call = MatrixCall(q, k, v, g, beta, stabilizer, state, e, scale, eps, delta, erase_before_decay)
     chosen, plan, _ = _select(call, None, op, False, "forward", backend)
-    with _without_autocast(v):
+    with without_autocast(v):
         if isinstance(chosen, TritonDecode):
             return chosen.step(plan, call, state)
         o, after, *_ = chosen.forward(plan, call, None)

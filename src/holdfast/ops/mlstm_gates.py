@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.runtime.replay.replay import replayed
-from holdfast.kernels.varlen import sequence_bounds
+from holdfast.kernels.runtime.replay.replay import replayed_below
+from holdfast.kernels.varlen import sequence_bounds, sequence_count
 from holdfast.recurrences.mlstm import Gates
 
 from .registration import define, differentiable
@@ -56,7 +56,7 @@ def _by_head(i: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _forward_fake(i, f, m, cu_seqlens, exponential):
-    sequences = i.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(i, cu_seqlens)
     last = i.new_empty(sequences, i.shape[2], dtype=torch.float32)
     return *(_by_head(i, torch.float32) for _ in range(3)), last
 
@@ -102,9 +102,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> Non
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     i, f, entry, cu_seqlens, g, beta = ctx.saved_tensors
     di, df, dentry = _gates_backward(i, f, entry, cu_seqlens, ctx.exponential, g, beta, *grads[:4])
-    return di, df, None if entry is None else dentry, None, None
+    return di, df, None if entry is None else dentry
 
 
-_gates_backward = replayed(define("mlstm_gates_backward", replayed(gradients, False), _gradients_fake), False)
-_op = define("mlstm_gates", replayed(_forward, False), _forward_fake)
-_gates = differentiable(_op, lambda *_: None, _backward, 3, _save, replayed(_op, False), used=3)
+_gates_backward = replayed_below(define("mlstm_gates_backward", replayed_below(gradients), _gradients_fake))
+_op = define("mlstm_gates", replayed_below(_forward), _forward_fake)
+_gates = differentiable(_op, lambda *_: None, _backward, 3, _save, replayed_below(_op), used=3)

@@ -12,13 +12,14 @@ from torch import Tensor
 from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.norm.call import GatedNormCall
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.mlstm import Gating, State
 from holdfast.recurrences.mlstm import gates as plain_gates
 from holdfast.recurrences.oracle_matrix import compute_dtype
 
 from . import matrix, mlstm_gates
+from .autocast import without_autocast
 from .check import name_of, needs_grad
 from .gated_rms_norm import select as select_norm
 from .mlstm_gates import can_fuse
@@ -115,7 +116,7 @@ def _forward(
     """
     q, k, v, gate, gates, _ = _parts(packed, norm_weight, key_dim)
     wide = compute_dtype(packed.dtype)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         gates = gates + gate_bias.to(wide)
         i, f = _open(gates, cap)
         find = mlstm_gates.fused_gates if can_fuse(i, f, wide) else partial(plain_gates, wide=wide)
@@ -169,7 +170,7 @@ def _gradients(
     dpacked = torch.empty(packed.shape, dtype=packed.dtype, device=packed.device)
     q, k, v, gate, _, _ = _parts(packed, norm_weight, key_dim)
     *places, dgate, into_gates, unused = _parts(dpacked, norm_weight, key_dim)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         norm = GatedNormCall(h, gate, norm_weight, eps, "sigmoid", True)
         chosen, plan = select_norm(norm, True, "backward", "")
         dy = torch.zeros_like(h) if grad_y is None else grad_y.unflatten(-1, h.shape[2:])
@@ -235,10 +236,10 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     tensors, cu_seqlens, kept = saved[:5], saved[5], saved[6:]
     options, backend = ctx.rest
     found = mlstm_layer_backward(*grads[:3], *tensors, *kept, *options, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, found, strict=True)), *(None,) * 8
+    return tuple(None if x is None else grad for x, grad in zip(tensors, found, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-mlstm_layer_backward = replayed(define("mlstm_layer_backward", replayed(_gradients, False), _gradients_fake), False)
-_op = define("mlstm_layer_forward", replayed(_forward, False), _forward_fake)
-_differentiable = differentiable(_op, lambda *_: None, _backward, 5, _save, replayed(_op, False), used=1)
+mlstm_layer_backward = replayed_below(define("mlstm_layer_backward", replayed_below(_gradients), _gradients_fake))
+_op = define("mlstm_layer_forward", replayed_below(_forward), _forward_fake)
+_differentiable = differentiable(_op, lambda *_: None, _backward, 5, _save, replayed_below(_op))

@@ -20,6 +20,7 @@ from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.scalars import flag
 
+from .autocast import without_autocast
 from .check import FLOATS, name_of
 from .registration import define
 from .slot_checks import check_place, check_slots
@@ -128,7 +129,7 @@ def _run(
     traits = {"keys_last": keys_last, "wide_states": pool.element_size() >= 4}
     what = replace(what, traits=what.traits | {name for name, held in traits.items() if held})
     chosen, plan = resolve(BACKENDS, what, describe(v.device), backend, "forward")
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v):
         return chosen.update(plan, call, Pool(pool, Slots(slots, next_slots, accepted), keys_last))
 
 

@@ -103,14 +103,15 @@ def differentiable(
     inputs: int,
     save_outputs: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     run: Callable[..., Any] | None = None,
-    used: int | None = None,
+    used: int = 1,
 ) -> Callable[..., Any]:
     """Gives op a gradient, which is not differentiable itself. Returns a function that is op, called in less time.
 
     save(ctx, inputs) and backward(ctx, *gradients of the outputs) are of a torch.autograd.Function; gradients may be
-    None. inputs: how many of the arguments, the first, are tensors that may need a gradient. save_outputs(ctx, inputs,
-    outputs): for an op whose backward pass reads what its forward pass returned. run: op, or what calls it. used: how
-    many of the outputs, the first, usually have a gradient, all by default: kernels for those are compiled beside op's.
+    None. inputs: how many of the arguments, the first, are tensors that may need a gradient; backward returns as many.
+    save_outputs(ctx, inputs, outputs): for an op whose backward pass reads what its forward pass returned. run: op, or
+    what calls it. used: how many of the outputs, the first, usually have a gradient: kernels for those are compiled
+    beside op's.
     """
     run = op if run is None else run
     name = name_of(op)
@@ -122,7 +123,7 @@ def differentiable(
         save(kept, arguments)
         if save_outputs is not None:
             save_outputs(kept, arguments, outputs)
-        backward(kept, *(torch.empty_like(x) if n < (used or len(made)) else None for n, x in enumerate(made)))
+        backward(kept, *(torch.empty_like(x) if n < used else None for n, x in enumerate(made)))
 
     class Recorded(torch.autograd.Function):
         # PyTorch looks at each argument in Python, so those that need no gradient come as one
@@ -139,7 +140,7 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            return None, *gradients_once(name, backward, ctx, grads)[:inputs]
+            return None, *gradients_once(name, backward, ctx, grads)
 
     # apply, but for its look at each argument, in Python, for what a transform of torch.func may have left
     apply = super(torch.autograd.Function, Recorded).apply
@@ -180,7 +181,7 @@ def _differentiable_by_pytorch(
             save_outputs(ctx, inputs, output)
 
     def grads_of(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return (*gradients_once(name, backward, ctx, grads)[:count], *[None] * ctx.others)
+        return (*gradients_once(name, backward, ctx, grads), *[None] * ctx.others)
 
     _BY_PYTORCH[op].register_autograd(grads_of, setup_context=set_up)
 

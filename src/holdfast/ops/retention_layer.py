@@ -11,12 +11,14 @@ from torch import Tensor
 
 from holdfast.kernels.matrix.variants import GradRoom
 from holdfast.kernels.norm.call import GatedNormCall
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
+from holdfast.kernels.varlen import sequence_count
 from holdfast.recurrences.oracle_matrix import compute_dtype
 from holdfast.recurrences.retnet import log_decay
 from holdfast.recurrences.simple_gla import map_call
 
 from . import matrix
+from .autocast import without_autocast
 from .check import name_of, needs_grad
 from .gated_rms_norm import select as select_norm
 from .registration import define, differentiable
@@ -33,7 +35,7 @@ def retention_layer(
     eps: float,
     cu_seqlens: Tensor | None,
     backend: str | None,
-    first_head: int = 0,
+    first_head: int,
 ) -> tuple[Tensor, Tensor]:
     """What `nn.RetNet` is between its projections:
 
@@ -74,11 +76,11 @@ def _forward(
     cu_seqlens: Tensor | None,
     grad: bool,
     backend: str,
-    first_head: int = 0,
+    first_head: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y and the state; and for the backward pass q and k, turned, the heads' log decay [H], and o."""
     q, k, v, gate = _parts(packed, norm_weight, heads)
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         q, k = turned(q, k, position, base)
         g = log_decay(v, first_head)
         call, _ = map_call(q, k, v, g, initial_state)
@@ -90,12 +92,12 @@ def _forward(
 
 
 def _forward_fake(
-    packed, norm_weight, initial_state, position, heads, base, eps, cu_seqlens, grad, backend, first_head=0
+    packed, norm_weight, initial_state, position, heads, base, eps, cu_seqlens, grad, backend, first_head
 ):
     batch, length, width = packed.shape
     values = norm_weight.shape[0]
     keys = width // 2 // heads - values
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(packed, cu_seqlens)
     return (
         packed.new_empty(batch, length, heads * values),
         packed.new_empty(sequences, heads, keys, values, dtype=compute_dtype(packed.dtype)),
@@ -125,7 +127,7 @@ def _gradients(
     dpacked = torch.empty(packed.shape, dtype=packed.dtype, device=packed.device)
     heads = o.shape[2]
     (_, _, v, gate), (dq, dk, dv, dgate) = (_parts(x, norm_weight, heads) for x in (packed, dpacked))
-    with torch.autocast(packed.device.type, enabled=False):
+    with without_autocast(packed):
         norm = GatedNormCall(o, gate, norm_weight, eps)
         chosen, plan = select_norm(norm, True, "backward", "")
         dy = torch.zeros_like(o) if grad_y is None else grad_y.unflatten(-1, o.shape[2:])
@@ -156,12 +158,12 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     *tensors, cu_seqlens, q, k, g, o = ctx.saved_tensors
     base, eps, backend = ctx.rest
     found = retention_layer_backward(*grads[:2], *tensors, q, k, g, o, base, eps, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors[:3], found, strict=True)), *(None,) * 8
+    return tuple(None if x is None else grad for x, grad in zip(tensors[:3], found, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-retention_layer_backward = replayed(
-    define("retention_layer_backward", replayed(_gradients, False), _gradients_fake), False
+retention_layer_backward = replayed_below(
+    define("retention_layer_backward", replayed_below(_gradients), _gradients_fake)
 )
-_op = define("retention_layer_forward", replayed(_forward, False), _forward_fake)
-_differentiable = differentiable(_op, lambda *_: None, _backward, 3, _save, replayed(_op, False), used=1)
+_op = define("retention_layer_forward", replayed_below(_forward), _forward_fake)
+_differentiable = differentiable(_op, lambda *_: None, _backward, 3, _save, replayed_below(_op))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.rotary.torch.backend import rotate
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -95,9 +95,9 @@ def _backward(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]
     *shapes, base = ctx.rest
     given = dz if dy is None else dy
     dy, dz = (given.new_zeros(shape) if x is None else x for x, shape in zip((dy, dz), shapes, strict=True))
-    return *_rotary_backward(dy, dz, position, base), None, None
+    return _rotary_backward(dy, dz, position, base)
 
 
-_rotary_backward = replayed(define("rotary_backward", replayed(_gradients, False), _fake), False)
-_op = define("rotary", replayed(_forward, False), _fake)
-_rotary = differentiable(_op, _save, _backward, 2, run=replayed(_op, False))
+_rotary_backward = replayed_below(define("rotary_backward", replayed_below(_gradients), _fake))
+_op = define("rotary", replayed_below(_forward), _fake)
+_rotary = differentiable(_op, _save, _backward, 2, run=replayed_below(_op))

@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.backend import describe
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.kernels.select import resolve
 from holdfast.kernels.selective.torch.chunked import Chunked
 from holdfast.kernels.selective.torch.reference import Reference
 from holdfast.kernels.selective.triton.backend import TritonSelective
+from holdfast.kernels.varlen import sequence_count
 from holdfast.planner import Direction, Plan, Problem
 from holdfast.recurrences.definition import Recurrence, SelectiveCall
 from holdfast.recurrences.scalars import flag
 
+from .autocast import without_autocast
 from .check import name_of, needs_grad
 from .registration import define, differentiable
 
@@ -98,21 +100,21 @@ def _forward(
     call = SelectiveCall(x, dt, A, B, C, D, z, dt_bias, initial_state, softplus)
     chosen, plan = _select(call, cu_seqlens, op, grad, "forward", backend)
     entries = entries_of(x, A, cu_seqlens, grad)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         y, final = chosen.forward(plan, call, cu_seqlens, entries if entries.numel() else None)
     return y.contiguous(), final.contiguous(), entries
 
 
 def entries_of(x: Tensor, A: Tensor, cu_seqlens: Tensor | None, grad: bool) -> Tensor:
     """Room for the states that a forward pass of x [B, T, D] leaves for its backward pass; [0, N, D] for none."""
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(x, cu_seqlens)
     kept = grad and x.is_cuda and x.dtype != torch.float64
     rows = x.shape[0] * x.shape[1] // ENTRY_STEPS + 2 * sequences if kept else 0
     return x.new_empty(rows, A.shape[1], A.shape[0], dtype=torch.float32)
 
 
 def _forward_fake(x, dt, A, B, C, D, z, dt_bias, initial_state, softplus, cu_seqlens, op, grad, backend):
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(x, cu_seqlens)
     state = x.new_empty(sequences, *A.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     return torch.empty_like(x, memory_format=torch.contiguous_format), state, entries_of(x, A, cu_seqlens, grad)
 
@@ -139,7 +141,7 @@ def _gradients(
     call = SelectiveCall(x, dt, A, B, C, D, z, dt_bias, initial_state, softplus)
     entries = None if entries is None or not entries.numel() else entries
     chosen, plan = _select(call, cu_seqlens, op, True, "backward", backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         grads = chosen.backward(plan, call, cu_seqlens, entries, grad_y, grad_final)
     return tuple(
         x.new_empty(0) if given is None else grad.contiguous()
@@ -157,7 +159,7 @@ def _gradients_fake(
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-selective_backward = replayed(define("selective_backward", replayed(_gradients, False), _gradients_fake), False)
+selective_backward = replayed_below(define("selective_backward", replayed_below(_gradients), _gradients_fake))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -172,11 +174,11 @@ def _backward(ctx: Any, grad_y: Tensor | None, grad_final: Tensor | None, _: Non
     entries, *tensors, cu_seqlens = ctx.saved_tensors
     softplus, *rest = ctx.rest
     grads = selective_backward(grad_y, grad_final, entries, *tensors, softplus, cu_seqlens, *rest)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 5
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
-_op = define("selective_forward", replayed(_forward, False), _forward_fake)
-selective_forward = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed(_op, False), used=1)
+_op = define("selective_forward", replayed_below(_forward), _forward_fake)
+selective_forward = differentiable(_op, lambda *_: None, _backward, _TENSORS, _save, replayed_below(_op))
 
 
 def _step(
@@ -196,7 +198,7 @@ def _step(
     """y [B, T, D] in x's dtype; state [B, D, N] is updated."""
     call = SelectiveCall(x, dt, A, B, C, D, z, dt_bias, state, softplus)
     chosen, plan = _select(call, None, op, False, "forward", backend)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         if isinstance(chosen, TritonSelective):
             return chosen.update(plan, call)
         y, after = chosen.forward(plan, call, None)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.autograd.vjp import vjp
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 
 from .mlstm_gates import can_fuse
 from .registration import define, differentiable
@@ -68,9 +68,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return _soft_cap_backward(*ctx.saved_tensors, dy, ctx.cap), None
+    return (_soft_cap_backward(*ctx.saved_tensors, dy, ctx.cap),)
 
 
-_soft_cap_backward = replayed(define("soft_cap_backward", replayed(_gradient, False), _gradient_fake), False)
-_op = define("soft_cap", replayed(_forward, False), _forward_fake)
-fused_soft_cap = differentiable(_op, _save, _backward, 1, run=replayed(_op, False))
+_soft_cap_backward = replayed_below(define("soft_cap_backward", replayed_below(_gradient), _gradient_fake))
+_op = define("soft_cap", replayed_below(_forward), _forward_fake)
+fused_soft_cap = differentiable(_op, _save, _backward, 1, run=replayed_below(_op))

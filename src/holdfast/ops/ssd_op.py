@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.kernels.ssd_steps.call import StepsCall
+from holdfast.kernels.varlen import sequence_count
 
 from .registration import define, differentiable
 from .ssd_passes import Kept, SSDCall, run_backward, run_forward
@@ -51,7 +52,7 @@ def _forward(
 
 def _forward_fake(x, dt, A, B, C, D, z, dt_bias, initial_state, softplus, cu_seqlens, grad, backend):
     call = _call(x, dt, A, B, C, D, z, dt_bias, initial_state, softplus)
-    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sequences = sequence_count(x, cu_seqlens)
     state = (sequences, x.shape[2], B.shape[3], x.shape[3])
     o, gates = x.shape if grad and not call.output(x).is_o else (0,), dt.shape if grad else (0,)
     final = x.new_empty(state, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -105,10 +106,10 @@ def _backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None, *_: None) -> t
     tensors, cu_seqlens, kept = saved[:9], saved[9], saved[10:]
     softplus, backend = ctx.rest
     grads = _ssd_backward(dy, dfinal, *kept, *tensors, softplus, cu_seqlens, backend)
-    return *(None if x is None else grad for x, grad in zip(tensors, grads, strict=True)), *(None,) * 4
+    return tuple(None if x is None else grad for x, grad in zip(tensors, grads, strict=True))
 
 
 # replayed where they are called, which spares the dispatcher too, and beneath it, where compiled graphs call them
-_ssd_backward = replayed(define("ssd_backward", replayed(_gradients, False), _gradients_fake), False)
-_ssd = define("ssd_forward", replayed(_forward, False), _forward_fake)
-ssd_forward = differentiable(_ssd, lambda *_: None, _backward, 9, _save, replayed(_ssd, False), used=1)
+_ssd_backward = replayed_below(define("ssd_backward", replayed_below(_gradients), _gradients_fake))
+_ssd = define("ssd_forward", replayed_below(_forward), _forward_fake)
+ssd_forward = differentiable(_ssd, lambda *_: None, _backward, 9, _save, replayed_below(_ssd))

@@ -16,6 +16,7 @@ from holdfast.kernels.ssd_steps.torch.backend import PyTorchSteps
 from holdfast.kernels.ssd_steps.triton.backend import TritonSteps
 from holdfast.recurrences.definition import MatrixCall
 
+from .autocast import without_autocast
 from .matrix import matrix_backward, matrix_forward
 from .mlstm_gates import can_fuse
 
@@ -74,7 +75,7 @@ def run_forward(call: SSDCall, cu_seqlens: Tensor | None, grad: bool, backend: s
 
     grad: whether a backward pass may follow. backend: of the scan, by name, or "".
     """
-    with torch.autocast(call.x.device.type, enabled=False):
+    with without_autocast(call.x):
         step, g = _steps_of(call.steps).forward(call.steps)
         o, final, _ = matrix_forward(*_scanned(call, step, g), cu_seqlens, "ssd", grad, backend)
         output = call.output(o)
@@ -94,7 +95,7 @@ def run_backward(
     room: Room = Room(),  # noqa: B008
 ) -> Gradients:
     """Gradients of a call's tensors, None where it has none; dy, dfinal: of what run_forward returned, None for 0."""
-    with torch.autocast(call.x.device.type, enabled=False):
+    with without_autocast(call.x):
         output = call.output(kept.o)
         do, dD, dz, dweight = dy, None, None, None
         if not output.is_o:

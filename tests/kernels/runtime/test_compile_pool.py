@@ -263,7 +263,7 @@ def test_an_op_compiles_its_backward_pass_beside_its_forward_pass(monkeypatch):
         return (backward.launch(dy, known) - 1 + 0 * x,)
 
     op = registration.define("test_compiling", _run, lambda x: (torch.empty_like(x), x.new_empty(1)))
-    call = registration.differentiable(op, lambda ctx, given: ctx.save_for_backward(*given), _gradient, 1, used=1)
+    call = registration.differentiable(op, lambda ctx, given: ctx.save_for_backward(*given), _gradient, 1)
     x = torch.randn(3, requires_grad=True)
     y, _ = call(x)
     assert (forward.compiled, backward.compiled, backward.launched) == (1, 1, 0)

@@ -184,8 +184,6 @@ def replayed(run: Callable[P, R], above_autograd: bool = True, changes: bool = F
             cache[_LAST_HIT] = hit
             return hit(tensors)
         if hit is None:
-            if len(cache) >= 4096:
-                cache.clear()
             cache[signature] = _SEEN_ONCE
             return run(*arguments, **named) if changes else with_parallel_compile(run, arguments, named)
         elif hit is _SEEN_ONCE and not (is_dry_run() or (device >= 0 and torch.cuda.is_current_stream_capturing())):
@@ -194,6 +192,11 @@ def replayed(run: Callable[P, R], above_autograd: bool = True, changes: bool = F
         return run(*arguments, **named)
 
     return call
+
+
+def replayed_below(run: Callable[P, R], changes: bool = False) -> Callable[P, R]:
+    """`replayed` for what runs below autograd: a custom op's implementation, and the op where another op calls it."""
+    return replayed(run, above_autograd=False, changes=changes)
 
 
 def _name_of(run: Any) -> str:
