@@ -144,6 +144,12 @@ def test_wrong_calls_that_are_taken_are_found(monkeypatch):
     assert {row.status for row in rows} & {"wrong", "raised"}
 
 
+def test_a_backend_may_refuse_the_sizes_of_a_wrong_call():
+    """As on a GPU hopper does K = 13 before the op reads offsets."""
+    asked = replace(PLAIN, mode="misuse", backend="hopper")
+    assert {check(replace(asked, seed=seed).line()).status for seed in range(12)} <= {"right", "refused"}
+
+
 @pytest.mark.parametrize("layout", ["negated", "mixed"])
 def test_nothing_is_negated_for_inductor(layout):
     """Nor a gradient: PyTorch itself gets them wrong, as test_inductor.py shows."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.ops import check
 
 
 def qkv(**changes):
@@ -134,3 +135,17 @@ def test_lightning_names_a_layer_that_is_not_there():
     q, k, v = (torch.randn(1, 3, 2, 4) for _ in range(3))
     with pytest.raises(ValueError, match=r"layer: expected 0 <= layer < num_layers = 2; got 2"):
         holdfast.lightning(q, k, v, layer=2, num_layers=2)
+
+
+def test_what_has_passed_is_not_read_while_dynamo_traces(monkeypatch):
+    """It would take apart all that is remembered: after a thousand calls a graph took 20 s."""
+
+    class Untouched(dict):
+        def __contains__(self, key):
+            raise AssertionError("read")
+
+    monkeypatch.setattr(check, "_PASSED", Untouched())
+    run = torch.compile(lambda given: holdfast.simple_gla(**given)[0], fullgraph=True, backend="eager")
+    assert run(qkv()).shape == (2, 5, 4, 8)
+    with pytest.raises(AssertionError, match="read"):
+        holdfast.simple_gla(**qkv())

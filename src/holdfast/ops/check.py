@@ -105,7 +105,8 @@ def check_arguments(
     Returns and raises as `prepare` does. Metadata that has passed is not checked again.
     """
     metadata = _metadata(expected_arguments, cu_seqlens, arguments, sizes)
-    if metadata in _PASSED:
+    # Dynamo, for which there is no metadata, would take apart all that is remembered
+    if metadata is not None and metadata in _PASSED:
         return dict(arguments)
     checked = _check(expected_arguments, cu_seqlens, arguments, sizes)
     if metadata is not None:
