@@ -18,6 +18,11 @@ def test_pools_interpreted():
     assert "comba" in interpret("kernels.matrix.decode.triton.pool_parity", "interpreted")
 
 
+@pytest.mark.slow
+def test_pools_of_every_recurrence_interpreted():
+    assert "comba" in interpret("kernels.matrix.decode.triton.pool_parity", "interpreted_further")
+
+
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize(
     ("tokens", "wide", "keys_last", "accepted"),
