@@ -81,7 +81,7 @@ class Lowering:
         node, coefficient = term
         domain = self.domains[node]
         low, high = domain[0], domain[-1]
-        if is_equal and -constant % coefficient:
+        if is_equal and constant % coefficient:
             self.is_impossible = True
             return
         if coefficient > 0 or is_equal:
