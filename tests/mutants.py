@@ -50,6 +50,7 @@ ALSO = {
         "tests/ops/test_wrong_kinds.py",
         "tests/test_strides.py",
     ],
+    "src/holdfast/kernels/dense/torch": ["tests/ops/test_dense.py"],
     "src/holdfast/kernels": [
         "tests/test_house.py",
         "tests/kernels/test_launched_warps.py",
