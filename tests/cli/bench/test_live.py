@@ -203,3 +203,16 @@ def test_tuning_by_default(begun):
     )  # fmt: skip
     assert (found.more, found.seconds) == ({"path": None}, 1.0)
     assert begun(*OP, "--tune", "--pass", "fwd", "--seconds", "0.5").given[3] == ["fwd"]
+
+
+def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch, tmp_path):
+    from holdfast.cli.bench.models import live
+    from holdfast.cli.bench.models.mixers import chosen
+    from holdfast.cli.bench.models.scale import SMALL
+
+    warmed = []
+    monkeypatch.setattr(live, "warm", lambda *given: warmed.append(given))
+    choices = live.Choices(chosen(["gla"])[:1], SMALL, "bench", parts=("host",), seconds=0.0, out=tmp_path / "m.json")
+    assert live.measure_models(choices, torch.device("cpu"), tmp_path) == ""
+    assert (tmp_path / "m.json").exists()
+    assert warmed == []

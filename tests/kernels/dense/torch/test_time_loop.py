@@ -9,7 +9,7 @@ from holdfast.kernels.dense.torch import pointwise
 from holdfast.kernels.dense.torch.time_loop import Loop
 from holdfast.kernels.dense.varlen_schedule import make_schedule
 from holdfast.ops.dense import dense_backward, dense_forward
-from holdfast.planner import Plan
+from holdfast.planner import Device, Plan, Problem
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, cell
 from holdfast.recurrences.definition import DenseCall
 from holdfast.recurrences.elman import elman
@@ -162,3 +162,10 @@ def test_gradients_that_are_one_tensor_are_not_overwritten(heads, backend):
         torch.testing.assert_close(dx[:, :, gate], right, rtol=1e-10, atol=1e-12)
         exact = sum(torch.einsum("bhi,bhj->hij", right[:, t], states[t]) for t in range(5))
         torch.testing.assert_close(dR[gate], exact, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("H", "D", "rows"), [(1, 1, 65536), (2, 64, 512), (1, 128, 512), (4, 64, 256), (8, 512, 256)])
+def test_rows_of_a_product(H, D, rows):
+    problem = Problem.of("lstm", "dense", "float32", {"B": 2, "T": 5, "H": H, "D": D}, {})
+    (candidate,) = Loop().candidates(problem, Device.named("cpu"), "forward")
+    assert candidate.plan == Plan("loop", (("rows", rows),))
