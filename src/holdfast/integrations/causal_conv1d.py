@@ -9,8 +9,8 @@ from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag
 
 from .integers import check_integers
+from .pool_rows import PoolRows
 from .sequence_numbers import offsets_of
-from .slots import Slots
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update"]
 
@@ -118,7 +118,7 @@ def causal_conv1d_update(
         places = None if conv_state_indices is None else conv_state_indices.to(torch.int32)
         y = ops.causal_conv1d_update(x.mT, conv_state.mT, weight, bias, activation, slots=places).mT
         return y[..., 0] if one else y
-    slots = None if conv_state_indices is None else Slots(conv_state_indices)
+    slots = None if conv_state_indices is None else PoolRows(conv_state_indices)
     state = conv_state
     if slots is not None:
         x, state = slots.inputs(x), slots.read(conv_state)

@@ -11,7 +11,7 @@ from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag
 
 from ..integers import check_integers
-from ..slots import Slots
+from ..pool_rows import PoolRows
 
 
 def _arguments(sequences: str, channels: str, groups: tuple[str, ...]) -> dict[str, Argument]:
@@ -84,7 +84,7 @@ def selective_state_update(
     if heads and len(pool) and _is_tied(checked) and _is_dense(pool[0]) and _fits(pool, x):
         return _of_heads(checked | {"dt_softplus": dt_softplus}, pool, state_batch_indices).view(x.shape)
     if state_batch_indices is not None:
-        slots = Slots(state_batch_indices)
+        slots = PoolRows(state_batch_indices)
         checked |= {name: slots.inputs(checked[name]) for name in ("x", "dt", "B", "C")}
         checked["z"] = None if z is None else slots.inputs(checked["z"])
     inputs = checked | {"dt_softplus": dt_softplus}

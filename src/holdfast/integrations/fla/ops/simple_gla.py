@@ -24,10 +24,10 @@ def chunk_simple_gla(
     head_first: bool = False,
 ) -> Result:
     """`holdfast.simple_gla` with g [B, T, H] or g_gamma [H]."""
-    refuse(head_first=head_first)
     return fused_recurrent_simple_gla(
-        q, k, v, g, g_gamma, scale, initial_state, output_final_state, False, state_v_first, cu_seqlens
-    )
+        q, k, v, g, g_gamma, scale, initial_state, output_final_state, False, state_v_first, cu_seqlens,
+        head_first=head_first,
+    )  # fmt: skip
 
 
 def fused_recurrent_simple_gla(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-class Slots:
+class PoolRows:
     """Which row of a pool each sequence of a batch has; a negative number is of padding, which has none.
 
     Nothing is read on the host, so that a captured graph serves any rows: padding repeats the sequence of the highest
