@@ -182,6 +182,23 @@ def test_what_rounding_does_is_not_left_to_one_draw(o, is_right, monkeypatch):
     assert found.is_right == is_right
 
 
+@pytest.mark.parametrize(("T", "draws"), [(15, 16), (16, 4)])
+def test_a_few_numbers_take_more_draws(T, draws, monkeypatch):
+    case = Case(replace(PLAIN, dtype="bfloat16", B=1, T=T, H=1, Hq=1, V=1, final=False, grads="none"))
+    shape, drawn = case.exact()["o"].shape, []
+    assert shape.numel() == T
+
+    def exact(which, draw=0):
+        drawn.append(draw)
+        return {"o": torch.full(shape, 1 + 0.01 * bool(draw)).double()}
+
+    monkeypatch.setattr(case, "exact", exact)
+    monkeypatch.setattr(case, "by_backend", lambda *_: {})
+    (found,) = Judge().compare(Result(case, {"o": torch.full(shape, 1 + 2**-6, dtype=torch.bfloat16)}))
+    assert found.limit == pytest.approx(0.025, rel=1e-3)
+    assert drawn == [0, *range(1, 1 + draws)]
+
+
 def test_what_is_one_number_in_memory_rounds_as_one():
     """A key that is one number along K is off in all its products in one direction."""
     case = Case(replace(PLAIN, dtype="bfloat16", layout="expanded", grads="none"))

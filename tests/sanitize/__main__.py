@@ -55,7 +55,7 @@ NOT_OURS = ("initcheck", "synccheck", "racecheck")
 # the call is run again, by another process.
 PRINTED = {"initcheck": 2000}
 MOST_PRINTED = 100000
-# calls of one process: fewer are spread more evenly, more pay less for starting
+# calls of one process at most: fewer are spread more evenly, more pay less for starting
 SHARE = 9
 
 
@@ -206,9 +206,10 @@ def run_again(jobs: list[Job], sanitizer: Sanitizer, scratch: Path, until: float
     return ended
 
 
-def jobs(tool: str, numbers: list[int], scratch: Path) -> list[Job]:
-    """The calls dealt out, so that neighbours, which are alike and take alike long, are apart."""
-    count = -(-len(numbers) // SHARE)
+def jobs(tool: str, numbers: list[int], at_once: int, scratch: Path) -> list[Job]:
+    """The calls dealt out, to `at_once` processes or more, so that neighbours, which are alike and take alike long, are
+    apart."""
+    count = max(-(-len(numbers) // SHARE), min(at_once, len(numbers)))
     return [Job(tool, numbers[n::count], Path(tempfile.mkdtemp(dir=scratch))) for n in range(count)]
 
 
@@ -247,11 +248,14 @@ def main() -> None:
     numbers = [n for n, call in enumerate(CALLS) if re.search(given.calls, call.name)]
     with tempfile.TemporaryDirectory() as scratch:
         # each process compiles with several threads of its own
-        first = run(jobs("", numbers, Path(scratch)), program, max(1, given.jobs // 2), start + given.limit)
+        at_once = max(1, given.jobs // 2)
+        first = run(jobs("", numbers, at_once, Path(scratch)), program, at_once, start + given.limit)
         warmed = time.monotonic() - start
         # the tools in turn by turns, so that a limit cuts each alike
         queue = [
-            job for batch in zip(*(jobs(tool, numbers, Path(scratch)) for tool in tools), strict=True) for job in batch
+            job
+            for batch in zip(*(jobs(tool, numbers, given.jobs, Path(scratch)) for tool in tools), strict=True)
+            for job in batch
         ]
         ended = run(queue, program, given.jobs, start + given.limit)
         ended += run_again(ended, program, Path(scratch), start + given.limit)

@@ -277,7 +277,7 @@ def test_what_failed_or_has_no_place_runs_again_alone(tmp_path, monkeypatch):
 
 
 def test_memory_behind_descriptors_counts_as_written(monkeypatch):
-    """Copied onto itself, all that the descriptor's tensor is a view of, once the launch has run."""
+    """Copied onto itself, all that the descriptor's tensor is a view of, before the launch runs."""
     x, copied = torch.arange(6.0), []
     copy = torch.Tensor.copy_
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *rest: copied.append(len(self)) or copy(self, *rest))
@@ -285,7 +285,7 @@ def test_memory_behind_descriptors_counts_as_written(monkeypatch):
     with counted_as_written():
         assert WATCHERS
         descriptor_launch.watched(None, (descriptor, x, 3), lambda: copied.append("launched"))
-    assert copied == ["launched", 24]
+    assert copied == [24, "launched"]
     assert torch.equal(x, torch.arange(6.0))
     assert not WATCHERS
     assert descriptor_launch.watched is watched

@@ -1,7 +1,7 @@
 """Has initcheck see what TMA writes, which it does not follow: memory that a descriptor covers is copied onto itself.
 
-A copy by the driver counts as a write. So what a kernel leaves unwritten of such memory is not noticed either; tests
-fill memory with NaN for that.
+A copy by the driver counts as a write, and before the launch: a kernel's blocks may read what others of them wrote. So
+what a kernel leaves unwritten of such memory is not noticed either; tests fill memory with NaN for that.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +21,10 @@ def _bytes_of(x: Tensor) -> Tensor:
 
 
 def _watch(kernel: Any, arguments: Iterable[Any], start: Callable[[], None]) -> None:
-    start()
     for base in (x.base for x in arguments if hasattr(x, "base")):
         whole = _bytes_of(base)
         whole.copy_(whole.cpu())
+    start()
 
 
 def _pass(kernel: str, tensors: dict[str, Tensor], start: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ def _pass(kernel: str, tensors: dict[str, Tensor], start: Callable[[], None]) ->
 
 @contextmanager
 def counted_as_written() -> Iterator[None]:
-    """After each launch that takes descriptors."""
+    """Before each launch that takes descriptors."""
     before = descriptor_launch.watched
     descriptor_launch.watched = _watch
     WATCHERS.append(_pass)

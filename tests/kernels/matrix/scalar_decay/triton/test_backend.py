@@ -45,6 +45,10 @@ def test_what_passes_the_last_chunk():
     assert "passes 66" in interpret("kernels.matrix.scalar_decay.triton.parity", "what_passes_the_last_chunk")
 
 
+def test_dg_of_one_chunk_is_of_unrounded_states():
+    assert "chunk (0, 10" in interpret("kernels.matrix.scalar_decay.triton.parity", "dg_of_one_chunk")
+
+
 def test_small_heads_with_a_normaliser_are_rounded_once():
     assert "dstate" in interpret("kernels.matrix.scalar_decay.triton.parity", "small_heads_with_a_normaliser")
 

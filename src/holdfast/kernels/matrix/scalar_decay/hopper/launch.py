@@ -79,7 +79,7 @@ def run_forward(
         "SAVE": 0 if residuals is None else residuals.save,
         "SLICE": 0 if sums is None else 2 * sums.adds + sums.leaves,
         # of longer sequences the backward kernel adds what this one subtracts, of numbers rounded alike
-        "UNROUNDED": residuals is not None and states.start is not None and cu_seqlens is None and length <= TOKENS,
+        "UNROUNDED": residuals is not None and states.start is not None and length <= TOKENS,
         "STAGES": plan.stages,
     }
     arguments = (

@@ -310,7 +310,12 @@ def backward(
         read, written = run.per_token(splits, 3), run.per_token(splits)
         slots = run.tokens // (keep * chunk) + 2 * run.sequences * run.segments + 1
         products = call.v.new_empty(splits, slots * run.heads * keys, dtype=torch.float32)
-        saved = call.v.new_empty(slots, run.heads, call.k.shape[3] * (call.v.shape[3] + normalize))
+        saved = call.v.new_empty(
+            slots,
+            run.heads,
+            call.k.shape[3] * (call.v.shape[3] + normalize),
+            dtype=torch.float32 if call.v.shape[1] <= chunk else None,
+        )
     per_head = (*call.v.shape[:3], call.k.shape[3])
     grouped = run.heads != call.q.shape[2]
     dq, dk = (call.q.new_empty(per_head) if grouped else grads[name] for name in ("q", "k"))

@@ -115,7 +115,8 @@ def scalar_decay_single_pass(
                 before it to one behind it, of others by the token that reads and by the one that writes. The log
                 decay's gradient is theirs (decay_grad.py), and that of products
         full    float32 [splits, B, T, H]: x . o / after, diagonal and all; or None
-        saved   the rounded state before every KEEP-th chunk and the last, written forward, read in reverse; or None.
+        saved   the state before every KEEP-th chunk and the last, rounded but where no sequence is longer than a
+                chunk, written forward, read in reverse; or None.
                 Sequence n's chunks are first // CHUNK + 2 n on, and so are its saved states, in KEEP chunks for one
         products
                 float32 [splits, products_size] of [saved state, H, BLOCK_V], in reverse; or None
@@ -126,6 +127,8 @@ def scalar_decay_single_pass(
     NORMALIZE: tl.constexpr = m_ptr is not None
     # n . q may cancel to 1e-5 of its terms, which float32 sums of log decays in one part leave
     IN_PARTS: tl.constexpr = NORMALIZE and not WIDE and g_ptr is not None
+    # states saved as they are, beside rounded operands: no sequence is longer than a chunk
+    ALONE: tl.constexpr = saved_ptr is not None and saved_ptr.dtype.element_ty == tl.float32 and not WIDE
     SPLITS: tl.constexpr = (COLUMNS + BLOCK_V - 1) // BLOCK_V
     EVEN_K: tl.constexpr = WIDTH == BLOCK_K
     EVEN_V: tl.constexpr = COLUMNS % BLOCK_V == 0
@@ -268,6 +271,10 @@ def scalar_decay_single_pass(
         # rounded here, before more is in registers
         weights = p.to(v.dtype)
         o = tl.dot(state.to(q.dtype), tl.trans(q), input_precision=PRECISION)
+        if ALONE:
+            # all of dg may be what is read of this state
+            low = (state - state.to(q.dtype).to(tl.float32)).to(q.dtype)
+            o = tl.dot(low, tl.trans(q), o, input_precision=PRECISION)
         if output_ptr is not None:
             o *= output[None, :]
         if ADD:
@@ -277,7 +284,7 @@ def scalar_decay_single_pass(
         if g_ptr is not None:
             decayed = (to_here if REVERSE else scale * to_here)[None, :]
         # <S, dS> changes by exactly what is read, if that is of numbers rounded as the reverse sweep writes them
-        CONSISTENT: tl.constexpr = not (REVERSE or NORMALIZE or ADD)
+        CONSISTENT: tl.constexpr = not (REVERSE or NORMALIZE or ADD or ALONE)
         if x_ptr is None or not CONSISTENT:
             o *= decayed
         if x_ptr is not None:
