@@ -4,7 +4,7 @@ First every call runs without a sanitizer, so that nothing is compiled under one
 calls. A call that failed beside the others, or of which a record has no place, runs again alone. The folder gets each
 tool's output, compressed, and summary.json: what was found, which calls failed and which kernels were never launched.
 Exits with 1 if there is any of these, but for races that races.toml explains and for what is listed as "in kernels of
-PyTorch", which CONTRIBUTING.md says more of.
+PyTorch" or "aligned for TMA", which CONTRIBUTING.md says more of.
 """
 
 import argparse
@@ -294,10 +294,13 @@ def report(out: Path, numbers: list[int], first: list[Job], ended: list[Job], to
 
 def _of_tool(tool: str, numbers: list[int], jobs: list[Job]) -> dict[str, Any]:
     """Findings, of ours and of PyTorch's apart, and the calls that failed, were not run, and were not seen whole."""
-    ours, others, failed, done, warned = [], [], {}, set(), set()
+    ours, others, aligned, failed, done, warned = [], [], [], {}, set(), set()
     for job in jobs:
         for each in job.findings():
-            (others if tool in NOT_OURS and each.in_pytorch() else ours).append(each)
+            if each.is_aligned_for_tma():
+                aligned.append(each)
+            else:
+                (others if tool in NOT_OURS and each.in_pytorch() else ours).append(each)
         text = job.log.read_text(errors="replace").splitlines()
         warned |= {line for line in text if line.startswith("========= Warning: Detected")}
         done |= set(job.said.get("done", []))
@@ -305,6 +308,7 @@ def _of_tool(tool: str, numbers: list[int], jobs: list[Job]) -> dict[str, Any]:
         stopped |= {CALLS[n].name: "the process ended" for n in job.lost()}
         failed |= {name: why for name, why in stopped.items() if name not in job.again}
     said: dict[str, Any] = {"findings": _tidy(ours), "in kernels of PyTorch": _tidy(others), "failed": failed}
+    said["aligned for TMA"] = _tidy(aligned)
     said["not run"] = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
     said["not seen whole"] = [CALLS[job.cut].name for job in jobs if job.cut is not None]
     said["warned"] = sorted(warned)

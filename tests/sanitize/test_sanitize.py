@@ -52,6 +52,11 @@ WRITTEN = (
     "write = decays.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))",
 )
 # written by a function that several kernels share
+LOADED = (
+    "matrix/scalar_decay/hopper/forward.py",
+    "_load_partition",
+    "tma_load(descs.k, [batch, token, head // heads.qk_group, 0], ready.index(stage), tiles.k.index(stage))",
+)
 SHARED = next(line for lines in races.table() for line in lines.writes if line[0] == "lib/gluon/decay.py")
 DELTA = "matrix/delta_rule/hopper/forward.py"
 KNOWN = (Lines(("scalar_decay_fwd",), "the mbarriers decays_ready and empty", (READ, WRITTEN), (WEIGH,)),)
@@ -204,6 +209,24 @@ def test_the_report_tells_both_apart_and_keeps_the_output(job, tmp_path):
         said = report(tmp_path, [0, 1, 2], [first], [faulty], [tool])
         assert said["bad"]
         assert len(said["tools"][tool]["findings"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "address", "counts"),
+    [(LOADED, "7f11ec2858c0", False), (LOADED, "7f11ec2858c8", True), (STORE, "7f11ec2858c0", True)],
+)
+def test_a_copy_by_tma_begins_at_a_multiple_of_16_bytes(job, tmp_path, place, address, counts):
+    record = f"""\
+@@ {CALLS[0].name}
+========= Invalid __global__ read of size 24960 bytes
+=========     at scalar_decay_fwd+0x3dd0 in {with_folders(place)}
+=========     by thread (320,0,0) in block (0,1,0)
+=========     Access to 0x{address} is misaligned
+=========     and is inside the nearest allocation at 0x7f11ec285800 of size 49,920 bytes
+=========
+"""
+    of = report(tmp_path, [0], [], [job("memcheck", record, [0], (0,))], ["memcheck"])["tools"]["memcheck"]
+    assert (len(of["findings"]), len(of["aligned for TMA"])) == (counts, not counts)
 
 
 def test_calls_after_the_last_record_printed_run_again(job, monkeypatch):
