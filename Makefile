@@ -16,7 +16,7 @@ KEPT_TORCH := import torch; v = torch.__version__; \
 FINDS_NVRTC := from cuda.bindings import nvrtc; nvrtc.nvrtcVersion()
 OWN_PACKAGES := import sys, sysconfig; sys.prefix != sys.base_prefix and print(sysconfig.get_path("purelib"))
 
-.PHONY: help demo test test-all newest-triton mutants lint format clean FORCE
+.PHONY: help demo test test-all newest-triton mutants docs lint format clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, wit
 mutants: $(STAMP) ## Plant faults on lines changed since main; ARGS='--most 50 FILE ...' for others
 	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[mutants]'
 	@PYTHONPATH=src $(BIN)/python tests/mutants.py $(ARGS)
+
+docs: $(STAMP) ## Build the documentation's site in build/site; fails for a link to a page that is not there
+	@PYTHONPATH=packaging/site $(BIN)/zensical build --strict
 
 lint: $(STAMP) ## Check style and format
 	@$(BIN)/python -m ruff check --quiet

@@ -23,7 +23,8 @@ FOLLOWED = {
     "parallel.md",
 }
 EXAMPLES = [
-    pytest.param(code, id=f"{path.name}-{n}")
+    # a tutorial trains a model
+    pytest.param(code, id=f"{path.name}-{n}", marks=[pytest.mark.slow] if path.parent.name == "tutorials" else [])
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if path.name not in FOLLOWED
     for n, code in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(), re.S))
