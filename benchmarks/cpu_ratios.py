@@ -1,4 +1,4 @@
-"""What the PyTorch backends must keep to on a CPU: speed against the step loop and torch.nn.LSTM, and memory.
+"""What the PyTorch backends must keep to on a CPU: speed against the step loop and torch.nn's layers, and memory.
 
     python benchmarks/cpu_ratios.py
 
@@ -59,20 +59,26 @@ def against_the_step_loop() -> list[dict]:
     return rows
 
 
-def against_torch_lstm() -> list[dict]:
-    """lstm and nn.LSTM at B16 T256 D256 against torch.nn.LSTM; lstm takes the input product as given."""
-    x = torch.randn(16, 256, 256, requires_grad=True)
-    theirs = torch.nn.LSTM(256, 256, batch_first=True)
-    ours = nn.LSTM(256, 256, batch_first=True)
-    ours.load_state_dict(theirs.state_dict())
-    arguments = with_grad(RECURRENCES["lstm"].example(Draw(), Sizes(B=16, T=256, H=1, D=256)))
-    run = {
-        "torch.nn.LSTM": lambda: theirs(x)[0],
-        "holdfast.nn.LSTM": lambda: ours(x)[0],
-        "holdfast.lstm": lambda: op_of(RECURRENCES["lstm"])(**arguments)[0],
-    }
-    rows = [{"layer": name, "fwd+bwd ms": best_ms(forward_and_backward(layer), 7)} for name, layer in run.items()]
-    return [row | {"of torch.nn.LSTM": row["fwd+bwd ms"] / rows[0]["fwd+bwd ms"]} for row in rows]
+def against_torch_nn() -> list[dict]:
+    """nn.LSTM and nn.GRU against torch.nn's, and the ops, which take the input product as given."""
+    rows = []
+    for kind, B, D in (("LSTM", 4, 64), ("LSTM", 16, 256), ("GRU", 4, 64), ("GRU", 16, 256)):
+        x = torch.randn(B, 256, D, requires_grad=True)
+        theirs, ours = getattr(torch.nn, kind)(D, D, batch_first=True), getattr(nn, kind)(D, D, batch_first=True)
+        ours.load_state_dict(theirs.state_dict())
+        recurrence = RECURRENCES[kind.lower()]
+        arguments = with_grad(recurrence.example(Draw(), Sizes(B=B, T=256, H=1, D=D)))
+        run = {
+            f"torch.nn.{kind}": lambda layer=theirs, x=x: layer(x)[0],
+            f"holdfast.nn.{kind}": lambda layer=ours, x=x: layer(x)[0],
+            f"holdfast.{kind.lower()}": lambda r=recurrence, a=arguments: op_of(r)(**a)[0],
+        }
+        times = {name: best_ms(forward_and_backward(layer), 9) for name, layer in run.items()}
+        first = times[f"torch.nn.{kind}"]
+        rows += [
+            {"layer": name, "B": B, "D": D, "fwd+bwd ms": ms, "of torch.nn's": ms / first} for name, ms in times.items()
+        ]
+    return rows
 
 
 def peak_memory(name: str, length: int) -> dict:
@@ -131,8 +137,8 @@ def main() -> None:
     }
     report["matrix ops against their step loop"] = against_the_step_loop()
     show("matrix ops against their step loop, B1 T4096 H4 K64 V64", report["matrix ops against their step loop"])
-    report["lstm against torch.nn.LSTM"] = against_torch_lstm()
-    show("lstm against torch.nn.LSTM, B16 T256 D256", report["lstm against torch.nn.LSTM"])
+    report["layers against torch.nn's"] = against_torch_nn()
+    show("layers against torch.nn's, T256", report["layers against torch.nn's"])
     report["peak extra memory of forward + backward"] = memory_in_fresh_processes()
     show("peak extra memory, B1 H4 K64 V64", report["peak extra memory of forward + backward"])
     RESULTS.parent.mkdir(parents=True, exist_ok=True)

@@ -15,10 +15,10 @@ INPUT, HIDDEN = 5, 8
 every_kind = pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 
 
-def pair(kind, **options):
-    """torch.nn's module and ours, with the same weights."""
+def pair(kind, backend="loop", **options):
+    """torch.nn's module and ours, with the same weights. backend: None for what a caller gets, which may be torch's."""
     theirs = getattr(torch.nn, kind)(INPUT, HIDDEN, **options)
-    ours = getattr(holdfast.nn, kind)(INPUT, HIDDEN, **options)
+    ours = getattr(holdfast.nn, kind)(INPUT, HIDDEN, backend=backend, **options)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 
@@ -66,6 +66,48 @@ def test_results_and_gradients_are_torch_nns(kind, options):
         shape = (layers, 3 if options["batch_first"] else 7, HIDDEN) if batched else (layers, HIDDEN)
         agree(theirs, ours, x, None, kind)
         agree(theirs, ours, x, states(kind, *shape), kind)
+
+
+@pytest.fixture
+def by_torch(monkeypatch):
+    """How often torch.lstm has run."""
+    calls, run = [], torch.lstm
+    monkeypatch.setattr(torch, "lstm", lambda *given: calls.append(1) or run(*given))
+    return calls
+
+
+@pytest.mark.parametrize("options", SHAPES, ids=lambda o: "-".join(map(str, map(int, o.values()))))
+def test_an_lstm_in_float32_on_a_cpu_is_onednns(options, by_torch):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of PyTorch has no oneDNN")
+    theirs, ours = pair("LSTM", backend=None, **options)
+    layers = options["num_layers"] * (1 + options["bidirectional"])
+    for batched in (True, False):
+        x = torch.randn((3, 7, INPUT) if batched else (7, INPUT), requires_grad=True)
+        shape = (layers, 3 if options["batch_first"] else 7, HIDDEN) if batched else (layers, HIDDEN)
+        agree(theirs, ours, x, None, "LSTM")
+        agree(theirs, ours, x, states("LSTM", *shape), "LSTM")
+    assert len(by_torch) == 4
+
+
+def test_what_onednn_does_not_serve_is_holdfasts(by_torch):
+    _, ours = pair("LSTM", backend=None)
+    x = torch.randn(7, 3, INPUT)
+    wide = tuple(y.double() for y in states("LSTM", 1, 3, HIDDEN))
+    with torch.no_grad():
+        ours(pack_sequence([torch.randn(4, INPUT), torch.randn(2, INPUT)]))
+        ours(x[:0])
+        ours(x[:, :0])
+        ours(x, wide)
+        with torch.autocast("cpu", torch.bfloat16):
+            ours(x)
+        holdfast.nn.LSTM(INPUT, HIDDEN, num_heads=2)(x)
+        copy.deepcopy(ours).double()(x.double())
+        copy.deepcopy(ours).bfloat16()(x.bfloat16())
+        torch.compile(ours, backend="eager", fullgraph=True)(x)
+    assert not by_torch
+    ours(x)
+    assert len(by_torch) == torch.backends.mkldnn.is_available()
 
 
 @every_kind

@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from holdfast.ops import lstm
 
+from .sequences import Sequences
 from .stack import Stack
 
 
@@ -22,7 +23,7 @@ class LSTM(Stack):
         proj_size: only 0; projections of the output are not available.
         num_heads: W_hh is block-diagonal in as many blocks; weight_hh is [4 * hidden_size, hidden_size / num_heads],
             its rows ordered by gate, head and output, and the hidden channels by head.
-        backend: forces a backend of `holdfast.lstm`.
+        backend: forces a backend of `holdfast.lstm`. Without one, oneDNN runs float32 on a CPU, as in torch.nn.LSTM.
 
     Raises:
         ValueError, TypeError: for arguments, inputs or states of the wrong type or shape, named in the message.
@@ -67,6 +68,36 @@ class LSTM(Stack):
         self, x: Tensor, R: Tensor, b: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         return lstm(x, R, b, state, True, cu_seqlens, backend=self.backend)
+
+    def _run(self, sequences: Sequences, states: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights = self._weights()
+        if torch.compiler.is_compiling() or not self._onednn_serves(sequences, states, weights):
+            return super()._run(sequences, states)
+        x = sequences.x
+        if states is None:
+            states = x.new_zeros(2, self.num_layers * (1 + self.bidirectional), len(x), self.hidden_size)
+        options = (self.bias, self.num_layers, self.dropout, self.training, self.bidirectional, True)
+        output, h, c = torch.lstm(x, tuple(states), weights, *options)
+        return output, torch.stack([h, c])
+
+    def _onednn_serves(self, sequences: Sequences, states: Tensor | None, weights: list[Tensor]) -> bool:
+        """Whether torch.lstm would run the same by oneDNN, whose time loop is faster than PyTorch's operations."""
+        given = [sequences.x, *weights, *([] if states is None else [states])]
+        return (
+            self.backend is None
+            and self.num_heads == 1
+            and sequences.cu_seqlens is None
+            and all(type(x) in (Tensor, torch.nn.Parameter) and x.is_cpu and x.dtype == torch.float32 for x in given)
+            and sequences.x.numel() > 0
+            and torch.backends.mkldnn.is_available()
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    def _weights(self) -> list[Tensor]:
+        """In torch.lstm's order."""
+        names = ["weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ())]
+        suffixes = [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+        return [getattr(self, name + suffix) for suffix in suffixes for name in names]
 
     def forward(
         self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
