@@ -47,12 +47,13 @@ def serve() -> None:
     import torch
 
     import holdfast.ops  # noqa: F401  imported for the children
-    from interpreter_shortcuts import read_loop_bounds
+    from interpreter_shortcuts import multiply_bfloat16, read_loop_bounds
 
     # memory that a kernel leaves unwritten is NaN; this brings torch._dynamo along, for all children
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     read_loop_bounds()
+    multiply_bfloat16()
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -21,6 +21,18 @@ def take() -> None:
     _look_for_no_overflow()
 
 
+def multiply_bfloat16() -> None:
+    """The interpreter keeps bfloat16 as integers of 16 bits, and its products are of those."""
+    product = interpreter.InterpreterBuilder.create_dot
+
+    def patched(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return product(
+            self, *(self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)), *rest
+        )
+
+    interpreter.InterpreterBuilder.create_dot = patched
+
+
 def read_loop_bounds() -> None:
     """A loop bound is read with int() of an array of one element, which NumPy 2.4 refuses."""
     patch = interpreter._patch_lang_tensor
