@@ -97,7 +97,6 @@ def test_a_sequence_ends_with_its_last_token(serve, model):
     assert len(request.output) <= 4
 
 
-@pytest.mark.slow
 def test_slots_run_short(serve, model):
     """States of prefixes are given up where sequences need their slots."""
     engine = serve["engine"].Engine(model, rows=2, guesses=1, block=2, slots=6)
