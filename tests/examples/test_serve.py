@@ -52,9 +52,7 @@ def prompts():
     return [*own, shared + own[1], shared + own[3], shared[:8], shared]
 
 
-@pytest.mark.parametrize(
-    "guesses", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("guesses", [0, 3, 7])
 def test_a_sequence_gets_what_it_gets_alone(serve, model, guesses):
     engine = serve["engine"].Engine(model, rows=3, guesses=guesses, block=4, slots=40)
     requests = [serve["engine"].Request(prompt, most) for prompt, most in zip(prompts(), range(3, 13), strict=True)]
