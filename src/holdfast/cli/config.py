@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+from holdfast.planner.choices import no_choice
+
 from .errors import UserError
 
 # How ranks that share a batch hold the model: each all of it, or each a part.
@@ -37,7 +39,7 @@ MOST_ROUNDED = 127
 
 def check_choice(option: str, value: str, choices: Mapping[str, object] | tuple[str, ...]) -> None:
     if value not in choices:
-        raise UserError(f"--{option}: expected one of {', '.join(choices)}; got {value!r}")
+        raise UserError(no_choice(f"--{option}", choices, value))
 
 
 def check_at_least(option: str, value: int, least: int) -> None:

@@ -3,11 +3,17 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+    from holdfast.ops.verify import Verdict
 
 
 def _version(package: str) -> str:
@@ -51,7 +57,6 @@ def doctor(
             raise UserError(f"--{name}: belongs to --fuzz or --scenarios")
     import torch
     from rich.console import Console
-    from rich.table import Table
 
     from holdfast.ops.verify import verify
 
@@ -70,15 +75,14 @@ def doctor(
 
     wrong = []
     for target in devices:
-        table = Table("op", "backend", "result", "error", "seconds", title=f"against the oracle, on {target}")
         with console.status("checking"):
-            for verdict in verify(target):
-                error = "" if verdict.error is None else f"{verdict.error:.0e}"
-                result = verdict.status + (f": {verdict.detail}" if verdict.detail else "")
-                table.add_row(verdict.op, verdict.backend, result, error, f"{verdict.seconds:.2f}")
-                if verdict.status == "wrong":
-                    wrong.append(f"{verdict.op}, backend {verdict.backend}, on {target}: {verdict.detail}")
-        console.print(table)
+            verdicts = list(verify(target))
+        console.print(_by_op(verdicts, target))
+        for reason, backends in _reasons(verdicts).items():
+            plain(console, f"not run, {', '.join(backends)}: {reason}")
+        for each in verdicts:
+            if each.status == "wrong":
+                wrong.append(f"{each.op}, backend {each.backend}, on {target}: {each.detail}")
     for line in wrong:
         typer.echo(f"holdfast: wrong: {line}", err=True)
     if wrong:
@@ -90,6 +94,32 @@ def doctor(
         noticed = [show(target, console) for target in devices]
         if not all(noticed):
             raise typer.Exit(1)
+
+
+def _by_op(verdicts: "list[Verdict]", target: "torch.device") -> "Table":
+    """A row an op: its backends by what came of them, those that ran with their error."""
+    from rich.table import Table
+
+    table = Table("op", "right (error)", "wrong", "not run", title=f"against the oracle, on {target}")
+    for op in dict.fromkeys(each.op for each in verdicts):
+        found: dict[str, list[str]] = {"right": [], "wrong": [], "skipped": []}
+        for each in verdicts:
+            if each.op == op:
+                error = "" if each.error is None else f" ({each.error:.0e})"
+                found[each.status].append(each.backend + error)
+        table.add_row(op, *(", ".join(names) for names in found.values()))
+    return table
+
+
+def _reasons(verdicts: "list[Verdict]") -> dict[str, list[str]]:
+    """Why backends did not run, and which; with their ops where they run others."""
+    ran = {each.backend for each in verdicts if each.status != "skipped"}
+    found: dict[str, list[str]] = {}
+    for each in verdicts:
+        if each.status == "skipped":
+            name = f"{each.backend} ({each.op})" if each.backend in ran else each.backend
+            found.setdefault(each.detail, []).append(name)
+    return {reason: list(dict.fromkeys(names)) for reason, names in found.items()}
 
 
 def _fuzz(

@@ -10,6 +10,7 @@ from holdfast.kernels.backend import Backend, describe
 from holdfast.kernels.runtime.replay.refusals import refusals
 from holdfast.kernels.select import ScoredCandidate, decide
 from holdfast.planner import Candidate, Device, Direction, Floor, Plan, Problem, floor
+from holdfast.planner.choices import no_choice
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes
 
 from .chunk_primitives import CHUNK_PRIMITIVES
@@ -129,7 +130,7 @@ def explain(
             for a measured table that cannot be read.
     """
     if op not in RECURRENCES and op not in CHUNK_PRIMITIVES:
-        raise ValueError(f"op: expected one of {', '.join([*RECURRENCES, *CHUNK_PRIMITIVES])}; got {op!r}")
+        raise ValueError(no_choice("op", [*RECURRENCES, *CHUNK_PRIMITIVES], op))
     scalar = getattr(torch, dtype, None)
     if not isinstance(scalar, torch.dtype) or not scalar.is_floating_point:
         raise ValueError(f"dtype: expected a floating-point dtype such as 'bfloat16'; got {dtype!r}")

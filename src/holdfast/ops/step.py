@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.runtime.replay.replay import replayed
+from holdfast.planner.choices import no_choice
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.definition import MatrixCall, Recurrence, SelectiveCall
 from holdfast.recurrences.mlstm import Gating
@@ -82,7 +83,7 @@ def matrix_call(op: str, arguments: Mapping[str, Any]) -> tuple[MatrixCall, Any]
 def _known(op: str, families: tuple[str, ...]) -> Recurrence:
     known = [name for name, recurrence in RECURRENCES.items() if recurrence.family in families]
     if op not in known:
-        raise ValueError(f"op: expected one of {', '.join(known)}; got {op!r}")
+        raise ValueError(no_choice("op", known, op))
     return RECURRENCES[op]
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from .choices import no_choice
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -84,7 +86,7 @@ class Device:
         try:
             return _NAMED[name.lower()]
         except KeyError:
-            raise ValueError(f"device: expected one of {', '.join(sorted(_NAMED))}; got {name!r}") from None
+            raise ValueError(no_choice("device", sorted(_NAMED), name)) from None
 
     @staticmethod
     def recognised(name: str) -> "Device | None":

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.planner.choices import no_choice
+
 from .case import Case, Pass
 
 BOTH: tuple[Pass, ...] = ("fwd", "fwd+bwd")
@@ -259,4 +261,4 @@ def suite_named(name: str) -> Suite:
     try:
         return SUITES[name]
     except KeyError:
-        raise ValueError(f"--suite: expected one of models, {', '.join(SUITES)}; got {name!r}") from None
+        raise ValueError(no_choice("--suite", ["models", *SUITES], name)) from None

@@ -12,6 +12,7 @@ from holdfast.kernels.backend import Backend
 from holdfast.ops.families import backends_of, op_of, problem_of
 from holdfast.ops.parity import leaves
 from holdfast.planner import Problem
+from holdfast.planner.choices import no_choice
 from holdfast.recurrences import RECURRENCES, Recurrence, Sizes, oracle
 
 from . import chunk_primitives
@@ -187,4 +188,4 @@ def workload(name: str) -> Workload:
     try:
         return workloads()[name]
     except KeyError:
-        raise ValueError(f"op: expected one of {', '.join(workloads())}; got {name!r}") from None
+        raise ValueError(no_choice("op", workloads(), name)) from None

@@ -10,6 +10,7 @@ from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.recurrences.definition import MatrixCall
 
 from .problem import problem as problem_of
+from .refusal import AnothersKernel
 from .small_heads import is_small
 
 
@@ -31,7 +32,7 @@ class TritonMatrix:
             return reason
         for trait, is_there, why in self.refused:
             if (trait in problem.traits) == is_there:
-                return why
+                return AnothersKernel(why)
         if max(problem["K"], problem["V"]) > self.model.WIDEST:
             return f"K and V are at most {self.model.WIDEST}; got {problem['K']} and {problem['V']}"
         return None

@@ -9,6 +9,8 @@ from torch import Tensor
 from holdfast.kernels.backend import Backend
 from holdfast.planner import Candidate, Device, Direction, Problem
 
+from .refusal import AnothersKernel
+
 
 class SavedShape(NamedTuple):
     """Sizes and dtype of the tensor that a forward pass saves for its backward pass."""
@@ -57,7 +59,10 @@ class BackendVariants:
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         reasons = [variant.reject(problem, device) for variant in self.variants]
-        return None if None in reasons else "; ".join(dict.fromkeys(map(str, reasons)))
+        if None in reasons:
+            return None
+        own = [reason for reason in reasons if not isinstance(reason, AnothersKernel)]
+        return "; ".join(dict.fromkeys(map(str, own or reasons)))
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return self.variant(problem, device).candidates(problem, device, direction)

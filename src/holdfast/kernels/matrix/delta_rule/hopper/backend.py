@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
-from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.refusal import AnothersKernel, refusal
 from holdfast.kernels.matrix.small_heads import REFUSAL, is_small
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.delta_rule import hopper as model
@@ -29,7 +29,7 @@ class HopperDelta:
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if "delta" not in problem.traits:
-            return "it has the delta rule alone"
+            return AnothersKernel("it has the delta rule alone")
         if reason := refusal(problem, device, _UNSERVED):
             return reason
         if is_small(problem):

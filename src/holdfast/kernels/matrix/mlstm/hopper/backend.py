@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
-from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.refusal import AnothersKernel, refusal
 from holdfast.kernels.matrix.small_heads import REFUSAL, is_small
 from holdfast.kernels.matrix.variants import GradRoom, SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
@@ -31,7 +31,7 @@ class HopperMLSTM:
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if not {"normalizer", "decay=scalar", "beta"} <= set(problem.traits):
-            return "it takes a normaliser with a scalar decay and a write strength"
+            return AnothersKernel("it takes a normaliser with a scalar decay and a write strength")
         if reason := refusal(problem, device, _UNSERVED):
             return reason
         if is_small(problem):

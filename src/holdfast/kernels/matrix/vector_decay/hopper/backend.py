@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.support import without_gluon
-from holdfast.kernels.matrix.refusal import refusal
+from holdfast.kernels.matrix.refusal import AnothersKernel, refusal
 from holdfast.kernels.matrix.variants import GradRoom, SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.tiles import WIDEST, tile
@@ -33,7 +33,7 @@ class HopperGLA:
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if "decay=vector" not in problem.traits:
-            return "it takes one log decay a key channel"
+            return AnothersKernel("it takes one log decay a key channel")
         if reason := refusal(problem, device, _UNSERVED):
             return reason
         for name in "KV":
