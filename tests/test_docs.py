@@ -2,6 +2,7 @@
 
 import ast
 import fnmatch
+import importlib.util
 import io
 import itertools
 import re
@@ -327,3 +328,13 @@ def test_what_code_calls_a_file_is_its_own_affair_but_what_it_imports_is_not(nam
     assert gone_places(named) == [f"benchmarks/script.py: {gone}"]
     (named / "docs" / "page.md").write_text("Create `src/holdfast/gone.py`:\n\nand `kernels/gone.py`")
     assert gone_places(named)[0] == "docs/page.md: kernels/gone.py"
+
+
+def test_the_readmes_chart_is_of_its_table():
+    spec = importlib.util.spec_from_file_location("chart", ROOT / "benchmarks/chart.py")
+    chart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chart)
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("| fastest peer that ran |") :].partition("\n\n")[0]
+    assert len(chart.rows(readme)) == len(table.splitlines()) - 2 > 5
+    assert chart.CHART.read_text() == chart.chart(readme), "python benchmarks/chart.py"
