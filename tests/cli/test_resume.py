@@ -165,7 +165,6 @@ def test_an_existing_checkpoint_is_not_overwritten(tmp_path, text_file):
     [
         ("width", 32, "was made with --width 16, not 32"),
         ("mixer", "retnet", "was made with --mixer gla, not retnet"),
-        ("steps", 20, "was made with --steps 12, not 20"),
         ("validate_every", 1, "was made with --validate-every 4, not 1"),
     ],
 )
@@ -173,6 +172,30 @@ def test_a_mismatched_option_is_named(tmp_path, text_file, option, value, messag
     train(text_file, tmp_path / "a")
     with pytest.raises(UserError, match=rf"a/checkpoint.pt {message}"):
         train(resume=tmp_path / "a", **{option: value})
+
+
+def test_a_run_goes_on_for_more_steps(tmp_path, text_file, capsys):
+    train(text_file, tmp_path / "a")
+    train(resume=tmp_path / "a")
+    assert "all steps are done: --steps with a larger number goes on" in capsys.readouterr().out
+    before = checkpoint.load(tmp_path / "a")
+    train(resume=tmp_path / "a", steps=20)
+    after = checkpoint.load(tmp_path / "a")
+    assert (before["step"], after["step"]) == (12, 20)
+    # the warm-up that there was, not a tenth of what there is now
+    assert (after["config"]["steps"], after["config"]["warmup_steps"]) == (20, 1)
+    assert len(after["losses"]) == 20
+    assert after["losses"][:12].equal(before["losses"])
+
+
+@pytest.mark.parametrize("steps", [12, 3])
+def test_steps_that_are_done_are_not_taken_back(tmp_path, text_file, steps):
+    train(text_file, tmp_path / "a")
+    edit(tmp_path / "a", config=checkpoint.load(tmp_path / "a")["config"] | {"steps": 15})
+    with pytest.raises(
+        UserError, match=rf"--steps: expected more than the 12 that .*a/checkpoint.pt has done; got {steps}"
+    ):
+        train(resume=tmp_path / "a", steps=steps)
 
 
 def test_repeated_options_and_a_moved_text_are_fine(tmp_path, text_file):

@@ -164,11 +164,20 @@ class Training:
 
 
 def resumed_config(saved: Mapping[str, Any], path: Path, given: Mapping[str, Any]) -> LanguageModelConfig:
-    """The checkpoint's settings; an option given now may only repeat them, but for those that change no result."""
+    """The checkpoint's settings; an option given now may only repeat them, but for those that change no result.
+
+    Beside these more steps, or fewer that are not done yet: from here on the learning rate is that of so many, behind
+    the warm-up that there was.
+    """
     try:
         config = LanguageModelConfig.from_dict(saved["config"])
     except (UserError, KeyError, TypeError) as error:
         raise UserError(f"{path}: {error}") from error
+    steps = given.get("steps")
+    if steps is not None and steps != config.steps:
+        if steps <= saved["step"]:
+            raise UserError(f"--steps: expected more than the {saved['step']} that {path} has done; got {steps}")
+        config = config.changed({"steps": steps, "warmup_steps": config.warmup})
     for name, value in given.items():
         there = getattr(config, name)
         if value is not None and value != there and name not in FREE_ON_RESUME:
@@ -310,6 +319,8 @@ def train_language_model(
         )
         if resume is not None:
             report.line(f"resuming {resume} at step {training.step} of {config.steps}")
+            if training.step == config.steps:
+                report.line("all steps are done: --steps with a larger number goes on")
         # of a resumed run the curves go on behind the step that it goes on from
         curves = Scalars(tensorboard if ranks.is_first else None, 0 if resume is None else training.step + 1)
         with report, closing(curves):
