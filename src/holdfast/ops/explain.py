@@ -188,7 +188,7 @@ def _call(
         x.requires_grad_(grad)
     if varlen:
         arguments["cu_seqlens"] = torch.tensor([0, sizes.T], dtype=torch.int32, device=draw.device)
-    op = getattr(import_module("holdfast.ops"), recurrence.name)
+    op = getattr(import_module(__name__.rpartition(".")[0]), recurrence.name)
     for _ in range(calls):
         outputs = leaves(op(**arguments, backend=backend))
         if grad:

@@ -23,7 +23,9 @@ from holdfast.recurrences.torch_private import OpOverload, name_of
 from .check import needs_grad
 from .derivatives import gradients_once, refuse_forward_mode, refuse_transforms
 
-_LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
+# of a copy of the package under another name, that name: it may stand beside this one
+NAMESPACE = __name__.partition(".")[0]
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 # bytes; compiled graphs assert it of the results of custom ops
 ALIGNMENT = 16
 # ops that custom_op registered
@@ -58,18 +60,18 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], mutates
     schema = torch.library.infer_schema(run, mutates_args=changed)
     if below_autograd is None:
         made = torch.library.custom_op(
-            f"holdfast::{name}", disable_dynamo(_aligned(run)), mutates_args=changed, schema=schema, tags=tags
+            f"{NAMESPACE}::{name}", disable_dynamo(_aligned(run)), mutates_args=changed, schema=schema, tags=tags
         )
         made.register_fake(fake)
-        op = getattr(torch.ops.holdfast, name).default
+        op = getattr(getattr(torch.ops, NAMESPACE), name).default
         _BY_PYTORCH[op] = made
         register_implementation(op, run)
         return op
     _LIBRARY.define(name + schema, tags=tags)
     # compiled code calls back into Python here
     _LIBRARY.impl(name, disable_dynamo(_aligned(run)), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"holdfast::{name}", fake, lib=_LIBRARY)
-    op = getattr(torch.ops.holdfast, name).default
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    op = getattr(getattr(torch.ops, NAMESPACE), name).default
     register_implementation(op, run)
     if changed:
         places = [n for n, argument in enumerate(signature(run).parameters) if argument in changed]

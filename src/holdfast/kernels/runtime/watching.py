@@ -22,4 +22,4 @@ def watched(kernel: Any, arguments: Iterable[Any], start: Callable[[], None]) ->
     else:
         name, names = f"{kernel.fn.__module__}.{kernel.fn.__name__}", kernel.arg_names
     tensors = {key: x for key, x in zip(names, given, strict=False) if isinstance(x, Tensor)}
-    WATCHERS[-1](name.removeprefix("holdfast.kernels."), tensors, start)
+    WATCHERS[-1](name.removeprefix(__name__.removesuffix("runtime.watching")), tensors, start)

@@ -10,7 +10,7 @@ from holdfast.recurrences.cell import Cell
 
 @cache
 def _read(name: str) -> str:
-    return files("holdfast.kernels.dense.cuda").joinpath(name).read_text(encoding="utf-8")
+    return files(__name__.rpartition(".")[0]).joinpath(name).read_text(encoding="utf-8")
 
 
 def saved_gate_slots(gates: int) -> int:
