@@ -53,10 +53,9 @@ def test_its_ops_and_modules_are_those_of_the_package(loaded):
     its.load_state_dict(mixer.state_dict())
     x = torch.randn(1, 9, 32)
     assert torch.equal(mixer(x)[0], its(x)[0])
-    explained = loaded.explain("gla", {"B": 1, "T": 64, "H": 2, "K": 64, "V": 64}, "bfloat16", "h200")
-    assert str(explained) == str(
-        holdfast.explain("gla", {"B": 1, "T": 64, "H": 2, "K": 64, "V": 64}, "bfloat16", "h200")
-    )
+    sizes = {"B": 1, "T": 64, "H": 2, "K": 64, "V": 64}
+    explained, right = (package.explain("gla", sizes, "bfloat16", "h200") for package in (loaded, holdfast))
+    assert str(explained) == str(right)
 
 
 class Norm(torch.nn.Module):
