@@ -228,6 +228,7 @@ BELOW = re.compile(r"(?<![\w/.*}>-])((?:[\w-]+/)*(?:kernels|planner/models)(?:/[
 GLOB = re.compile(r"(?<![\w/.}>-])((?:[\w-]+/)*[\w-]*\*[\w-]*\.(?:py|cuh?))\b")
 MODULE = re.compile(r"\bholdfast\.(?:kernels|planner)(?:\.(?!_)\w+)+")
 # what the house must not have
+CODE = ("src", "tests", "benchmarks", "examples", "packaging")
 BANNED = {"utils.py"}
 
 
@@ -257,7 +258,7 @@ def gone_places(root: Path) -> list[str]:
     A place may be named from any folder on the way to it.
     """
     pages = [page for name in ("README.md", "CONTRIBUTING.md") if (page := root / name).exists()]
-    code = [path for folder in ("src", "tests", "benchmarks") for path in sorted((root / folder).rglob("*.*"))]
+    code = [path for folder in CODE for path in sorted((root / folder).rglob("*.*"))]
     there = set()
     code = [path for path in code if path.suffix in {".py", ".cu", ".cuh", ".md"}]
     for path in code:
