@@ -4,7 +4,7 @@ First every call runs without a sanitizer, so that nothing is compiled under one
 calls. A call that failed beside the others, or of which a record has no place, runs again alone. The folder gets each
 tool's output, compressed, and summary.json: what was found, which calls failed and which kernels were never launched.
 Exits with 1 if there is any of these, but for races that races.toml explains and for what is listed as "in kernels of
-PyTorch" or "aligned for TMA", which CONTRIBUTING.md says more of.
+PyTorch", "aligned for TMA" or, by unseen.toml, "written, unseen"; CONTRIBUTING.md says more of these.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from . import races, sources
+from . import races, sources, unseen
 from .calls import CALLS
 from .findings import Finding, begins_record, findings
 from .worker import MARK
@@ -294,11 +294,14 @@ def report(out: Path, numbers: list[int], first: list[Job], ended: list[Job], to
 
 def _of_tool(tool: str, numbers: list[int], jobs: list[Job]) -> dict[str, Any]:
     """Findings, of ours and of PyTorch's apart, and the calls that failed, were not run, and were not seen whole."""
-    ours, others, aligned, failed, done, warned = [], [], [], {}, set(), set()
+    ours, others, aligned, written = [], [], [], []
+    failed, done, warned = {}, set(), set()
     for job in jobs:
         for each in job.findings():
             if each.is_aligned_for_tma():
                 aligned.append(each)
+            elif tool == "initcheck" and unseen.is_known(each):
+                written.append(each)
             else:
                 (others if tool in NOT_OURS and each.in_pytorch() else ours).append(each)
         text = job.log.read_text(errors="replace").splitlines()
@@ -308,7 +311,7 @@ def _of_tool(tool: str, numbers: list[int], jobs: list[Job]) -> dict[str, Any]:
         stopped |= {CALLS[n].name: "the process ended" for n in job.lost()}
         failed |= {name: why for name, why in stopped.items() if name not in job.again}
     said: dict[str, Any] = {"findings": _tidy(ours), "in kernels of PyTorch": _tidy(others), "failed": failed}
-    said["aligned for TMA"] = _tidy(aligned)
+    said["aligned for TMA"], said["written, unseen"] = _tidy(aligned), _tidy(written)
     said["not run"] = [CALLS[n].name for n in numbers if n not in done and CALLS[n].name not in failed]
     said["not seen whole"] = [CALLS[job.cut].name for job in jobs if job.cut is not None]
     said["warned"] = sorted(warned)

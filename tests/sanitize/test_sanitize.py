@@ -20,7 +20,7 @@ import torch
 
 from holdfast.kernels.runtime import descriptor_launch
 from holdfast.kernels.runtime.watching import WATCHERS, watched
-from sanitize import places, races, recorded_launches, sources
+from sanitize import places, races, recorded_launches, sources, unseen
 from sanitize.__main__ import PRINTED, Job, report, run, run_again
 from sanitize.barrier_tables import put_right, with_right_tables
 from sanitize.calls import CALLS, planned
@@ -227,6 +227,33 @@ def test_a_copy_by_tma_begins_at_a_multiple_of_16_bytes(job, tmp_path, place, ad
 """
     of = report(tmp_path, [0], [], [job("memcheck", record, [0], (0,))], ["memcheck"])["tools"]["memcheck"]
     assert (len(of["findings"]), len(of["aligned for TMA"])) == (counts, not counts)
+
+
+def test_reads_of_what_is_written_unseen_are_known_by_their_line(job, tmp_path):
+    known, *_ = unseen.table()
+    line = line_of((known.file, known.kernel, known.text))
+    for at_line, counts in ((line, False), (line + 1, True)):
+        record = f"""\
+@@ {CALLS[0].name}
+========= Uninitialized __global__ memory read of size 16 bytes
+=========     at {known.kernel}+0x1d0 in /x/src/holdfast/kernels/{known.file}:{at_line}
+=========     by thread (0,0,0) in block (8,0,0)
+=========
+"""
+        of = report(tmp_path, [0], [], [job("initcheck", record, [0], (0,))], ["initcheck"])["tools"]["initcheck"]
+        assert (len(of["findings"]), len(of["written, unseen"])) == (counts, not counts)
+        # another tool says something else of it
+        of = report(tmp_path, [0], [], [job("memcheck", record, [0], (0,))], ["memcheck"])["tools"]["memcheck"]
+        assert (len(of["findings"]), len(of["written, unseen"])) == (1, 0)
+
+
+def test_what_is_written_unseen_is_there():
+    """Its lines, and the tests that show that they are written."""
+    for each in unseen.table():
+        assert line_of((each.file, each.kernel, each.text))
+        assert each.written_by
+        path, _, name = each.test.partition("::")
+        assert f"\ndef {name}(" in (Path(__file__).parents[2] / path).read_text()
 
 
 def test_calls_after_the_last_record_printed_run_again(job, monkeypatch):
