@@ -20,7 +20,7 @@ import torch
 
 from holdfast.kernels.runtime import descriptor_launch
 from holdfast.kernels.runtime.watching import WATCHERS, watched
-from sanitize import places, races, recorded_launches, sources, unseen
+from sanitize import places, races, recorded_launches, sources
 from sanitize.__main__ import PRINTED, Job, report, run, run_again
 from sanitize.barrier_tables import put_right, with_right_tables
 from sanitize.calls import CALLS, planned
@@ -52,11 +52,6 @@ WRITTEN = (
     "write = decays.index(stage * VECTORS + WRITE_DECAY).load(gl.SliceLayout(0, read_layout))",
 )
 # written by a function that several kernels share
-LOADED = (
-    "matrix/scalar_decay/hopper/forward.py",
-    "_load_partition",
-    "tma_load(descs.k, [batch, token, head // heads.qk_group, 0], ready.index(stage), tiles.k.index(stage))",
-)
 SHARED = next(line for lines in races.table() for line in lines.writes if line[0] == "lib/gluon/decay.py")
 DELTA = "matrix/delta_rule/hopper/forward.py"
 KNOWN = (Lines(("scalar_decay_fwd",), "the mbarriers decays_ready and empty", (READ, WRITTEN), (WEIGH,)),)
@@ -209,51 +204,6 @@ def test_the_report_tells_both_apart_and_keeps_the_output(job, tmp_path):
         said = report(tmp_path, [0, 1, 2], [first], [faulty], [tool])
         assert said["bad"]
         assert len(said["tools"][tool]["findings"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("place", "address", "counts"),
-    [(LOADED, "7f11ec2858c0", False), (LOADED, "7f11ec2858c8", True), (STORE, "7f11ec2858c0", True)],
-)
-def test_a_copy_by_tma_begins_at_a_multiple_of_16_bytes(job, tmp_path, place, address, counts):
-    record = f"""\
-@@ {CALLS[0].name}
-========= Invalid __global__ read of size 24960 bytes
-=========     at scalar_decay_fwd+0x3dd0 in {with_folders(place)}
-=========     by thread (320,0,0) in block (0,1,0)
-=========     Access to 0x{address} is misaligned
-=========     and is inside the nearest allocation at 0x7f11ec285800 of size 49,920 bytes
-=========
-"""
-    of = report(tmp_path, [0], [], [job("memcheck", record, [0], (0,))], ["memcheck"])["tools"]["memcheck"]
-    assert (len(of["findings"]), len(of["aligned for TMA"])) == (counts, not counts)
-
-
-def test_reads_of_what_is_written_unseen_are_known_by_their_line(job, tmp_path):
-    known, *_ = unseen.table()
-    line = line_of((known.file, known.kernel, known.text))
-    for at_line, counts in ((line, False), (line + 1, True)):
-        record = f"""\
-@@ {CALLS[0].name}
-========= Uninitialized __global__ memory read of size 16 bytes
-=========     at {known.kernel}+0x1d0 in /x/src/holdfast/kernels/{known.file}:{at_line}
-=========     by thread (0,0,0) in block (8,0,0)
-=========
-"""
-        of = report(tmp_path, [0], [], [job("initcheck", record, [0], (0,))], ["initcheck"])["tools"]["initcheck"]
-        assert (len(of["findings"]), len(of["written, unseen"])) == (counts, not counts)
-        # another tool says something else of it
-        of = report(tmp_path, [0], [], [job("memcheck", record, [0], (0,))], ["memcheck"])["tools"]["memcheck"]
-        assert (len(of["findings"]), len(of["written, unseen"])) == (1, 0)
-
-
-def test_what_is_written_unseen_is_there():
-    """Its lines, and the tests that show that they are written."""
-    for each in unseen.table():
-        assert line_of((each.file, each.kernel, each.text))
-        assert each.written_by
-        path, _, name = each.test.partition("::")
-        assert f"\ndef {name}(" in (Path(__file__).parents[2] / path).read_text()
 
 
 def test_calls_after_the_last_record_printed_run_again(job, monkeypatch):
