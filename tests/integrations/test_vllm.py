@@ -9,7 +9,7 @@ import torch
 
 from holdfast.integrations import vllm
 
-# as of vLLM's vllm/model_executor/layers/fla/ops/fused_recurrent.py, but for trees of guesses
+# as vLLM's module of that name has it, but for trees of guesses
 SIGNATURE = (
     "q, k, v, g, beta=None, scale=None, initial_state=None, inplace_final_state=True, cu_seqlens=None, "
     "ssm_state_indices=None, num_accepted_tokens=None, use_qk_l2norm_in_kernel=False"
