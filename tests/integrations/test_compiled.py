@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from holdfast.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from holdfast.integrations.fla.ops import chunk_kda
+from holdfast.integrations.flashrnn import flashrnn
 from holdfast.integrations.mamba_ssm import mamba_chunk_scan_combined, selective_state_update
 
 
@@ -34,7 +35,15 @@ def scan():
     return mamba_chunk_scan_combined, (drawn(2, 5, 2, 3), drawn(2, 5, 2), -drawn(2).exp(), *drawn(2, 2, 5, 1, 4), 4)
 
 
-@pytest.mark.parametrize("call", [kda, convolution, convolution_of_a_pool, token, scan])
+def lstm():
+    def all_states(*given):
+        states, last = flashrnn(*given)
+        return states[0], states[1], last
+
+    return all_states, (drawn(2, 5, 4, 2, 3), drawn(4, 2, 3, 3), drawn(4, 2, 3), drawn(2, 2, 1, 2, 3))
+
+
+@pytest.mark.parametrize("call", [kda, convolution, convolution_of_a_pool, token, scan, lstm])
 def test_one_graph(call):
     function, given = call()
     again = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]

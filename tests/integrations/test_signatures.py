@@ -31,6 +31,16 @@ SIGNATURES = {
         "selective_state_update": "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, "
         "state_batch_indices=None",
     },
+    "flashrnn": {
+        "flashrnn": "Wx, R, b, states=None, function='lstm', config=None, backend='cuda_fused', dtype='bfloat16'",
+        # without its fields of one underscore, which it makes itself
+        "FlashRNNConfig": "backend='cuda_fused', function='lstm', gradient_recurrent_cut=False, "
+        "gradient_recurrent_clipval=None, forward_clipval=None, constants=None, simple_agg=True, hidden_dim=-1, "
+        "num_heads=-1, head_dim=-1, num_states=4, num_gates_r=4, num_gates_w=4, num_gates_i=4, num_gates_t=4, "
+        "batch_size=8, input_shape='BTGHD', output_shape='SBTHD', recurrent_shape='GHDP', bias_shape='GHD', "
+        "dtype='bfloat16', dtype_acc='float32', dtype_b=None, dtype_r=None, dtype_w=None, dtype_g=None, dtype_s=None, "
+        "dtype_a=None, enable_automatic_mixed_precision=True, trainable_r=True, trainable_b=True, initial_val=0.0",
+    },
 }
 _SHARED = "scale=None, initial_state=None, output_final_state=False"
 _TURNED = "state_v_first=False, cu_seqlens=None"
