@@ -8,6 +8,7 @@ from holdfast.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_
 from holdfast.integrations.fla.ops import chunk_kda
 from holdfast.integrations.flashrnn import flashrnn
 from holdfast.integrations.mamba_ssm import mamba_chunk_scan_combined, selective_state_update
+from holdfast.integrations.mlstm_kernels.torch.backend_module import mLSTMBackend, mLSTMBackendConfig
 
 
 def drawn(*shape):
@@ -43,7 +44,17 @@ def lstm():
     return all_states, (drawn(2, 5, 4, 2, 3), drawn(4, 2, 3, 3), drawn(4, 2, 3), drawn(2, 2, 1, 2, 3))
 
 
-@pytest.mark.parametrize("call", [kda, convolution, convolution_of_a_pool, token, scan, lstm])
+def xlstm():
+    def prompt_and_token(*given):
+        infer = mLSTMBackend(mLSTMBackendConfig(mode="inference"))
+        h, states = infer(*given)
+        token, states = infer(*(x[:, :, :1] for x in given), *states)
+        return h, token, *states
+
+    return prompt_and_token, (*drawn(3, 2, 3, 5, 4), *drawn(2, 2, 3, 5))
+
+
+@pytest.mark.parametrize("call", [kda, convolution, convolution_of_a_pool, token, scan, lstm, xlstm])
 def test_one_graph(call):
     function, given = call()
     again = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]

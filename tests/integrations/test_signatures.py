@@ -42,6 +42,57 @@ SIGNATURES = {
         "dtype_a=None, enable_automatic_mixed_precision=True, trainable_r=True, trainable_b=True, initial_val=0.0",
     },
 }
+_MLSTM = "q, k, v, i, f, c_initial=None, n_initial=None, m_initial=None, return_last_states=False, eps=1e-06"
+_XL = (
+    "chunk_size=128, chunk_size_inter=None, chunk_size_intra=None, siz_b_L_parallel=None, siz_b_L_loop=None, "
+    "siz_b_DH_parallel=None, siz_b_DH_loop=None, num_warps_intra=None, num_warps_inter=None, num_stages_intra=None, "
+    "num_stages_inter=None, recompute_states_in_bw=True, autocast_kernel_dtype=torch.float32"
+)
+_STEP = "q, k, v, i, f, c, n, m, eps=1e-06, dtype_state=torch.float32"
+_CAST = "autocast_kernel_dtype=torch.float32"
+_AUTOGRAD = f"{_MLSTM}, *, {_CAST}, chunk_size=None"
+_CUSTBW = f"{_MLSTM}, {_CAST}, *, chunk_size=None"
+_SIGMOID = f"{_MLSTM}, stable_fgate=True, normalize=True"
+# what mlstm_kernels takes by any keyword is keyword-only here
+SIGNATURES |= {
+    "mlstm_kernels.torch": {
+        "get_available_mlstm_kernels": "",
+        "get_available_mlstm_sequence_kernels": "",
+        "get_available_mlstm_step_kernels": "",
+        "get_mlstm_kernel": "name",
+        "get_mlstm_sequence_kernel": "name",
+        "get_mlstm_step_kernel": "name",
+    },
+    "mlstm_kernels.torch.backend_module": {
+        "mLSTMBackend": "config",
+        "mLSTMBackendConfig": "chunkwise_kernel='chunkwise--native_autograd', "
+        "sequence_kernel='native_sequence__native', step_kernel='native', mode='train', chunk_size=64, "
+        "return_last_states=True, autocast_kernel_dtype='bfloat16', eps=1e-06, inference_state_dtype='float32', "
+        "normalize_siging=True",
+    },
+    "mlstm_kernels.torch.chunkwise": {
+        "mlstm_chunkwise__limit_chunk": f"{_MLSTM}, chunk_size=64, {_CAST}",
+        "mlstm_chunkwise__native_autograd": f"{_MLSTM}, chunk_size=64, *, {_CAST}",
+        "mlstm_chunkwise__native_custbw": f"{_MLSTM}, chunk_size=64, {_CAST}",
+        "mlstm_chunkwise__xl_chunk": f"{_MLSTM}, {_XL}",
+        "mlstm_siging_chunkwise__xl_chunk": f"{_MLSTM}, normalize=True, {_XL}",
+    },
+    "mlstm_kernels.torch.parallel": {
+        "mlstm_parallel__limit_headdim": _CUSTBW,
+        "mlstm_parallel__native_autograd": _AUTOGRAD,
+        "mlstm_parallel__native_custbw": _CUSTBW,
+        "mlstm_parallel__native_stablef_autograd": _AUTOGRAD,
+        "mlstm_parallel__native_stablef_custbw": _CUSTBW,
+        "mlstm_siging_parallel__native_autograd": f"{_SIGMOID}, *, {_CAST}, chunk_size=None",
+        "mlstm_siging_parallel__native_custbw": f"{_SIGMOID}, {_CAST}, *, chunk_size=None",
+    },
+    "mlstm_kernels.torch.recurrent": {
+        "mlstm_recurrent_sequence__native_fw": f"{_MLSTM}, dtype_state=torch.float32",
+        "mlstm_recurrent_sequence__triton_step_fused_fw": f"{_MLSTM}, dtype_state=torch.float32",
+        "mlstm_recurrent_step__native": _STEP,
+        "mlstm_recurrent_step__triton": _STEP,
+    },
+}
 _SHARED = "scale=None, initial_state=None, output_final_state=False"
 _TURNED = "state_v_first=False, cu_seqlens=None"
 _DELTA = f"{_SHARED}, use_qk_l2norm_in_kernel=False"
