@@ -124,9 +124,21 @@ SIGNATURES["fla.ops"] = {
     "chunk_lightning_attn": f"q, k, v, layer_idx, num_layers, {_SHARED}, cu_seqlens=None, *, chunk_size=None, {_OLD}",
     "fused_recurrent_lightning_attn": f"q, k, v, layer_idx, num_layers, {_SHARED}, reverse=False, cu_seqlens=None, "
     f"*, {_OLD}",
+    "fused_chunk_simple_gla": f"q, k, v, g=None, g_gamma=None, {_SHARED}, cu_seqlens=None, *, {_OLD}",
+    "parallel_simple_gla": f"q, k, v, g=None, scale=None, output_attentions=False, cu_seqlens=None, "
+    f"cu_seqlens_cpu=None, *, {_OLD}",
+    "fused_chunk_gla": f"*, q, k, v, g, {_SHARED}, {_OLD}",
+    "fused_chunk_delta_rule": f"*, q, k, v, beta, {_SHARED}, {_OLD}",
+    "fused_chunk_retention": f"q, k, v, {_SHARED}, cu_seqlens=None, *, {_OLD}",
+    "parallel_retention": f"q, k, v, scale=None, output_attentions=False, cu_seqlens=None, *, {_OLD}",
+    "chunk_linear_attn": f"q, k, v, {_SHARED}, normalize=True, cu_seqlens=None, *, {_OLD}",
+    "fused_chunk_linear_attn": f"q, k, v, {_SHARED}, normalize=True, cu_seqlens=None, *, {_OLD}",
+    "fused_recurrent_linear_attn": f"q, k, v, {_SHARED}, reverse=False, normalize=False, cu_seqlens=None, *, {_OLD}",
     "chunk_hgrn": "x, g, initial_state=None, output_final_state=False",
     "fused_recurrent_hgrn": "x, g, initial_state=None, output_final_state=False, cu_seqlens=None",
 }
+for _form in ("chunk", "fused_recurrent"):
+    SIGNATURES["fla.ops"][f"{_form}_gdn"] = SIGNATURES["fla.ops"][f"{_form}_gated_delta_rule"]
 FUNCTIONS = [(module, name) for module, functions in SIGNATURES.items() for name in functions]
 
 
