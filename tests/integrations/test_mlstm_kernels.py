@@ -31,7 +31,7 @@ def drawn_states(batch=2, heads=3, K=4, V=6, dtype=torch.float32):
 
 
 def stepped(q, k, v, i, f, c=None, n=None, m=None, eps=1e-6, sigmoid=False, normalize=True):
-    """h [B, H, S, V] and c, n, m behind the last token, in float64."""
+    """h [B, H, T, V] and c, n, m behind the last token, in float64."""
     q, k, v, i, f = (x.double() for x in (q, k, v, i, f))
     (batch, heads, tokens, K), V = q.shape, v.shape[-1]
     c = q.new_zeros(batch, heads, K, V) if c is None else c.double()
@@ -97,6 +97,16 @@ def test_from_states_to_states(name):
     # one that is left out is 0, and m may have no axis of its own
     c, _, m = states
     assert_close(kernel(*given, c, None, m[..., 0]), stepped(*given, c, None, m)[0], 1e-10)
+
+
+@pytest.mark.parametrize("name", ["chunkwise--triton_xl_chunk", "parallel--native_autograd"])
+def test_no_token_at_all(name):
+    given, states = drawn(tokens=0), drawn_states()
+    kernel = kernels.get_mlstm_kernel(name)
+    assert kernel(*given).shape == (2, 3, 0, 6)
+    if "chunkwise" in name:
+        _, last = kernel(*given, *states, return_last_states=True)
+        assert all(map(torch.equal, last, states))
 
 
 @pytest.mark.parametrize("name", SIGMOID)
@@ -252,7 +262,7 @@ def test_what_is_not_served():
         (lambda: chunkwise(*given, return_last_states=1), "return_last_states: expected a bool"),
         (lambda: chunkwise(*given, eps=-1), "eps: expected a finite number >= 0"),
         (lambda: chunkwise(*given, qk_scale=1.0), "unexpected keyword argument 'qk_scale'"),
-        (lambda: chunkwise(given[0].transpose(1, 2), *given[1:]), r"k: expected shape \[B=2, H=9, S=3, K=4\]; got"),
+        (lambda: chunkwise(given[0].transpose(1, 2), *given[1:]), r"k: expected shape \[B=2, H=9, T=3, K=4\]; got"),
         (lambda: parallel(*given, *states), "c_initial: expected None, as the chunkwise kernels alone take states"),
         (lambda: parallel(*given, return_last_states=True), "return_last_states: expected False"),
         (lambda: step(*tokens, c, n, None), "m: expected a tensor"),

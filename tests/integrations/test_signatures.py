@@ -17,7 +17,13 @@ SIGNATURES = {
         "causal_conv1d_update": "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, "
         "conv_state_indices=None",
     },
+    "causal_conv1d.causal_conv1d_varlen": {"causal_conv1d_varlen_states": "x, cu_seqlens, state_len"},
     "mamba_ssm": {
+        "mamba_inner_fn": "xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, "
+        "out_proj_bias, A, B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, "
+        "delta_softplus=True, checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, "
+        "b_c_dt_rms_eps=1e-06",
+        "rmsnorm_fn": "x, weight, bias, z=None, eps=1e-06, group_size=None, norm_before_gate=True",
         "mamba_split_conv1d_scan_combined": "zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, "
         "initial_states=None, seq_idx=None, dt_limit=(0.0, inf), return_final_states=False, activation='silu', "
         "rmsnorm_weight=None, rmsnorm_eps=1e-06, outproj_weight=None, outproj_bias=None, headdim=None, ngroups=1, "

@@ -32,7 +32,7 @@ def _arguments(time: str, gate: str, suffix: str, is_state_required: bool) -> di
     }
 
 
-_SEQUENCE = _arguments("S", "S", "_initial", is_state_required=False)
+_SEQUENCE = _arguments("T", "T", "_initial", is_state_required=False)
 _STEP = _arguments("", "1", "", is_state_required=True)
 
 
@@ -44,7 +44,7 @@ def sequence(
     gating: Gating = "exp",
     normalize: bool = True,
 ) -> tuple[Tensor, States | None]:
-    """h [B, H, S, V] and, if asked for, the states (c [B, H, K, V], n [B, H, K], m [B, H, 1]), float32 (float64 beside
+    """h [B, H, T, V] and, if asked for, the states (c [B, H, K, V], n [B, H, K], m [B, H, 1]), float32 (float64 beside
     float64).
 
     given: q, k, v, i, f, c_initial, n_initial, m_initial, of which the last three may be None for zeros.

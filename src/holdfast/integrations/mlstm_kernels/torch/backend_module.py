@@ -77,13 +77,13 @@ class mLSTMBackend(nn.Module):
         return_last_states: bool | None = None,
         mode: str | None = None,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-        """q, k [B, H, S, K], v [B, H, S, V], i, f [B, H, S] and states as the kernels take them, of any S.
+        """q, k [B, H, T, K], v [B, H, T, V], i, f [B, H, T] and states as the kernels take them, of any T.
 
         Args:
             return_last_states, mode: by default the config's. Inference always returns states.
 
         Returns:
-            h [B, H, S, V], or (h, (c, n, m)), in inference with states of the config's inference_state_dtype; with a
+            h [B, H, T, V], or (h, (c, n, m)), in inference with states of the config's inference_state_dtype; with a
             sigmoid input gate (h, (c, n)).
 
         Raises:

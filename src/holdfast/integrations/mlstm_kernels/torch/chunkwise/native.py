@@ -20,7 +20,7 @@ def mlstm_chunkwise__native_custbw(
     chunk_size: int = 64,
     autocast_kernel_dtype: torch.dtype = torch.float32,
 ) -> Result:
-    """`holdfast.mlstm` of q, k [B, H, S, K], v [B, H, S, V], i, f [B, H, S], of any S.
+    """`holdfast.mlstm` of q, k [B, H, T, K], v [B, H, T, V], i, f [B, H, T], of any T.
 
     Args:
         c_initial, n_initial, m_initial: [B, H, K, V], [B, H, K] and [B, H, 1], any floating dtype; zeros by default.
@@ -28,7 +28,7 @@ def mlstm_chunkwise__native_custbw(
         autocast_kernel_dtype: what q, k and v are cast to under autocast.
 
     Returns:
-        h [B, H, S, V] in v's dtype, and with return_last_states (h, (c, n, m)), float32 (float64 beside float64).
+        h [B, H, T, V] in v's dtype, and with return_last_states (h, (c, n, m)), float32 (float64 beside float64).
         Gradients go through all.
 
     Raises:

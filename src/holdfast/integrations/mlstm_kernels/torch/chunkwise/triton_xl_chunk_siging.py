@@ -35,7 +35,7 @@ def mlstm_siging_chunkwise__xl_chunk(
     """`holdfast.mlstm` with gating="sigmoid", otherwise as `mlstm_chunkwise__xl_chunk`; m_initial has no part in it.
 
     Returns:
-        h [B, H, S, V], and with return_last_states (h, (c, n)); without normalize n is left as it came.
+        h [B, H, T, V], and with return_last_states (h, (c, n)); without normalize n is left as it came.
     """
     check_chunk_size(chunk_size)
     given = {"q": q, "k": k, "v": v, "i": i, "f": f, "c_initial": c_initial, "n_initial": n_initial, "m_initial": None}

@@ -25,7 +25,7 @@ def mlstm_parallel__native_custbw(
     """`holdfast.mlstm`, as `mlstm_chunkwise__native_custbw`; initial states and last ones are refused, as there.
 
     Returns:
-        h [B, H, S, V]. eps stands beside exp(-m) of an m from 0 on, which changes h by a factor of 1 + eps at most.
+        h [B, H, T, V]. eps stands beside exp(-m) of an m from 0 on, which changes h by a factor of 1 + eps at most.
     """
     check_chunk_size(chunk_size)
     given = without_states(q, k, v, i, f, c_initial, n_initial, m_initial, return_last_states)
