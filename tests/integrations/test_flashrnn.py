@@ -189,12 +189,29 @@ def test_a_config_says_all():
     config = FlashRNNConfig(function="gru", hidden_dim=12, num_heads=3)
     assert (config.head_dim, config.num_gates_w, config.num_gates_r, config.num_gates_t) == (4, 3, 3, 4)
     assert (config.num_states, config.dtype_w, config.dtype_s) == (1, "bfloat16", "bfloat16")
+    for given in (
+        {"hidden_dim": 12},
+        {"hidden_dim": 12, "num_heads": 0},
+        {"head_dim": 12},
+        {"head_dim": 12, "num_heads": 1},
+    ):
+        whole = FlashRNNConfig(**given)
+        assert (whole.num_heads, whole.head_dim, whole.hidden_dim) == (1, 12, 12)
     Wx, R, b, _ = drawn("gru", 2, 3, 3, 4)
     # it casts what it is given, where the package's kernels in CUDA do
     found, _ = flashrnn(Wx, R, b, function="lstm", config=config)
     assert torch.equal(found, flashrnn(*(x.bfloat16() for x in (Wx, R, b)), function="gru")[0])
     config = FlashRNNConfig(function="gru", hidden_dim=12, num_heads=3, backend="vanilla")
     assert torch.equal(flashrnn(Wx, R, b, config=config)[0], flashrnn(Wx, R, b, function="gru")[0])
+
+
+def test_an_empty_state_whose_m_is_high():
+    """What is kept of its zeros is 0, and not inf 0."""
+    Wx, R, b, _ = drawn("slstm", 2, 3, 1, 4)
+    states = torch.zeros(4, 2, 1, 1, 4)
+    states[3] = 1000
+    found, _ = flashrnn(Wx, R, b, states, "slstm")
+    assert_close(found[:], stepped("slstm", Wx, R, b, states)[0])
 
 
 def test_initial_values():
@@ -257,14 +274,17 @@ def test_the_gradient_through_R_is_clipped():
 
 def test_what_is_not_served():
     Wx, R, b, states = (x.detach() for x in drawn("lstm", 2, 3, 1, 4))
-    empty = torch.full((4, 2, 1, 1, 4), 0.5)
+    small = torch.full((4, 2, 1, 1, 4), 0.5)
+    empty = small.clone()
+    empty[2] = 0
     for wrong, message in (
         ({"function": "mlstm"}, "function: expected one of 'lstm', 'gru', 'elman', 'slstm'; got 'mlstm'"),
         ({"backend": "cudnn"}, "backend: expected one of 'vanilla', .*; got 'cudnn'"),
         ({"dtype": "int8"}, "dtype: expected one of 'bfloat16', .*; got 'int8'"),
         ({"states": states[:1]}, r"states: expected shape \[states=2, B=2, 1=1, H=1, D=4\]; got \[1, 2, 1, 1, 4\]"),
         ({"states": states[:, :, 0]}, r"states: expected shape .*; got \[2, 2, 1, 4\]"),
-        ({"function": "slstm", "states": empty}, "states: expected n of slstm to be 0 or at least 1 .*; got 0.5"),
+        ({"function": "slstm", "states": empty}, "states: expected c of slstm to be 0 wherever n is; got 0.5"),
+        ({"function": "slstm", "states": small}, "states: expected n of slstm to be 0 or at least 1 .*; got 0.5"),
         ({"function": "gru"}, r"Wx: expected shape \[B, T, input_gates=3, H, D\]; got \[2, 3, 4, 1, 4\]"),
         ({"config": {"function": "lstm"}}, "config: expected a FlashRNNConfig of holdfast.integrations; got dict"),
         (

@@ -38,8 +38,8 @@ def flashrnn(
         Wx: [B, T, gates, H, D], gates i, f, z, o of lstm and slstm, r, z, n of gru, one of elman.
         R: [gates, H, D, D] (out, in), of Wx's dtype; of gru g, r, z, where g is the recurrent part of the candidate.
         b: [gates, H, D], of Wx's dtype; of gru g, r, z, n.
-        states: [S, B, 1, H, D], any floating dtype: h, of lstm c too, of slstm c, n and m, where n is 0 or at least 1;
-            that is read on the host, but not in graphs of torch.compile and of CUDA. Zeros by default.
+        states: [S, B, 1, H, D], any floating dtype: h, of lstm c too, of slstm c, n and m, where n is at least 1, or c
+            and n are 0; that is read on the host, but not in graphs of torch.compile and of CUDA. Zeros by default.
         function: "lstm", "gru", "elman" or "slstm".
         config: says all this and more, in place of function, backend and dtype.
         backend, dtype: how flashrnn's kernels go about it; checked, not used.
@@ -104,21 +104,26 @@ def _before(config: FlashRNNConfig, Wx: Tensor, states: Tensor | None) -> Tensor
             raise ValueError(f"initial_val: expected a number, or one for each of {config.num_states} states; "
                              f"got {len(values)}")  # fmt: skip
         batch, _, _, heads, width = Wx.shape
-        states = torch.tensor(values, dtype=wide, device=Wx.device)
-        states = states.view(-1, 1, 1, 1, 1).expand(-1, batch, 1, heads, width)
-    states = states[:, :, 0].to(wide)
+        before = torch.tensor(values, dtype=wide, device=Wx.device).view(-1, 1, 1, 1)
+        before = before.expand(-1, batch, heads, width)
+    else:
+        before = states[:, :, 0].to(wide)
     if config.function == "slstm":
-        _check_normalizer(states[2])
-    return states
+        _check_normalizer(before[1], before[2])
+    return before
 
 
-def _check_normalizer(n: Tensor) -> None:
-    """Raises ValueError for n between 0 and 1, which flashrnn raises to 1 behind the next step, and no op does."""
+def _check_normalizer(c: Tensor, n: Tensor) -> None:
+    """Raises ValueError for n between 0 and 1, which flashrnn raises to 1 behind the next step, and for c beside an n
+    of 0, which it weighs by m: no op does either. No state that a step has left behind is like that."""
     if torch.compiler.is_compiling() or (n.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     wrong = n[(n != 0) & ~(n >= 1)]
     if len(wrong):
         raise ValueError(f"states: expected n of slstm to be 0 or at least 1 everywhere; got {wrong[0].item()}")
+    wrong = c[(n == 0) & (c != 0)]
+    if len(wrong):
+        raise ValueError(f"states: expected c of slstm to be 0 wherever n is; got {wrong[0].item()}")
 
 
 def _others(

@@ -31,7 +31,7 @@ def slstm_states(gates: Tensor, before: Tensor) -> tuple[Tensor, ...]:
     total = F.logsigmoid(f.double()).cumsum(1)
     entry = m.double().masked_fill(is_empty, -torch.inf)
     stabilizer = total + torch.maximum((i - total).cummax(1).values, entry[:, None])
-    # an empty state has no scale of its own, and so is kept as it is
+    # an empty state has no scale of its own, and no m that bounds what is kept of its zeros
     kept = F.logsigmoid(f.double()) + torch.cat([m.double()[:, None], stabilizer[:, :-1]], 1) - stabilizer
     kept = torch.cat([kept[:, :1].masked_fill(is_empty[:, None], 0), kept[:, 1:]], 1).to(gates.dtype)
     written = (i - stabilizer).exp().to(gates.dtype)
