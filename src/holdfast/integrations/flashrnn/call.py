@@ -118,12 +118,12 @@ def _check_normalizer(c: Tensor, n: Tensor) -> None:
     of 0, which it weighs by m: no op does either. No state that a step has left behind is like that."""
     if torch.compiler.is_compiling() or (n.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    wrong = n[(n != 0) & ~(n >= 1)]
-    if len(wrong):
-        raise ValueError(f"states: expected n of slstm to be 0 or at least 1 everywhere; got {wrong[0].item()}")
-    wrong = c[(n == 0) & (c != 0)]
-    if len(wrong):
-        raise ValueError(f"states: expected c of slstm to be 0 wherever n is; got {wrong[0].item()}")
+    is_small, is_left = (n != 0) & ~(n >= 1), (n == 0) & (c != 0)
+    if (is_small | is_left).any():
+        expected = "c of slstm to be 0 wherever n is 0, and n at least 1 elsewhere"
+        raise ValueError(
+            f"states: expected {expected}; got n = {n[is_small].tolist()[:1]}, c = {c[is_left].tolist()[:1]}"
+        )
 
 
 def _others(

@@ -17,11 +17,14 @@ class States:
         """h: the first of count states. others: makes the rest, each of h's shape."""
         self._h, self._count, self._others = h, count, others
         self._all: Tensor | None = None
+        self._records = torch.is_grad_enabled()
 
     def tensor(self) -> Tensor:
         """All states as one tensor."""
         if self._all is None:
-            self._all = torch.stack([self._h, *self._others()])
+            # with gradients or without as where h was made, wherever they are asked for first
+            with torch.set_grad_enabled(self._records):
+                self._all = torch.stack([self._h, *self._others()])
         return self._all
 
     def __len__(self) -> int:
