@@ -56,6 +56,7 @@ ALSO = {
         "tests/kernels/test_launched_warps.py",
         "tests/sanitize/test_recorded_launches.py",
     ],
+    "src/holdfast/integrations": ["tests/integrations/test_signatures.py"],
     "src/holdfast/nn": ["tests/nn/test_starting_values.py"],
     "src/holdfast/ops/checks.py": ["tests/cli/test_doctor.py"],
     "src/holdfast/ops/delta_inputs.py": ["tests/ops/test_delta_layer.py"],

@@ -33,6 +33,7 @@ def ops_by_name_are_flas_step_loops():
     from fla.ops.gla.naive import naive_recurrent_gla
     from fla.ops.hgrn.naive import naive_recurrent_hgrn
     from fla.ops.kda.naive import naive_recurrent_kda
+    from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
     from fla.ops.retention.naive import naive_retention
     from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
@@ -62,6 +63,12 @@ def ops_by_name_are_flas_step_loops():
         more = {"gk": wide} if name == "gla" else more
         _assert_close(getattr(ops, f"fused_recurrent_{name}")(**first, **more, **ends), right)
     right = turned(naive_retention(*map(turned, (q, k, v))))
+    positive, ends = (q.exp(), k.exp(), v), (state, q[:, :1].exp())
+    o, states = naive_recurrent_linear_attn(*positive, None, ends, True, normalize=True)
+    for form in ("chunk", "fused_chunk", "fused_recurrent"):
+        linear = getattr(ops, f"{form}_linear_attn")
+        found, last = linear(*positive, initial_state=ends, output_final_state=True, normalize=True)
+        _assert_close((found, *last), (o, *states))
     x, state = wide[..., 0], torch.randn(B, H, generator=draw)
     for form in ("chunk", "fused_recurrent"):
         _assert_close(getattr(ops, f"{form}_retention")(q, k, v)[:1], (right,))

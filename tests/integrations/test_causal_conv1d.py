@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from holdfast.integrations import causal_conv1d
 from holdfast.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+from holdfast.integrations.causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
 
 B, D, T, W = 2, 3, 7, 4
 
@@ -206,7 +207,58 @@ def test_updates_that_are_not_served():
             causal_conv1d_update(**{"x": x, "conv_state": state, "weight": weight} | wrong)
 
 
+@pytest.mark.parametrize("length", [1, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_states_of_packed_sequences(length, dtype):
+    offsets = torch.tensor([0, 4, 4, 5, 11], dtype=dtype)
+    x = drawn(11, D).requires_grad_()
+    states = causal_conv1d_varlen_states(x, offsets, length)
+    assert states.shape == (4, D, length)
+    assert states.stride(1) == 1
+    right = torch.stack([F.pad(x[a:b].mT, (length, 0))[:, -length:] for a, b in ((0, 4), (4, 4), (4, 5), (5, 11))])
+    assert torch.equal(states, right)
+    mask = torch.randn_like(right)
+    grads = [torch.autograd.grad((mask * each).sum(), x)[0] for each in (states, right)]
+    assert torch.equal(*grads)
+    none = causal_conv1d_varlen_states(x[:0], torch.tensor([0, 0], dtype=dtype), length)
+    assert torch.equal(none, torch.zeros(1, D, length))
+
+
+def test_states_of_packed_sequences_go_on():
+    """Where `causal_conv1d_update` takes them up."""
+    x, weight, offsets = drawn(7, D), drawn(D, W), torch.tensor([0, 2, 6])
+    states = causal_conv1d_varlen_states(x, offsets, W - 1)
+    token = drawn(2, D)
+    y = causal_conv1d_update(token, states, weight)
+    for n, (a, b) in enumerate(((0, 2), (2, 6))):
+        whole = torch.cat([x[a:b], token[n : n + 1]]).mT[None]
+        assert_close(y[n], stepped(whole, weight, None)[0, :, -1])
+
+
+def test_states_of_packed_sequences_that_are_not_served():
+    x, offsets = drawn(7, D), torch.tensor([0, 7])
+    for wrong, message in (
+        ((x[None], offsets, 3), r"x: expected shape \[T, D\]; got \[1, 7, 3\]"),
+        ((x, offsets.float(), 3), r"cu_seqlens: expected a tensor of torch\.int32 or torch\.int64; got torch\.float32"),
+        ((x, offsets[None], 3), r"cu_seqlens: expected shape \[sequences \+ 1=1\]; got \[1, 2\]"),
+        ((x, offsets, 0), "state_len: expected a positive int; got 0"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            causal_conv1d_varlen_states(*wrong)
+
+
 def test_in_the_packages_place(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "causal_conv1d"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "causal_conv1d", causal_conv1d)
     package = import_module("causal_conv1d")
     assert (package.causal_conv1d_fn, package.causal_conv1d_update) == (causal_conv1d_fn, causal_conv1d_update)
+    # as mamba_ssm imports them
+    try:
+        varlen = import_module("causal_conv1d.causal_conv1d_varlen")
+        interface = import_module("causal_conv1d.causal_conv1d_interface")
+        assert varlen.causal_conv1d_varlen_states(torch.ones(2, D), torch.tensor([0, 2]), 1).shape == (1, D, 1)
+        assert interface.causal_conv1d_fn(torch.ones(1, D, 2), torch.ones(D, W)).shape == (1, D, 2)
+    finally:
+        for name in [name for name in sys.modules if name.startswith("causal_conv1d.")]:
+            del sys.modules[name]

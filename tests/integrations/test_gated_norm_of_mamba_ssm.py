@@ -1,10 +1,10 @@
-"""mamba_ssm's RMSNormGated, held against its equation in float64."""
+"""mamba_ssm's RMSNormGated and rmsnorm_fn, held against its equation in float64."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from holdfast.integrations.mamba_ssm import RMSNormGated
+from holdfast.integrations.mamba_ssm import RMSNormGated, rmsnorm_fn
 
 D = 12
 
@@ -36,6 +36,30 @@ def test_norm(group, before, gated, dtype):
     grads = [torch.autograd.grad(each.double().sin().sum(), leaves) for each in (y, expected)]
     if dtype == torch.float32:
         torch.testing.assert_close(grads[0], grads[1], **tolerance)
+
+
+@pytest.mark.parametrize("group", [None, 4])
+@pytest.mark.parametrize("before", [False, True])
+def test_norm_as_a_function(group, before):
+    x, weight, z = (torch.randn(*shape, D).requires_grad_() for shape in ((2, 3), (), (2, 3)))
+    found = rmsnorm_fn(x, weight, None, z, 0.1, group, before)
+    expected = right(x, weight, z, 0.1, group or D, before)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    grads = [torch.autograd.grad(each.double().sin().sum(), (x, weight, z)) for each in (found, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        rmsnorm_fn(x, weight, None).double(), right(x, weight, None, 1e-6, D, True), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_what_the_function_does_not_serve():
+    x, weight = torch.randn(2, D), torch.randn(D)
+    with pytest.raises(ValueError, match="bias: expected None, as no op adds one between the norm and the gate"):
+        rmsnorm_fn(x, weight, torch.zeros(D))
+    with pytest.raises(ValueError, match=r"weight: expected shape \[D\]; got \[1, 12\]"):
+        rmsnorm_fn(x, weight[None], None)
+    with pytest.raises(TypeError, match="norm_before_gate: expected a bool"):
+        rmsnorm_fn(x, weight, None, norm_before_gate=0)
 
 
 def test_of_one_row_and_of_none():

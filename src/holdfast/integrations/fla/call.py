@@ -13,7 +13,7 @@ Result = tuple[Tensor, Tensor | None]
 Parameters = ParamSpec("Parameters")
 
 # arguments with a time axis, their second
-_IN_TIME = ("q", "k", "v", "g", "beta")
+_IN_TIME = ("q", "k", "v", "g", "beta", "x")
 
 
 def refuse(**asked: object) -> None:
@@ -36,6 +36,13 @@ def carried(
         # as fla's kernels compute
         initial_state = initial_state.to(torch.promote_types(x.dtype, torch.float32))
     return {"initial_state": initial_state, "output_final_state": output_final_state, "cu_seqlens": cu_seqlens}
+
+
+def no_attentions(output_attentions: bool) -> None:
+    """Raises ValueError where scores of all pairs of tokens are asked for."""
+    if output_attentions:
+        raise ValueError("output_attentions: expected False, as scores of all pairs of tokens are never formed; got "
+                         f"{output_attentions!r}")  # fmt: skip
 
 
 def run_op(op: Callable[..., Result], given: Arguments, state_v_first: bool = False, reverse: bool = False) -> Result:

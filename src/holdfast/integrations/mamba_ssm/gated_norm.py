@@ -1,4 +1,4 @@
-"""mamba_ssm's RMSNormGated: the norm behind Mamba-2's scan, its gate before or after it."""
+"""mamba_ssm's RMSNormGated and rmsnorm_fn: the norm behind Mamba-2's scan, its gate before or after it."""
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,28 @@ class RMSNormGated(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """x, z and the result, in x's dtype: [..., hidden_size]. Raises ValueError or TypeError for others."""
         return gated_norm(x, self.weight, z, self.eps, self.group_size, self.norm_before_gate)
+
+
+def rmsnorm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+) -> Tensor:
+    """`RMSNormGated` of x and z [..., D] with weight [D]; there is no bias.
+
+    Raises:
+        ValueError, TypeError: for an argument of the wrong shape or dtype, named in the message, and for a bias.
+    """
+    if bias is not None:
+        raise ValueError("bias: expected None, as no op adds one between the norm and the gate; got one")
+    if not isinstance(weight, Tensor) or weight.dim() != 1:
+        found = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"weight: expected shape [D]; got {found}")
+    return gated_norm(x, weight, z, eps, group_size, flag("norm_before_gate", norm_before_gate))
 
 
 def gated_norm(

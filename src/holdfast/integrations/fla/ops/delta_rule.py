@@ -51,6 +51,21 @@ def fused_recurrent_delta_rule(
     )  # fmt: skip
 
 
+def fused_chunk_delta_rule(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    head_first: bool = False,
+) -> Result:
+    """`chunk_delta_rule`, to which fla itself points where its newer versions raise an error."""
+    return chunk_delta_rule(q, k, v, beta, scale, initial_state, output_final_state, head_first=head_first)
+
+
 def full_strength(v: Tensor) -> Tensor:
     """Write strengths of 1 [B, T, H] beside v [B, T, H, V]."""
     return v.new_ones(v.shape[:3])

@@ -55,3 +55,6 @@ def fused_recurrent_gated_delta_rule(
         del given["g"]
         return run_op(ops.delta_rule, given, turned)
     return run_op(ops.gated_delta_rule, given, turned)
+
+
+chunk_gdn, fused_recurrent_gdn = chunk_gated_delta_rule, fused_recurrent_gated_delta_rule

@@ -48,3 +48,18 @@ def fused_recurrent_gla(
     given = {"q": q, "k": k, "v": v, "g": gk, "scale": scale}
     given |= carried(q, initial_state, output_final_state, cu_seqlens, state_v_first)
     return run_op(ops.simple_gla if gk is None else ops.gla, given, state_v_first, reverse)
+
+
+def fused_chunk_gla(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    head_first: bool = False,
+) -> Result:
+    """`chunk_gla`, to which fla itself points where its newer versions raise an error."""
+    return chunk_gla(q, k, v, g, scale, initial_state, output_final_state, head_first=head_first)

@@ -1,16 +1,15 @@
-"""The causal-conv1d package's functions by Holdfast: its names, arguments and layouts."""
+"""causal_conv1d.causal_conv1d_interface: the convolution of whole sequences, and of the next tokens."""
 
 import torch
 from torch import Tensor
 
 from holdfast import ops
+from holdfast.integrations.integers import check_integers
+from holdfast.integrations.pool_rows import PoolRows
+from holdfast.integrations.sequence_numbers import offsets_of
 from holdfast.ops.check import check_arguments
 from holdfast.recurrences.definition import Argument
 from holdfast.recurrences.scalars import flag
-
-from .integers import check_integers
-from .pool_rows import PoolRows
-from .sequence_numbers import offsets_of
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update"]
 
