@@ -5,6 +5,7 @@ tests, once, and forks for each.
 """
 
 import ast
+import gc
 import importlib
 import os
 import signal
@@ -53,6 +54,9 @@ def serve() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     read_loop_bounds()
+    # nothing of this is garbage, whatever the children make
+    gc.freeze()
+    gc.set_threshold(100_000)
     for line in sys.stdin:
         child = os.fork()
         if not child:
