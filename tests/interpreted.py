@@ -5,6 +5,7 @@ tests, once, and forks for each.
 """
 
 import ast
+import gc
 import importlib
 import os
 import signal
@@ -54,6 +55,9 @@ def serve() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     read_loop_bounds()
     multiply_bfloat16()
+    # nothing of this is garbage, whatever the children make
+    gc.freeze()
+    gc.set_threshold(100_000)
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -59,14 +59,20 @@ OFFSETS = ((0, 3, 8), (0, 4, 7, 9), (0, 2, 2, 9, 16))
 
 @pytest.fixture(autouse=True)
 def fresh(request):
-    """Loops of single numbers: of vectors g++ takes half as long again, and strides and graphs are the same.
+    """Loops of single numbers: of vectors g++ takes half as long again, and strides and graphs are the same. So nobody
+    asks which vectors there are, for which g++ and Python try each kind.
 
     No caches of graphs: no test compiles what another has, and to look each up takes a tenth of the time. Headers are
     compiled ahead for the slow tests, which are many: it takes as long as some ten kernels.
     """
     torch._dynamo.reset()
     is_one_of_many = request.node.get_closest_marker("slow") is not None
-    config = {"cpp.simdlen": 1, "fx_graph_cache": False, "cpp_cache_precompile_headers": is_one_of_many}
+    config = {
+        "cpp.simdlen": 1,
+        "cpp.vec_isa_ok": False,
+        "fx_graph_cache": False,
+        "cpp_cache_precompile_headers": is_one_of_many,
+    }
     with inductor.patch(config), functorch.patch(enable_autograd_cache=False):
         yield
     torch._dynamo.reset()

@@ -45,7 +45,8 @@ run()
 @pytest.fixture
 def train(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text(make_text())
+    # five windows to validate on, of which a rank may have a batch and a part of one
+    text.write_text(make_text(1300))
 
     def lm(
         processes: int, name: str, *options: object, sent: int = 0, writing="pass", ends: tuple[int, ...] = (0,)

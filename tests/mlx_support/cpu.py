@@ -20,6 +20,8 @@ from .msl import Signature, generated_source, signature_of
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
+# g++'s. Most kernels run a moment, for which it is not worth it to optimise them.
+level = "-O0"
 MARGIN = 64
 NUMPY = {mx.float32: np.float32, mx.bfloat16: np.uint16, mx.float16: np.float16}
 # where each Metal attribute comes from, for a fiber
@@ -146,7 +148,7 @@ def _compiled(text: str, signature: Signature):
         path.write_text(source)
         library = path.with_suffix(".so")
         # contraction off: the kernels say fma where they mean it
-        flags = ["-std=c++17", "-O0", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-march=native", f"-I{HERE}"]
+        flags = ["-std=c++17", level, "-fPIC", "-shared", "-w", "-ffp-contract=off", "-march=native", f"-I{HERE}"]
         done = subprocess.run([COMPILER, *flags, str(path), "-o", str(library)], capture_output=True, text=True)
         if done.returncode:
             raise ShimError(f"{signature.name} does not compile:\n{done.stderr[:4000]}")
