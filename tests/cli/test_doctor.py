@@ -72,6 +72,16 @@ def test_a_wrong_backend_fails_by_name(monkeypatch, backend, said):
     assert f"wrong: simple_gla, backend wrong, on cpu: {said}" in result.output
 
 
+@pytest.mark.parametrize(("noticed", "status"), [(True, 0), (False, 1)])
+def test_damage_that_a_check_lets_through_fails(noticed, status, monkeypatch):
+    shown = []
+    monkeypatch.setattr("holdfast.ops.verify.verify", lambda device: [])
+    monkeypatch.setattr("holdfast.cli.planted.show", lambda device, console: shown.append(str(device)) or noticed)
+    assert CliRunner().invoke(app, ["doctor", "--device", "cpu", "--self-check"]).exit_code == status
+    assert CliRunner().invoke(app, ["doctor", "--device", "cpu"]).exit_code == 0
+    assert shown == ["cpu"]
+
+
 @pytest.mark.slow
 def test_a_backend_that_cannot_run_here_is_skipped_with_its_reason(monkeypatch):
     class Elsewhere(Chunked):

@@ -451,8 +451,11 @@ def test_a_loss_that_is_nan_is_wrong_though_gradients_are_finite(steps, monkeypa
 
 @pytest.mark.parametrize(
     ("eager", "compiled", "status"),
-    [(2.0, 2.019, "ok"), (2.0, 1.981, "ok"), (2.0, 2.021, "wrong"), (2.0, 1.979, "wrong"), (None, 2.0, "ok")],
-)
+    [
+        (2.0, 2.019, "ok"), (2.0, 1.981, "ok"), (2.0, 2.021, "wrong"), (2.0, 1.979, "wrong"), (100.0, 101.0, "ok"),
+        (None, 2.0, "ok"),
+    ],
+)  # fmt: skip
 def test_a_compiled_model_is_right_within_a_hundredth_of_the_eager_loss(eager, compiled, status, monkeypatch):
     losses, tokens = {"eager": eager, "compiled": compiled}, []
 

@@ -74,6 +74,18 @@ def test_right_plans_are_kept_and_others_told(several, folder, passes):
     assert "reference" not in text
 
 
+def test_plans_are_right_up_to_the_limit(several, monkeypatch):
+    for error, kept in ((1e-4, [16, 32, 64]), (1.01e-4, None), (float("nan"), None)):
+        monkeypatch.setattr(tuning._Tuning, "error", lambda self, error=error: error)
+        if kept is None:
+            with pytest.raises(ValueError, match="expected a right plan"):
+                tune_case("simple_gla", SIZES, "float32", ["fwd"], CPU, say=lambda line: None)
+            continue
+        path = tune_case("simple_gla", SIZES, "float32", ["fwd"], CPU, say=lambda line: None)
+        ((_, timings),) = tables.read(path).timings.items()
+        assert chunks(timings) == kept
+
+
 def test_the_table_then_decides(several):
     tune_case("simple_gla", SIZES, "float32", ["fwd"], CPU, say=lambda line: None)
     ((problem, direction), timings), *_ = tables.table_of(describe(CPU)).timings.items()
