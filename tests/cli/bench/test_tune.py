@@ -1,5 +1,7 @@
 """holdfast bench --tune: right plans are timed and kept, wrong ones are not, and the table then decides."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -84,6 +86,13 @@ def test_plans_are_right_up_to_the_limit(several, monkeypatch):
         path = tune_case("simple_gla", SIZES, "float32", ["fwd"], CPU, say=lambda line: None)
         ((_, timings),) = tables.read(path).timings.items()
         assert chunks(timings) == kept
+
+
+def test_the_table_is_in_seconds(several, monkeypatch):
+    monkeypatch.setattr(tuning, "time_runs", lambda run, device: SimpleNamespace(median_ms=4.0))
+    path = tune_case("simple_gla", SIZES, "float32", ["fwd+bwd"], CPU, say=lambda line: None)
+    found = {way: {timing.seconds for timing in timings} for (_, way), timings in tables.read(path).timings.items()}
+    assert found == {"forward": {4e-3}, "backward": {4e-3}}
 
 
 def test_the_table_then_decides(several):
