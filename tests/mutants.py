@@ -72,6 +72,7 @@ ALSO = {
     "src/holdfast/ops/mamba2_layer.py": ["tests/nn/test_mamba2.py"],
     "src/holdfast/ops/mlstm_layer.py": ["tests/nn/test_mlstm.py", "tests/ops/test_mixer_layers.py"],
     "src/holdfast/cli": ["tests/test_said_out.py"],
+    "src/holdfast/cli/doctor.py": ["tests/cli/test_defaults.py", "tests/cli/test_fuzz.py"],
     "src/holdfast/cli/train.py": ["tests/cli/test_defaults.py", "tests/cli/test_command.py"],
     "src/holdfast/ops/rotary.py": ["tests/kernels/rotary/test_rotary.py", "tests/ops/test_mixer_layers.py"],
     "src/holdfast/ops/self_check.py": ["tests/ops/test_checks.py"],

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.app import app
+from holdfast.cli.doctor import doctor
 from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.ops import matrix
 from holdfast.ops.verify import verify
@@ -65,11 +67,22 @@ def test_every_backend_is_right_here():
         (Wrong(fail), "RuntimeError: compiler crashed"),
     ],
 )
-def test_a_wrong_backend_fails_by_name(monkeypatch, backend, said):
+def test_a_wrong_backend_fails_by_name(monkeypatch, capsys, backend, said):
     monkeypatch.setattr(matrix, "BACKENDS", (*matrix.BACKENDS, backend))
-    result = CliRunner().invoke(app, ["doctor", "--device", "cpu"])
-    assert result.exit_code == 1
-    assert f"wrong: simple_gla, backend wrong, on cpu: {said}" in result.output
+    with pytest.raises(typer.Exit) as end:
+        doctor(device="cpu")
+    assert end.value.exit_code == 1
+    assert f"wrong: simple_gla, backend wrong, on cpu: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("noticed", "status"), [(True, 0), (False, 1)])
+def test_damage_that_a_check_lets_through_fails(noticed, status, monkeypatch):
+    shown = []
+    monkeypatch.setattr("holdfast.ops.verify.verify", lambda device: [])
+    monkeypatch.setattr("holdfast.cli.planted.show", lambda device, console: shown.append(str(device)) or noticed)
+    assert CliRunner().invoke(app, ["doctor", "--device", "cpu", "--self-check"]).exit_code == status
+    assert CliRunner().invoke(app, ["doctor", "--device", "cpu"]).exit_code == 0
+    assert shown == ["cpu"]
 
 
 @pytest.mark.slow

@@ -59,6 +59,15 @@ def test_wrong_options_are_the_users_error(options, said):
     assert said in str(done.exception)
 
 
+def test_options_reach_the_fuzzer(monkeypatch, tmp_path):
+    asked, out = [], tmp_path / "rows.jsonl"
+    monkeypatch.setattr("holdfast.cli.fuzz.fuzz", lambda *given: asked.append(given))
+    monkeypatch.setattr("holdfast.fuzz.workers.default_workers", lambda kind: {"cpu": 5}[kind])
+    assert doctor("--fuzz", 0, "--seed", 7, "--device", "cpu", "--workers", 2, "--out", out).exit_code == 0
+    assert doctor("--scenarios", 3, "--device", "cpu").exit_code == 0
+    assert asked == [(0.0, None, 7, "cpu", 2, out), (None, 3, 0, "cpu", 5, None)]
+
+
 class Told:
     """Stands for the pool of workers: rows that are given, of each status that there is."""
 

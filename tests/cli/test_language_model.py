@@ -8,7 +8,7 @@ from holdfast.cli.bench.models.model import Model
 from holdfast.cli.bench.models.scale import SMALL
 from holdfast.cli.config import MIXERS
 from holdfast.cli.errors import UserError
-from holdfast.cli.generate import generate, printable
+from holdfast.cli.generate import _pick, generate, printable
 from holdfast.cli.language_model import LanguageModel, next_token_loss
 from holdfast.cli.parity import ParityModel
 from holdfast.cli.schedule import learning_rate, make_optimizer
@@ -52,6 +52,12 @@ def test_a_sample_repeats_with_its_seed_and_leaves_the_global_one_alone():
     assert generate(model, b"a", 30, seed=5) == first
     assert generate(model, b"a", 30, seed=6) != first
     assert torch.get_rng_state().equal(before)
+
+
+def test_a_high_temperature_levels_the_choice_and_a_low_one_takes_the_likeliest():
+    logits, draw = torch.tensor([0.0, 2.0, 1.0]), torch.Generator().manual_seed(0)
+    found = {temperature: {_pick(logits, temperature, draw) for _ in range(60)} for temperature in (0.0, 0.01, 100.0)}
+    assert found == {0.0: {1}, 0.01: {1}, 100.0: {0, 1, 2}}
 
 
 def test_norms_divide_by_no_less_than_a_thousandth():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_map
 
 import holdfast
+from holdfast.ops.matrix import _laid_out
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, oracle
 from parity import assert_close, cast, leaves, op_and_oracle, relative_error, values_and_grads
 
@@ -314,3 +315,25 @@ def test_runs_repeat_bit_for_bit(name):
     first = values_and_grads(lambda a: run(name, a), example(name))
     second = values_and_grads(lambda a: run(name, a), example(name))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def in_memory(order):
+    """The same [2, 3, 4] of tokens and heads, side by side in another order."""
+    x = torch.arange(24.0).view(2, 3, 4)
+    return {"by token": x, "by head": x.mT.contiguous().mT, "in part": torch.stack((x, x), -1)[..., 0]}[order]
+
+
+@pytest.mark.parametrize("grad", ["by token", "by head", "in part"])
+@pytest.mark.parametrize("of", ["by token", "by head", "in part"])
+def test_gradients_lie_by_head_where_gates_do_and_are_contiguous_otherwise(of, grad):
+    found = _laid_out(in_memory(grad), in_memory(of))
+    assert torch.equal(found, in_memory("by token"))
+    assert found.stride() == in_memory("by head" if of == "by head" else "by token").stride()
+
+
+def test_gradients_of_a_vector_for_each_head_are_contiguous():
+    x = torch.arange(24.0).view(1, 2, 3, 4)
+    by_head = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not by_head.is_contiguous()
+    assert torch.equal(_laid_out(by_head, by_head), x)
+    assert _laid_out(by_head, by_head).is_contiguous()

@@ -76,7 +76,7 @@ def intra_chunk(
         raise ValueError(f"chunk_size: expected at least 1; got {chunk_size}")
     if gate_activation not in get_args(Activation):
         raise ValueError(f"gate_activation: expected 'silu' or 'sigmoid'; got {gate_activation!r}")
-    has_length = is_dense(q) and q.dim() > 1
+    has_length = is_dense(q) and q.dim() == 4
     sizes = {"chunks": -(-q.shape[1] // chunk_size)} if has_length else {}
     given = {"q": q, "k": k, "v": v, "g": g, "states": states, "gate": gate}
     tensors = check_arguments(ARGUMENTS, None, given, sizes)

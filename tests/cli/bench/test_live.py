@@ -216,3 +216,30 @@ def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch, tmp_path):
     assert live.measure_models(choices, torch.device("cpu"), tmp_path) == ""
     assert (tmp_path / "m.json").exists()
     assert warmed == []
+
+
+def test_on_a_gpu_mixers_with_rows_to_measure_are_compiled_ahead(monkeypatch, tmp_path):
+    """A run that goes on compiles nothing of a mixer whose rows are there."""
+    from holdfast.cli.bench.models import live
+    from holdfast.cli.bench.models.mixers import MIXERS
+    from holdfast.cli.bench.models.scale import SMALL
+
+    class Suite:
+        def __init__(self, scale, device):
+            pass
+
+        def measure(self, mixer, rows):
+            return (replace(row, status="missing") for row in rows)
+
+    warmed, lost = [], ["", "it broke", ""]
+    monkeypatch.setattr(live, "warm", lambda mixers, *rest: warmed.append([mixer.name for mixer in mixers]))
+    monkeypatch.setattr(live, "device_facts", lambda device: {"name": "a GPU"})
+    monkeypatch.setattr(live, "Suite", Suite)
+    monkeypatch.setattr(live, "lost_after", lambda row, device: lost.pop(0))
+    # the first has one row, the other two
+    mixers = [mixer for mixer in MIXERS if mixer.name in ("gla", "rglru")]
+    mixers.sort(key=lambda mixer: mixer.name, reverse=True)
+    out = tmp_path / "m.json"
+    choices = live.Choices(mixers, SMALL, "bench", parts=("layers",), commit="abc", seconds=0.0, out=out)
+    assert [live.measure_models(choices, torch.device("cuda"), tmp_path) for _ in range(2)] == ["it broke", ""]
+    assert warmed == [["rglru", "gla"], ["gla"]]

@@ -73,6 +73,12 @@ def test_a_wrong_backend_gets_no_time(monkeypatch, roof, backend, said):
     assert (row.median_ms, row.host_ms, row.memory_bytes, row.floor_ratio) == (None,) * 4
 
 
+@pytest.mark.parametrize(("error", "status"), [(1e-4, "ok"), (1.01e-4, "wrong")])
+def test_what_is_just_within_the_limit_is_right(error, status, monkeypatch, roof):
+    monkeypatch.setattr("holdfast.cli.bench.measure._compare", lambda *rest: (error, "output", []))
+    assert measure(GLA, HoldfastRunner("chunked"), CPU, roof).status == status
+
+
 def test_a_wrong_gradient_does_not_matter_forward(monkeypatch, roof):
     monkeypatch.setattr(matrix, "BACKENDS", (*matrix.BACKENDS, Broken("broken", gradient=1.001)))
     assert measure(replace(GLA, passes="fwd"), HoldfastRunner("broken"), CPU, roof).status == "ok"

@@ -303,6 +303,19 @@ def test_a_step_that_is_a_tenth_off_is_wrong():
     assert check(simple(Drifts, steps=False), SMALL, CPU).wrong == ""
 
 
+def test_a_step_is_taken_alone_after_sixteen_tokens():
+    taken = []
+
+    class Notes(Linear):
+        def forward(self, x, state=None):
+            taken.append((x.shape[1], state is not None))
+            return super().forward(x)
+
+    assert check(simple(Notes), replace(SMALL, checked=(1, 20)), CPU).wrong == ""
+    # the passes that are compared; the whole, the tokens before and the last one, and the whole in bfloat16
+    assert taken == [(20, False)] * 3 + [(17, False), (16, False), (1, True), (17, False)]
+
+
 class Doubled(Linear):
     """Right by the plain backends alone."""
 
@@ -438,8 +451,11 @@ def test_a_loss_that_is_nan_is_wrong_though_gradients_are_finite(steps, monkeypa
 
 @pytest.mark.parametrize(
     ("eager", "compiled", "status"),
-    [(2.0, 2.019, "ok"), (2.0, 1.981, "ok"), (2.0, 2.021, "wrong"), (2.0, 1.979, "wrong"), (None, 2.0, "ok")],
-)
+    [
+        (2.0, 2.019, "ok"), (2.0, 1.981, "ok"), (2.0, 2.021, "wrong"), (2.0, 1.979, "wrong"), (100.0, 101.0, "ok"),
+        (None, 2.0, "ok"),
+    ],
+)  # fmt: skip
 def test_a_compiled_model_is_right_within_a_hundredth_of_the_eager_loss(eager, compiled, status, monkeypatch):
     losses, tokens = {"eager": eager, "compiled": compiled}, []
 

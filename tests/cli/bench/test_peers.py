@@ -171,8 +171,9 @@ def test_the_scan_in_cuda_takes_powers_of_two(length, monkeypatch):
     )
 
 
-def test_the_longest_scan_in_cuda(monkeypatch):
-    case = Case("rglru", (("B", 1), ("T", 65536), ("D", 1)), "bfloat16")
+@pytest.mark.parametrize("length", [32, 64, 65536])
+def test_the_lengths_of_the_scan_in_cuda(length, monkeypatch):
+    case = Case("rglru", (("B", 1), ("T", length), ("D", 1)), "bfloat16")
     subject = peer_by_stand_in("accelerated-scan warp", monkeypatch).prepare(case, CPU)
     assert subject.note == "takes the decay in the inputs' dtype, not in float32"
 

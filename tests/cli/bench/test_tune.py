@@ -1,5 +1,7 @@
 """holdfast bench --tune: right plans are timed and kept, wrong ones are not, and the table then decides."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -72,6 +74,25 @@ def test_right_plans_are_kept_and_others_told(several, folder, passes):
     assert "wrong   several chunk=32 segment=64: relative error 1.0e+00" in text
     assert "failed  several chunk=7 segment=64: RuntimeError: no kernel for chunks of 7" in text
     assert "reference" not in text
+
+
+def test_plans_are_right_up_to_the_limit(several, monkeypatch):
+    for error, kept in ((1e-4, [16, 32, 64]), (1.01e-4, None), (float("nan"), None)):
+        monkeypatch.setattr(tuning._Tuning, "error", lambda self, error=error: error)
+        if kept is None:
+            with pytest.raises(ValueError, match="expected a right plan"):
+                tune_case("simple_gla", SIZES, "float32", ["fwd"], CPU, say=lambda line: None)
+            continue
+        path = tune_case("simple_gla", SIZES, "float32", ["fwd"], CPU, say=lambda line: None)
+        ((_, timings),) = tables.read(path).timings.items()
+        assert chunks(timings) == kept
+
+
+def test_the_table_is_in_seconds(several, monkeypatch):
+    monkeypatch.setattr(tuning, "time_runs", lambda run, device: SimpleNamespace(median_ms=4.0))
+    path = tune_case("simple_gla", SIZES, "float32", ["fwd+bwd"], CPU, say=lambda line: None)
+    found = {way: {timing.seconds for timing in timings} for (_, way), timings in tables.read(path).timings.items()}
+    assert found == {"forward": {4e-3}, "backward": {4e-3}}
 
 
 def test_the_table_then_decides(several):
