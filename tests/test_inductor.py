@@ -155,6 +155,7 @@ def test_ops(name):
     check(name, run, torch.compile(run, fullgraph=True, dynamic=True), cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [0, 4])
 def test_a_state_of_arguments_whose_last_axis_is_the_slowest(last):
     """Inductor reads it with the strides that the op's fake gave. last: tokens, of which there may be none."""
@@ -166,6 +167,7 @@ def test_a_state_of_arguments_whose_last_axis_is_the_slowest(last):
     torch.testing.assert_close(torch.compile(run, fullgraph=True)(*draw), run(*draw))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["an argument", "a gradient"])
 def test_inductor_ignores_lazy_negation_in_any_function(where):
     """PyTorch's own fault, which the fuzzer leaves out (fuzz/case.py) and docs/fuzzing.md names; mended, draw it."""

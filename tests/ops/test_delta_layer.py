@@ -138,6 +138,7 @@ def test_a_second_derivative_is_refused():
         grad.sum().backward()
 
 
+@pytest.mark.slow
 def test_its_kernels_interpreted():
     pytest.importorskip("triton")
     assert "all checked" in interpret("ops.delta_layer_kernels", "interpreted", seconds=300)

@@ -35,6 +35,7 @@ def test_a_part_of_a_mixer_is_not_cut_alone(four_ranks):
     four_ranks.run(cases.a_part_of_a_mixer_is_not_cut_alone)
 
 
+@pytest.mark.slow
 def test_a_compiled_model(two_ranks):
     two_ranks.run(cases.compiled_equals_one_process, "RGLRU", "aot_eager")
 

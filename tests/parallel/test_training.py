@@ -15,6 +15,7 @@ def test_fsdp_trains_as_one_process(two_ranks, data):
     two_ranks.run(cases.fsdp_trains_as_one_process, data)
 
 
+@pytest.mark.slow
 def test_fsdp_over_a_mesh_of_data_and_context(four_ranks):
     four_ranks.run(cases.fsdp_trains_as_one_process, 2)
 

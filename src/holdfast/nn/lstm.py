@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from holdfast.kernels.runtime.torch_private import is_transformed, may_have_tangents
 from holdfast.ops import lstm
 
 from .sequences import Sequences
@@ -91,6 +92,9 @@ class LSTM(Stack):
             and sequences.x.numel() > 0
             and torch.backends.mkldnn.is_available()
             and not torch.is_autocast_enabled("cpu")
+            # which the op refuses by name
+            and not is_transformed()
+            and not may_have_tangents()
         )
 
     def _weights(self) -> list[Tensor]:

@@ -224,6 +224,7 @@ def test_a_child_process_compiles_itself():
     assert torch.equal(kernel.launch(torch.zeros(2), known), torch.ones(2))
 
 
+@pytest.mark.slow
 def test_threads_end_with_python():
     script = """
 import time, torch

@@ -40,6 +40,7 @@ def compile_into(folder, barrier, queue):
     queue.put(nvrtc.compile_source(SOURCE, "sm_90", store=folder).code)
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_processes_that_compile_at_once_agree(tmp_path):
     context = multiprocessing.get_context("spawn")

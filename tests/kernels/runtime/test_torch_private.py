@@ -200,6 +200,7 @@ except (NotImplementedError, RuntimeError):
 """
 
 
+@pytest.mark.slow
 def test_all_goes_on_without_them():
     """In another process, whose ops are registered without them: outputs, gradients and steps, as by the reference."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, env={"PYTHONPATH": "src"})

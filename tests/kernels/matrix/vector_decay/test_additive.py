@@ -104,6 +104,7 @@ def interpreted():
     print("all checked")
 
 
+@pytest.mark.slow
 def test_by_triton():
     assert "all checked" in interpret("kernels.matrix.vector_decay.test_additive", "interpreted", seconds=300)
 
