@@ -169,7 +169,8 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_line(train, tmp_path, sh
     assert line.startswith("holdfast: one of the 3 processes has ended, and the others with it (")
     assert line.endswith("start all again with --resume")
     assert "Traceback" not in said
-    assert checkpoint.load(tmp_path / "killed")["step"] == 2
+    # that of step 2 is written while step 3 is taken; if it was not whole, the one before it is
+    assert checkpoint.load(tmp_path / "killed")["step"] in (0, 2)
     train(2, "resumed", "--resume", tmp_path / "killed")
     train(1, "alone", "--batch", 6)
     assert_alike(tmp_path / "killed", tmp_path / "alone")
