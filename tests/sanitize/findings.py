@@ -75,7 +75,9 @@ class Finding:
         seen to want 128.
         """
         found = _MISALIGNED.search(self.text)
-        return found is not None and int(found[1], 16) % 16 == 0 and all("tma_" in p.text for p in self.places)
+        if found is None or int(found[1], 16) % 16 or not self.places:
+            return False
+        return all("tma_" in p.text for p in self.places)
 
 
 def _bare(name: str) -> str:

@@ -35,6 +35,18 @@ def test_a_copy_by_tma_begins_at_a_multiple_of_16_bytes(job, tmp_path, place, ad
     assert (len(of["findings"]), len(of["aligned for TMA"])) == (counts, not counts)
 
 
+def test_a_misaligned_access_without_a_place_counts(job, tmp_path):
+    record = f"""\
+@@ {CALLS[0].name}
+========= Invalid __global__ read of size 24960 bytes
+=========     by thread (320,0,0) in block (0,1,0)
+=========     Access to 0x7f11ec2858c0 is misaligned
+=========
+"""
+    of = report(tmp_path, [0], [], [job("memcheck", record, [0], (0,))], ["memcheck"])["tools"]["memcheck"]
+    assert (len(of["findings"]), len(of["aligned for TMA"])) == (1, 0)
+
+
 def test_reads_of_what_is_written_unseen_are_known_by_their_line(job, tmp_path):
     known, *_ = unseen.table()
     line = line_of((known.file, known.kernel, known.text))

@@ -71,10 +71,13 @@ class LSTM(Stack):
         return lstm(x, R, b, state, True, cu_seqlens, backend=self.backend)
 
     def _run(self, sequences: Sequences, states: Tensor | None) -> tuple[Tensor, Tensor]:
-        weights = self._weights()
-        if torch.compiler.is_compiling() or not self._onednn_serves(sequences, states, weights):
-            return super()._run(sequences, states)
         x = sequences.x
+        # first what costs a GPU's calls nothing
+        if not x.is_cpu or torch.compiler.is_compiling():
+            return super()._run(sequences, states)
+        weights = self._weights()
+        if not self._onednn_serves(sequences, states, weights):
+            return super()._run(sequences, states)
         if states is None:
             states = x.new_zeros(2, self.num_layers * (1 + self.bidirectional), len(x), self.hidden_size)
         options = (self.bias, self.num_layers, self.dropout, self.training, self.bidirectional, True)

@@ -1,6 +1,5 @@
 """Runs backends against the oracle on this machine: compilers do miscompile such kernels."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +19,6 @@ class Verdict:
     backend: str
     status: Literal["right", "wrong", "skipped"]
     error: float | None
-    seconds: float
     detail: str = ""
 
 
@@ -41,14 +39,13 @@ def verdict_of(check: Check) -> Verdict:
 
 
 def _verdict(check: Check, run: Callable[[Any], Any], attempt: Attempt) -> Verdict:
-    op, backend, start = check.op, check.backend.name, time.perf_counter()
+    op, backend = check.op, check.backend.name
     try:
         got = attempt.results(run)
     except Rejected as rejection:
-        return Verdict(op, backend, "skipped", None, 0.0, rejection.reason)
+        return Verdict(op, backend, "skipped", None, rejection.reason)
     except Exception as failure:  # whatever a backend raises is what doctor has to report
         detail = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        return Verdict(op, backend, "wrong", None, time.perf_counter() - start, detail)
-    seconds = time.perf_counter() - start
+        return Verdict(op, backend, "wrong", None, detail)
     error, detail = attempt.judge(got)
-    return Verdict(op, backend, "wrong" if detail else "right", error, seconds, detail)
+    return Verdict(op, backend, "wrong" if detail else "right", error, detail)

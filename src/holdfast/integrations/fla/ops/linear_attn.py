@@ -60,7 +60,8 @@ def fused_recurrent_linear_attn(
     *,
     head_first: bool = False,
 ) -> tuple[Tensor, State]:
-    """`holdfast.linear_attention`; normalize: divided by scale q . z + 1e-10, z the sum of keys up to the token.
+    """`holdfast.linear_attention` of q, k [B, T, Hq, K], v [B, T, H, V]; normalize: divided by scale q . z + 1e-10, z
+    the sum of keys up to the token.
 
     initial_state: [N, H, K, V], with normalize also a tuple of it and z [N, 1, H, K] of the tokens before.
 

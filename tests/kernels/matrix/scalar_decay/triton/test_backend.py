@@ -89,6 +89,21 @@ EVERYWHERE = [(passed, 90) for passed in ("o", "dq", "dk", "dv")]
 EVERYWHERE += [(passed, capability) for passed in ("o", "dk") for capability in TARGETS if capability != 90]
 
 
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("passed", ["dq", "dk"])
+def test_compiles_with_states_that_are_not_rounded(passed, capability):
+    """Where no sequence is longer than a chunk."""
+    made, rounded = (
+        compile_for(
+            scalar_decay_single_pass, capability, arguments(passed, torch.bfloat16, 64, 64, 64, **given), num_warps=4
+        )
+        for given in ({"saved_ptr": torch.float32}, {})
+    )
+    # one more product, of what rounding leaves
+    assert made.ptx != rounded.ptx
+    assert made.stack <= rounded.stack + 40
+
+
 @pytest.mark.parametrize(("passed", "capability"), EVERYWHERE)
 def test_compiles_for_gpus_that_are_not_here(passed, capability):
     made = compile_for(scalar_decay_single_pass, capability, arguments(passed, torch.bfloat16, 64, 64, 64), num_warps=4)
