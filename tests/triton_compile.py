@@ -61,6 +61,7 @@ def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **op
     a float32; None and what the kernel declares constexpr are compiled in. options: num_warps and the like.
     """
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
@@ -88,7 +89,9 @@ def compile_for(kernel: Any, capability: int, arguments: Mapping[str, Any], **op
                 attributes[(place,)] = [["tt.divisibility", 16]]
     language = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
     source = language(kernel, signature, values, attributes)
-    with nullcontext() if language is GluonASTSource else newer_assembler():
+    # lines of the source in the code are a tenth of what compiling takes, and nothing here reads them
+    with knobs.compilation.scope(), nullcontext() if language is GluonASTSource else newer_assembler():
+        knobs.compilation.disable_line_info = True
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     if capability == 90:
         sass = disassembled(made.asm["cubin"])
