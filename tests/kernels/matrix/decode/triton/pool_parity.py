@@ -12,11 +12,7 @@ from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parity import relative_error
 
 OPS = ("simple_gla", "gla", "ssd", "delta_rule", "gated_delta_rule", "kda", "gdn2", "comba")
-# three programs of many parts each, where V is a state's last axis
-PLANS = {
-    False: Plan("decode", (("columns", 16), ("warps", 4), ("programs", 3), ("stages", 2))),
-    True: Plan("decode", (("columns", 16), ("warps", 4), ("programs", 0), ("stages", 1))),
-}
+PLAN = Plan("decode", (("columns", 16), ("warps", 4)))
 SLOTS = 6
 
 
@@ -56,8 +52,8 @@ def check(name, tokens, dtype=torch.float32, wide=torch.float32, keys_last=False
     worst = 0.0
     for slots, following, accepted in places(tokens, device):
         mine, right = states.clone(), states.clone()
-        o = TritonPool().update(PLANS[keys_last], call, Pool(mine, Slots(slots, following, accepted), keys_last))
-        y = PooledReference().update(PLANS[keys_last], call, Pool(right, Slots(slots, following, accepted), keys_last))
+        o = TritonPool().update(PLAN, call, Pool(mine, Slots(slots, following, accepted), keys_last))
+        y = PooledReference().update(PLAN, call, Pool(right, Slots(slots, following, accepted), keys_last))
         # a slot that was not written is what it was
         same = (right == states).flatten(1).all(1)
         assert torch.equal(mine[same], states[same]), (name, slots, following)
@@ -75,18 +71,18 @@ def several(call, states, slots, keys_last):
     """Several tokens are as many calls of one, bit for bit, and neighbours do not matter."""
     mine, again, alone = states.clone(), states.clone(), states.clone()
     backend = TritonPool()
-    o = backend.update(PLANS[keys_last], call, Pool(mine, Slots(slots, slots, None), keys_last))
+    o = backend.update(PLAN, call, Pool(mine, Slots(slots, slots, None), keys_last))
 
     def cut(axis, n):
         tensors = [None if x is None else x.narrow(axis, n, 1) for x in call[:8]]
         return type(call)(*tensors, *call[8:])
 
     in_place = Pool(again, Slots(slots, slots, None), keys_last)
-    steps = [backend.update(PLANS[keys_last], cut(1, n), in_place) for n in range(call.v.shape[1])]
+    steps = [backend.update(PLAN, cut(1, n), in_place) for n in range(call.v.shape[1])]
     assert torch.equal(torch.cat(steps, 1), o)
     assert torch.equal(again, mine)
     of_rows = [Pool(alone, Slots(at, at, None), keys_last) for at in slots.split(1)]
-    rows = [backend.update(PLANS[keys_last], cut(0, n), pool) for n, pool in enumerate(of_rows)]
+    rows = [backend.update(PLAN, cut(0, n), pool) for n, pool in enumerate(of_rows)]
     assert torch.equal(torch.cat(rows), o)
     assert torch.equal(alone, mine)
 

@@ -72,8 +72,8 @@ class TritonPool(TritonDecode):
         return super().reject(one, device)
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-        layout = ("keys_last" in problem.traits, "wide_states" in problem.traits)
-        return (Candidate(model.pool_plan(problem["K"], problem["V"], *layout, device)),)
+        traits = problem.traits
+        return (Candidate(model.pool_plan(problem["K"], problem["V"], "keys_last" in traits, "wide_states" in traits)),)
 
     def update(self, plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
         """Return o [B, L, H, V]; the pool's states go on."""

@@ -25,8 +25,7 @@ def update(plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
     g, beta = (None if x is None else x.contiguous() for x in (call.g, call.beta))
     tensors = (q, k, e, v, g, beta, o, pool.states, *pool.slots)
     strides = (n for x in (q, k, e, v) for n in ((0, 0) if x is None else x.stride()[:2]))
-    parts = batch * heads * -(-values // plan["columns"])
-    numbers = (heads, pool.states.shape[0], call.scale, pool.states.stride(0), *strides, parts)
+    numbers = (heads, pool.states.shape[0], call.scale, pool.states.stride(0), *strides)
     constants = {
         "TOKENS": tokens,
         "GROUP": heads // call.q.shape[2],
@@ -40,10 +39,9 @@ def update(plan: Plan, call: MatrixCall, pool: Pool) -> Tensor:
         "ERASE_BEFORE_DECAY": call.delta and call.erase_before_decay,
         "KEYS_LAST": pool.keys_last,
         "EACH": pool.slots.is_each,
-        "STAGES": plan["stages"],
     }
     if batch and pool.states.shape[0]:
-        programs = min(parts, plan["programs"] or parts)
-        launch(matrix_decode_pool, (programs,), tensors, numbers, constants, plan["warps"])
+        splits = -(-values // plan["columns"])
+        launch(matrix_decode_pool, (batch * heads * splits,), tensors, numbers, constants, plan["warps"])
         return o
     return o.zero_()

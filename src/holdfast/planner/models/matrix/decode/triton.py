@@ -9,8 +9,6 @@ from holdfast.planner.models import ranked
 WIDEST = 512
 # of the state a thread; loads of all of them are in flight at once
 STATE_REGISTERS = 64
-# of the state a program that loads ahead: twice as many a thread, and in float32 32 KiB of shared memory
-LOOPED_CELLS = 8192
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
@@ -34,23 +32,18 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     return ranked(found)
 
 
-def pool_plan(keys: int, values: int, keys_last: bool, is_wide: bool, device: Device) -> Plan:
+def pool_plan(keys: int, values: int, keys_last: bool, is_wide: bool) -> Plan:
     """The plan on a pool of states, in 32 bits if is_wide, else 16, the same for any number of sequences and tokens.
 
     Where K is a state's last axis, a row of it is a cache line or two, and one warp has all of a column: it sums over K
-    without waiting for others. Where V is, a thread has four columns, and a program loads its next part of the states
-    (`stages`) while it computes: four programs an SM, of two warps each. programs: at most so many, 0 for one a part.
+    without waiting for others. Where V is, 32 columns are half a line or a whole one, and two warps share them.
     """
-    rows = 1 << (keys - 1).bit_length()
-    if keys_last:
-        columns, warps, programs, stages = 8 if is_wide else 16, 1, 0, 1
-    else:
-        columns, warps, programs, stages = min(64, LOOPED_CELLS // rows), 2, 4 * device.processors, 2
+    columns, warps = (8 if is_wide else 16, 1) if keys_last else (32, 2)
     columns = min(columns, 1 << (values - 1).bit_length())
-    while keys_last and rows * columns > 32 * warps * STATE_REGISTERS:
+    rows = 1 << (keys - 1).bit_length()
+    while rows * columns > 32 * warps * STATE_REGISTERS:
         if warps < 8:
             warps *= 2
         else:
             columns //= 2
-    found = {"columns": columns, "warps": warps, "programs": programs, "stages": stages}
-    return Plan("decode", tuple(found.items()))
+    return Plan("decode", (("columns", columns), ("warps", warps)))
