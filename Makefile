@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+# Python compiles what is imported, which is a small part of what is installed.
+INSTALL := $(BIN)/python -m pip install --no-compile --quiet
 PYTHON ?=
 ARGS ?=
 
@@ -41,11 +43,11 @@ test-all: test ## Run all tests: those of make test, the slow ones, and newest-t
 	@$(MAKE) newest-triton ARGS=
 
 newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, without a GPU
-	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/newest-triton triton
+	@$(INSTALL) --no-deps --upgrade --target $(VENV)/newest-triton triton
 	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q -n auto --dist worksteal tests/kernels -k 'compile and not cuda' -m 'not one_triton' $(ARGS)
 
 mutants: $(STAMP) ## Plant faults on lines changed since main; ARGS='--most 50 FILE ...' for others
-	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[mutants]'
+	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(INSTALL) -e '.[mutants]'
 	@PYTHONPATH=src $(BIN)/python tests/mutants.py $(ARGS)
 
 docs: $(STAMP) ## Build the documentation's site in build/site; fails for a link to a page that is not there
@@ -89,16 +91,16 @@ $(STAMP): pyproject.toml packaging/holdfast-mlx/pyproject.toml constraints.txt
 	  echo "Setting up $(VENV) on $$python, keeping its torch $$torch."; \
 	  "$$python" -m venv $$clear --system-site-packages $(VENV); \
 	  "$$python" -c '$(OWN_PACKAGES)' > "$$($(BIN)/python -c '$(OWN_PACKAGES)')/kept.pth"; \
-	  $(BIN)/python -m pip install --quiet -e '.[dev]'; \
+	  $(INSTALL) -e '.[dev]'; \
 	  $(BIN)/python -c '$(FINDS_NVRTC)' 2>/dev/null \
-	    || $(BIN)/python -m pip install --quiet --ignore-installed --no-deps nvidia-cuda-nvrtc; \
+	    || $(INSTALL) --ignore-installed --no-deps nvidia-cuda-nvrtc; \
 	else \
 	  echo "Setting up $(VENV) on $$python; fetching torch takes some minutes the first time."; \
 	  "$$python" -m venv $$clear $(VENV); \
-	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
+	  $(INSTALL) -c constraints.txt -e '.[dev]'; \
 	fi; \
-	$(BIN)/python -m pip install --quiet -e packaging/holdfast-mlx \
+	$(INSTALL) -e packaging/holdfast-mlx \
 	  || echo "mlx does not install here: the tests of holdfast.mlx will say that they are skipped." >&2; \
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/peers 'fla-core>=0.6' einops \
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/peers 'fla-core>=0.6' einops \
 	  || echo "fla-core does not install here: tests of holdfast.integrations.fla will say that they are skipped." >&2; \
 	echo "$$asked" > $@
