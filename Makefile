@@ -36,15 +36,16 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 test: $(STAMP) ## Run the tests but for the slow ones; ARGS='-k gla' passes options to pytest
 	@$(PYTEST) -m 'not slow' $(ARGS) $(MAY_BE_NONE)
 
+# Slow tests also wait, for ranks and for compilers: a third process uses what two leave of two cores.
 # Of the tests that ARGS chooses, one tier may have none: status 5.
 test-all: MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 test-all: test ## Run all tests: those of make test, the slow ones, and newest-triton
-	@$(PYTEST) -m slow $(ARGS) $(MAY_BE_NONE)
+	@$(PYTEST) -n 3 -m slow $(ARGS) $(MAY_BE_NONE)
 	@$(MAKE) newest-triton ARGS=
 
 newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, without a GPU
 	@$(INSTALL) --no-deps --upgrade --target $(VENV)/newest-triton triton
-	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q -n auto --dist worksteal tests/kernels -k 'compile and not cuda' -m 'not one_triton' $(ARGS)
+	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q -n 3 --dist worksteal tests/kernels -k 'compile and not cuda' -m 'not one_triton' $(ARGS)
 
 mutants: $(STAMP) ## Plant faults on lines changed since main; ARGS='--most 50 FILE ...' for others
 	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(INSTALL) -e '.[mutants]'
