@@ -16,6 +16,8 @@ from holdfast.cli.config import DEMO, FLASHRNN_165M, LONGEST_WARMUP, PRESETS, La
 from holdfast.cli.generate import generate
 from holdfast.cli.train_parity import ParityConfig
 
+from . import recorded_defaults
+
 PARITY = {
     "mixer": "lstm", "layers": 1, "width": 64, "heads": 1, "steps": 500, "lr": 1e-2, "batch": 256, "seed": 0,
     "threads": 1,
@@ -33,6 +35,12 @@ DEFAULTS = {
     "train parity": {**{name: value for name, value in PARITY.items() if value}, "device": "auto"},
     "": {},
 }
+
+
+def test_defaults_limits_and_constants_are_those_on_record():
+    kept = recorded_defaults.DEFAULTS.read_text(encoding="utf-8").splitlines()
+    remedy = "if that is meant: PYTHONPATH=src:tests python -m cli.recorded_defaults, and look at its differences"
+    assert recorded_defaults.lines() == kept, remedy
 
 
 def commands(command, name=""):
