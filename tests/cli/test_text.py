@@ -73,6 +73,13 @@ def test_one_file_is_cut_at_nine_tenths(text_file):
     assert bytes(text.validation) == content[3600:] + texts.SEPARATOR
 
 
+def test_the_fingerprint_of_a_text_stays_what_it_was():
+    """A run that goes on compares it with what its checkpoint has."""
+    arrays = [np.frombuffer(part, dtype=np.uint8) for part in (b"abc", b"de")]
+    assert texts.fingerprint(arrays) == "bc342f17f0b59f88a89ab828e0244ec0"
+    assert texts.fingerprint([np.frombuffer(b"abcde", dtype=np.uint8)]) != texts.fingerprint(arrays)
+
+
 def test_the_fingerprint_sees_every_byte(folder):
     before = texts.read_text(str(folder)).fingerprint
     assert texts.read_text(str(folder)).fingerprint == before
