@@ -50,11 +50,13 @@ def fused_recurrent_gated_delta_rule_packed_decode(
     Raises:
         ValueError, TypeError: for what does not fit together, named.
     """
-    if mixed_qkv.dim() != 2 or initial_state.dim() != 4:
-        name, x, expected = "mixed_qkv", mixed_qkv, "[B, 2 H K + HV V]"
-        if mixed_qkv.dim() == 2:
-            name, x, expected = "initial_state", initial_state, "[slots, HV, V, K]"
-        raise ValueError(f"{name}: expected {expected}; got {list(x.shape)}")
+    shapes = {
+        "mixed_qkv": (mixed_qkv, "[B, 2 H K + HV V]", 2),
+        "initial_state": (initial_state, "[slots, HV, V, K]", 4),
+    }
+    for name, (x, expected, axes) in shapes.items():
+        if x.dim() != axes:
+            raise ValueError(f"{name}: expected {expected}; got {list(x.shape)}")
     _, heads, values, keys = initial_state.shape
     width = mixed_qkv.shape[1] - heads * values
     if width <= 0 or width % (2 * keys):
@@ -139,10 +141,10 @@ def fused_sigmoid_gating_delta_rule_update(
     if intermediate_states_buffer is None:
         following = torch.full_like(slots, -1) if disable_state_update else None
         return _step(is_kda, by_sequence, *options, initial_state_source, slots, following).reshape(v.shape)
-    if not disable_state_update or intermediate_state_indices is None:
-        name = "disable_state_update" if not disable_state_update else "intermediate_state_indices"
-        expected = "True" if not disable_state_update else "a tensor"
-        raise ValueError(f"{name}: expected {expected} beside intermediate_states_buffer")
+    if not disable_state_update:
+        raise ValueError("disable_state_update: expected True beside intermediate_states_buffer; got False")
+    if intermediate_state_indices is None:
+        raise ValueError("intermediate_state_indices: expected a tensor beside intermediate_states_buffer; got None")
     check_integers("intermediate_state_indices", intermediate_state_indices, q, N=count)
     places = _copied(initial_state_source, slots, intermediate_states_buffer, intermediate_state_indices, tokens)
     states = intermediate_states_buffer.flatten(0, 1)
