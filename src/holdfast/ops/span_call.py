@@ -1,7 +1,9 @@
 """A call of an op as a span of a longer sequence: its summary, and its outputs from the state before it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -12,19 +14,31 @@ from holdfast.recurrences import DELTA_RULES, RECURRENCES
 from holdfast.recurrences.definition import Recurrence
 from holdfast.recurrences.summary import Summary, merge
 
+from .families import op_of
+
 
 @dataclass(frozen=True, slots=True)
 class SpanCall:
     """An op's arguments for one span of tokens, without the state before it.
 
-    op: the public one of the recurrence. tensors: its tensor arguments that are not None. options: its other arguments,
-    and None for a tensor that the op has no default for.
+    tensors: the op's tensor arguments that are not None. options: its other arguments, and None for a tensor that the
+    op has no default for.
     """
 
     recurrence: Recurrence
-    op: Callable[..., tuple[Tensor, Any]]
     tensors: dict[str, Tensor]
     options: dict[str, Any]
+
+    @classmethod
+    def of(cls, recurrence: Recurrence, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> "SpanCall":
+        """tensors: checked, by name, all but initial_state. options: those that were given."""
+        parameters = parameters_of(recurrence.name)
+        missing = {n: None for n, x in tensors.items() if x is None and parameters[n].default is Parameter.empty}
+        return cls(recurrence, {n: x for n, x in tensors.items() if x is not None}, {**options, **missing})
+
+    @property
+    def op(self) -> Callable[..., tuple[Tensor, Any]]:
+        return op_of(self.recurrence)
 
     @property
     def name(self) -> str:
@@ -173,6 +187,12 @@ class SpanCall:
             one[:, 1::2] = 0
         carry = self._final(one, x=torch.zeros_like(self.tensors["x"]))
         return Summary(added, carry.unflatten(-1, (-1, 2)) if self.name == "rotlru" else carry)
+
+
+@cache
+def parameters_of(name: str) -> Mapping[str, Parameter]:
+    """Of the public op of a recurrence."""
+    return signature(op_of(RECURRENCES[name])).parameters
 
 
 def _timed(recurrence: Recurrence) -> dict[str, tuple[int, ...]]:

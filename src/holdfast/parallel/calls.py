@@ -66,13 +66,7 @@ def bind(op: Callable[..., Any] | str, arguments: tuple[Any, ...], named: dict[s
     # as the definition lists them: the first carries the dtype
     tensors = prepare(recurrence, cu_seqlens, {name: given.pop(name) for name in recurrence.arguments})
     state = tensors.pop("initial_state")
-    parameters = SIGNATURES[recurrence.name].parameters
-    for name, x in tensors.items():
-        if x is None and parameters[name].default is inspect.Parameter.empty:
-            given[name] = None
-    call = SpanCall(
-        recurrence, getattr(ops, recurrence.name), {name: x for name, x in tensors.items() if x is not None}, given
-    )
+    call = SpanCall.of(recurrence, tensors, given)
     return Bound(call, None if state is None else call.private(state), final, cu_seqlens)
 
 
