@@ -11,13 +11,14 @@ from holdfast.kernels.varlen import sequence_bounds
 from holdfast.planner.choices import no_choice
 from holdfast.recurrences import RECURRENCES
 from holdfast.recurrences.scalars import flag, integer
-from holdfast.recurrences.summary import Summary, merge
+from holdfast.recurrences.summary import Summary
 from holdfast.recurrences.torch_private import tree_leaves
 
 from .autocast import without_autocast
 from .check import check_cu_seqlens, name_of, prepare
 from .derivatives import refuse_forward_mode
-from .prefill_pieces import Pieces, pieces_of
+from .prefill_blocks import by_blocks
+from .prefill_pieces import pieces_of
 from .slot_checks import check_index, check_pool
 from .span_call import LINEAR, SpanCall, parameters_of
 
@@ -40,10 +41,11 @@ def pooled_prefill(
 ) -> Tensor:
     """What `op` returns for packed sequences whose states are read from a pool, and written to it, at blocks' ends too.
 
-    With block all sequences are cut into pieces of so many tokens, which are computed side by side: first what each
-    piece does to a state (`holdfast.parallel.summary`), then from those the state before each piece, then the op over
-    all pieces, which gives the outputs and the state behind each. A piece that another one follows is computed twice,
-    with a delta rule three times, and takes about three states in float32 while the call runs.
+    With block the op is called block after block, with the same block of all sequences as a batch, and then with what
+    is left behind their blocks. Where that would be many small calls of a GPU, all blocks are computed side by side:
+    what each does to a state (`holdfast.parallel.summary`), from that the state before each, then their outputs; so a
+    block is computed twice, with a delta rule three times. Either takes some three states in float32 a block while it
+    runs.
 
     All states are read before the first is written. Slots and the pool are not read on the host; the offsets are, once.
     Gradients are not recorded.
@@ -102,8 +104,8 @@ def pooled_prefill(
             return o
         bounds = sequence_bounds(cu_seqlens, call.lead.shape[1])
         pieces = pieces_of(bounds, _length(block))
-        check_index("block_slots", block_slots, call.lead, [len(pieces.complete)])
-        return _by_blocks(call, pool, slots, next_slots, pieces, block, block_slots)
+        check_index("block_slots", block_slots, call.lead, [len(pieces.starts)])
+        return by_blocks(call, pool, slots, next_slots, block_slots, pieces)
 
 
 def _call(op: str, arguments: Mapping[str, Any], cu_seqlens: Any, backend: str | None) -> SpanCall:
@@ -128,49 +130,3 @@ def _length(block: Any) -> int:
     if integer("block", block) < 1:
         raise ValueError(f"block: expected 1 or more tokens; got {block}")
     return block
-
-
-def _by_blocks(
-    call: SpanCall, pool: Tensor, slots: Tensor, next_slots: Tensor, pieces: Pieces, block: int, block_slots: Tensor
-) -> Tensor:
-    """The outputs, with states written behind blocks and sequences."""
-    numbers = (pieces.first, pieces.last, pieces.complete, pieces.order, pieces.after, pieces.starts)
-    # in one copy, for which the host waits
-    on_device = torch.tensor([n for each in numbers for n in each], dtype=torch.int64).to(pool.device)
-    first, last, complete, order, after, starts = on_device.split([len(each) for each in numbers])
-
-    entering = read_states(pool, slots, call.dtype)
-    before = entering
-    if pieces.after:
-        before = entering.new_empty(len(pieces.offsets) - 1, *entering.shape[1:])
-        before.index_copy_(0, first, entering)
-        spans = _spans(call, pieces, starts, block)
-        before.index_copy_(0, after, _between(entering.index_select(0, order), spans, pieces.rounds))
-    o, behind = call.outputs(Summary(before), torch.tensor(pieces.offsets, dtype=torch.int64))
-    places = torch.full([before.shape[0]], -1, dtype=block_slots.dtype, device=pool.device)
-    places.index_copy_(0, complete, block_slots)
-    write_states(pool, places, behind.added)
-    write_states(pool, next_slots, behind.added.index_select(0, last))
-    return o
-
-
-def _spans(call: SpanCall, pieces: Pieces, starts: Tensor, block: int) -> SpanCall:
-    """The pieces that another one follows, as a batch in the order of the rounds."""
-    count = len(pieces.starts)
-    if pieces.rounds[0] == 1:
-        # of one sequence: where they lie
-        return call.cut(pieces.starts[0], pieces.starts[0] + count * block).fold(count)
-    tokens = (starts[:, None] + torch.arange(block, dtype=starts.dtype, device=starts.device)).flatten()
-    return call.over_time(lambda x: x[0].index_select(0, tokens).unflatten(0, (count, block)))
-
-
-def _between(state: Tensor, spans: SpanCall, rounds: list[int]) -> Tensor:
-    """The states [M, ...] behind spans, which lie round by round. state: before the first round's, and others."""
-    added, carry, _ = spans.summary()
-    found, done = [], 0
-    for size in rounds:
-        span = Summary(added[done : done + size], carry[done : done + size])
-        state = merge(Summary(state[:size]), span).added
-        found.append(state)
-        done += size
-    return torch.cat(found)

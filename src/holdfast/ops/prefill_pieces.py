@@ -1,54 +1,53 @@
-"""Packed sequences cut into pieces of a block's length: which follow which, found on the host."""
+"""Packed sequences cut into blocks: in which order they are taken, found on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces in the order of the tokens, numbered through all sequences.
+    """Complete blocks of `block` tokens, in rounds: the first of every sequence, then the second ones, and so on. What
+    is left behind a sequence's blocks, its tail, comes after all rounds; it may be empty.
 
-    A sequence has a piece for each of its complete blocks and one for what is left behind them; an empty sequence has
-    an empty one. Those that another one follows are complete. They are taken in rounds: the first of every sequence,
-    then the second ones, so that each round's states are made of the first ones of the round before.
-
-    offsets: of all pieces. first, last: a sequence's. complete: those of `block` tokens. order: the sequences, those of
-    more pieces first. rounds: how many pieces each round has, of the first sequences in order. starts: the first token
-    of those pieces. after: the piece behind each.
+    order: the sequences, those of more blocks first: a round has those of the first ones in it. rounds: how many each
+    has. numbers: of each block, round by round, its place among all that are counted sequence by sequence. starts: its
+    first token. tails: start and end, in the order of the sequences.
     """
 
-    offsets: list[int]
-    first: list[int]
-    last: list[int]
-    complete: list[int]
+    block: int
     order: list[int]
     rounds: list[int]
+    numbers: list[int]
     starts: list[int]
-    after: list[int]
+    tails: list[tuple[int, int]]
+
+    def tail_offsets(self) -> Tensor:
+        """Of the tails behind one another, int64 [N + 1]."""
+        return torch.tensor([0, *accumulate(end - start for start, end in self.tails)], dtype=torch.int64)
+
+    def tokens(self) -> Tensor | None:
+        """Where each token lies, in the order in which they are taken, int64 [T]; None where that is their own."""
+        parts = [(start, start + self.block) for start in self.starts]
+        parts += [(start, end) for start, end in self.tails if start < end]
+        if all(before[1] == after[0] for before, after in pairwise(parts)):
+            return None
+        return torch.cat([torch.arange(start, end, dtype=torch.int64) for start, end in parts])
 
 
 def pieces_of(bounds: Sequence[int], block: int) -> Pieces:
     """bounds: offsets of the sequences, which rise from 0. block: 1 or more tokens."""
-    counts = [max(1, -(-(end - start) // block)) for start, end in pairwise(bounds)]
-    first = [0, *accumulate(counts)]
-    offsets = [
-        min(start + n * block, end) for (start, end), c in zip(pairwise(bounds), counts, strict=True) for n in range(c)
-    ]
-    offsets.append(bounds[-1])
+    counts = [(end - start) // block for start, end in pairwise(bounds)]
     order = sorted(range(len(counts)), key=lambda n: -counts[n])
-    rounds, taken = [], []
-    for place in range(max(counts) - 1):
-        members = [first[n] + place for n in order if counts[n] > place + 1]
+    before = [0, *accumulate(counts)]
+    rounds, numbers, starts = [], [], []
+    for place in range(max(counts)):
+        members = [n for n in order if counts[n] > place]
         rounds.append(len(members))
-        taken += members
-    return Pieces(
-        offsets,
-        first[:-1],
-        [n - 1 for n in first[1:]],
-        [n for n, (start, end) in enumerate(pairwise(offsets)) if end - start == block],
-        order,
-        rounds,
-        [offsets[n] for n in taken],
-        [n + 1 for n in taken],
-    )
+        numbers += [before[n] + place for n in members]
+        starts += [bounds[n] + place * block for n in members]
+    tails = [(bounds[n] + counts[n] * block, bounds[n + 1]) for n in order]
+    return Pieces(block, order, rounds, numbers, starts, tails)

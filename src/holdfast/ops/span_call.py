@@ -74,6 +74,10 @@ class SpanCall:
         """The tokens from start to end of it."""
         return self.over_time(lambda x: x[:, start:end])
 
+    def rows(self, start: int, end: int) -> "SpanCall":
+        """The sequences from start to end of its batch."""
+        return self.over_time(lambda x: x[start:end])
+
     def fold(self, spans: int) -> "SpanCall":
         """Its spans of equal length, [B, spans * T, ...], as sequences of a batch: [B * spans, T, ...]."""
         return self.over_time(lambda x: x.unflatten(1, (spans, x.shape[1] // spans)).flatten(0, 1))
