@@ -8,6 +8,7 @@ import torch
 import holdfast
 from holdfast.kernels.slots import read_states, write_states
 from holdfast.ops import pooled_prefill, pooled_step, prefill_blocks
+from holdfast.ops.delta_rules import repeats
 from holdfast.ops.pooled_prefill import SERVED
 from holdfast.ops.span_call import TIMED
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
@@ -251,9 +252,27 @@ def test_vectors_have_no_keys():
         pooled_prefill("rglru", arguments, pool, index(*READ), offsets())
 
 
+@pytest.mark.parametrize("axis", [1, 3])
+def test_keys_that_repeat_in_memory_are_known_by_it(axis, form):
+    """Of one direction, in bfloat16: the rule takes them in float32, whatever the order of the tokens is."""
+    arguments, pool = drawn("delta_rule", torch.bfloat16, torch.float32)
+    one = {1: arguments["k"][:, :1], 3: torch.full((1, 37, 2, 1), 8**-0.5, dtype=torch.bfloat16)}[axis]
+    arguments["k"] = one.expand(1, 37, 2, 8)
+    tokens = torch.arange(36, -1, -1)
+    assert torch.equal(prefill_blocks.reordered(arguments["k"], tokens), arguments["k"].flip(1))
+    assert repeats(prefill_blocks.reordered(arguments["k"], tokens))
+    right, after = expected("delta_rule", arguments, pool, READ, WRITTEN, AT_BLOCKS)
+    o = pooled_prefill(
+        "delta_rule", arguments, pool, index(*READ), offsets(), index(*WRITTEN), BLOCK, index(*AT_BLOCKS)
+    )
+    assert relative_error(o, right) <= 4e-3
+    assert relative_error(pool, after) <= 1e-6
+
+
 def test_when_blocks_are_taken_side_by_side():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert prefill_blocks.are_better_side_by_side(gpu, 64 * 32 * 128, 100)
+    assert prefill_blocks.are_better_side_by_side(gpu, 64 * 32 * 128, 9)
     assert not prefill_blocks.are_better_side_by_side(cpu, 64 * 32 * 128, 100)
     # enough work in each, or a few of them
     assert not prefill_blocks.are_better_side_by_side(gpu, 512 * 32 * 128, 100)

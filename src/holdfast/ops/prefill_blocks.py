@@ -21,7 +21,7 @@ def by_blocks(
     as `pooled_prefill` has them."""
     order, numbers, tokens = _placed([pieces.order, pieces.numbers], pieces.tokens(), pool.device)
     state = read_states(pool, slots.index_select(0, order), call.dtype)
-    call = call if tokens is None else call.over_time(lambda x: x.index_select(1, tokens))
+    call = call if tokens is None else call.over_time(lambda x: reordered(x, tokens))
     outputs, behind, count, length = [], [], len(pieces.starts), call.lead.shape[1]
     end = count * pieces.block
     if count:
@@ -40,6 +40,13 @@ def by_blocks(
     write_states(pool, next_slots.index_select(0, order), state)
     o = torch.cat(outputs, 1)
     return o if tokens is None else torch.empty_like(o).index_copy_(1, tokens, o)
+
+
+def reordered(x: Tensor, tokens: Tensor) -> Tensor:
+    """x [1, T, ...] at these tokens. What is one number in memory along an axis stays so: delta rules take such keys in
+    a wider dtype."""
+    held = x[tuple(slice(1) if stride == 0 else slice(None) for stride in x.stride())]
+    return (held if x.stride(1) == 0 else held.index_select(1, tokens)).expand(x.shape)
 
 
 def are_better_side_by_side(device: torch.device, numbers: int, rounds: int) -> bool:
