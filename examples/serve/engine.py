@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import torch
-from model import Model
+from model import Model, Places
 from slots import Pool, PrefixCache
 
 
@@ -77,14 +77,8 @@ class Engine:
         """Reads the prompt from the longest prefix on whose state is held, and leaves states at the ends of blocks."""
         slot, *spare = self.pool.take(1 + self.tokens)
         start, known = self.cache.longest(request.prompt)
-        states = self.pool.load(known)
-        while start < len(request.prompt):
-            end = min(start + self.cache.block, len(request.prompt))
-            logits, states = self.model.prefill(request.prompt[start:end], states)
-            if end % self.cache.block == 0:
-                self.cache.add(request.prompt[:end], states)
-            start = end
-        self.pool.store(slot, states)
+        places = Places(known, slot, self.cache.block, self.cache.keep(request.prompt, start))
+        logits = self.model.prefill(request.prompt[start:], self.pool.layers, places)
         return self._kept(_Running(request, slot, spare), [int(logits.argmax())])
 
     def _kept(self, running: _Running, tokens: list[int]) -> _Running | None:

@@ -1,11 +1,22 @@
 """A small language model of Gated DeltaNet layers, with the two ways in which an engine calls it."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 import holdfast
 
 TAPS = 4
+
+
+class Places(NamedTuple):
+    """Slots of a prefill's states: before its first token, behind its last and behind each block; -1 for none."""
+
+    first: int
+    last: int
+    block: int
+    blocks: list[int]
 
 
 class Layer(nn.Module):
@@ -33,16 +44,30 @@ class Layer(nn.Module):
         x = x + self.out(o.flatten(2))
         return x + self.mlp(self.mlp_norm(x))
 
-    def prefill(self, x: Tensor, state: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Many tokens of one sequence, and the states after them."""
+    def prefill(self, x: Tensor, pool: Tensor, tails: Tensor, places: Places) -> Tensor:
+        """Many tokens of one sequence, whose states are in the pools; those behind blocks stay there too."""
         mixed, gates = self.into(self.norm(x)).split([self.mixed, self.gates], -1)
-        mixed, tail = holdfast.causal_conv1d(
-            mixed, self.taps, activation="silu", initial_state=tail, output_final_state=True
+        tail = tails[places.first, None] if places.first >= 0 else torch.zeros_like(tails[:1])
+        seen, ends = torch.cat([tail, mixed], 1), [*range(places.block, x.shape[1] + 1, places.block), x.shape[1]]
+        mixed, _ = holdfast.causal_conv1d(mixed, self.taps, activation="silu", initial_state=tail.float())
+        for end, slot in zip(ends, [*places.blocks, places.last], strict=True):
+            if slot >= 0:
+                tails[slot] = seen[0, end : end + TAPS - 1]
+        first, last, blocks = (
+            torch.tensor(slots, dtype=torch.int32, device=x.device)
+            for slots in ([places.first], [places.last], places.blocks)
         )
-        o, state = holdfast.gated_delta_rule(
-            **self._arguments(mixed, gates), initial_state=state, output_final_state=True
+        o = holdfast.pooled_prefill(
+            "gated_delta_rule",
+            self._arguments(mixed, gates),
+            pool,
+            first,
+            cu_seqlens=torch.tensor([0, x.shape[1]]),
+            next_slots=last,
+            block=places.block,
+            block_slots=blocks,
         )
-        return self._rest(x, o), state, tail
+        return self._rest(x, o)
 
     def decode(self, x: Tensor, pool: Tensor, tails: Tensor, slots: Tensor, following: Tensor) -> Tensor:
         """A few tokens of many sequences, whose states are in the pools; after each token the state goes to a slot."""
@@ -67,13 +92,12 @@ class Model(nn.Module):
         return (layer.heads, layer.head_dim, layer.head_dim), (TAPS - 1, layer.mixed)
 
     @torch.no_grad()
-    def prefill(self, tokens: list[int], states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list]:
-        """Logits [vocabulary] behind the last token, and the states [1, ...] of each layer after it."""
-        x, after = self.embed(torch.tensor([tokens], device=self.embed.weight.device)), []
-        for layer, (state, tail) in zip(self.layers, states, strict=True):
-            x, state, tail = layer.prefill(x, state, tail)
-            after.append((state, tail))
-        return self.head(self.norm(x[0, -1])), after
+    def prefill(self, tokens: list[int], pools: list[tuple[Tensor, Tensor]], places: Places) -> Tensor:
+        """Logits [vocabulary] behind the last token."""
+        x = self.embed(torch.tensor([tokens], device=self.embed.weight.device))
+        for layer, (pool, tails) in zip(self.layers, pools, strict=True):
+            x = layer.prefill(x, pool, tails, places)
+        return self.head(self.norm(x[0, -1]))
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, pools: list[tuple[Tensor, Tensor]], slots: Tensor, following: Tensor) -> Tensor:

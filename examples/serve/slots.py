@@ -4,7 +4,6 @@ from collections import OrderedDict
 
 import torch
 from model import Model
-from torch import Tensor
 
 
 class Pool:
@@ -29,20 +28,6 @@ class Pool:
     def give_back(self, slots: list[int]) -> None:
         self.free += slots
 
-    def store(self, slot: int, states: list[tuple[Tensor, Tensor]]) -> None:
-        for layer, given in zip(self.layers, states, strict=True):
-            for pool, x in zip(layer, given, strict=True):
-                pool[slot] = x[0]
-
-    def load(self, slot: int | None) -> list[tuple[Tensor, Tensor]]:
-        """Copies [1, ...] of a slot's states, as a prefill takes them; of no slot, those before any token."""
-        return [
-            (torch.zeros_like(pool[:1]).float(), torch.zeros_like(tails[:1]))
-            if slot is None
-            else (pool[slot, None].float(), tails[slot, None].clone())
-            for pool, tails in self.layers
-        ]
-
 
 class PrefixCache:
     """States behind whole blocks of prompts. The one that was used longest ago is given up first."""
@@ -52,22 +37,27 @@ class PrefixCache:
         self.held: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self.found = 0
 
-    def longest(self, tokens: list[int]) -> tuple[int, int | None]:
-        """How many tokens of a prompt, fewer than all, have a state, and its slot."""
+    def longest(self, tokens: list[int]) -> tuple[int, int]:
+        """How many tokens of a prompt, fewer than all, have a state, and its slot; -1 for none."""
         for length in range((len(tokens) - 1) // self.block * self.block, 0, -self.block):
             prefix = tuple(tokens[:length])
             if prefix in self.held:
                 self.held.move_to_end(prefix)
                 self.found += length
                 return length, self.held[prefix]
-        return 0, None
+        return 0, -1
 
-    def add(self, tokens: list[int], states: list[tuple[Tensor, Tensor]]) -> None:
-        """Keeps the states behind these tokens, if a slot is free."""
-        prefix = tuple(tokens)
-        if prefix not in self.held and self.pool.free:
-            (self.held[prefix],) = self.pool.take(1)
-            self.pool.store(self.held[prefix], states)
+    def keep(self, tokens: list[int], start: int) -> list[int]:
+        """Slots for the states behind each block of a prompt from start, a block's end, on, which a prefill is to fill;
+        -1 for what is held already, and where no slot is free."""
+        found = []
+        for end in range(start + self.block, len(tokens) + 1, self.block):
+            prefix = tuple(tokens[:end])
+            (slot,) = [-1] if prefix in self.held or not self.pool.free else self.pool.take(1)
+            if slot >= 0:
+                self.held[prefix] = slot
+            found.append(slot)
+        return found
 
     def make_room(self, count: int) -> bool:
         """Gives up states until so many slots are free; whether they are."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import mlx, nn, ops, parallel, planner, recurrences  # noqa: F401 - names of the package
     from .ops import *  # noqa: F403
-    from .ops import explain, pooled_step, step
+    from .ops import explain, pooled_prefill, pooled_step, step
     from .recurrences import RECURRENCES, Cell, cell
 
 __version__ = "0.1.0"
@@ -44,9 +44,21 @@ _OPS = (
     "slstm",
     "ssd",
 )
-_HOME = dict.fromkeys((*_OPS, "explain", "pooled_step", "step"), "ops")
+_HOME = dict.fromkeys((*_OPS, "explain", "pooled_prefill", "pooled_step", "step"), "ops")
 _HOME |= dict.fromkeys(("RECURRENCES", "Cell", "cell"), "recurrences")
-__all__ = ["RECURRENCES", "Cell", "__version__", "cell", "explain", "nn", "ops", "pooled_step", "step", *_OPS]
+__all__ = [
+    "RECURRENCES",
+    "Cell",
+    "__version__",
+    "cell",
+    "explain",
+    "nn",
+    "ops",
+    "pooled_prefill",
+    "pooled_step",
+    "step",
+    *_OPS,
+]
 
 
 if not TYPE_CHECKING:

@@ -37,9 +37,10 @@ def model(serve):
 def alone(serve, model, prompt, most, ends=None):
     """What reading the whole sequence again for every token gives."""
     tokens = list(prompt)
-    nothing = serve["slots"].Pool(model, 1).load(None)
+    layers = serve["slots"].Pool(model, 1).layers
     for _ in range(most):
-        tokens.append(int(model.prefill(tokens, nothing)[0].argmax()))
+        places = serve["model"].Places(first=-1, last=-1, block=len(tokens) + 1, blocks=[])
+        tokens.append(int(model.prefill(tokens, layers, places).argmax()))
         if tokens[-1] == ends:
             break
     return tokens[len(prompt) :]

@@ -50,6 +50,9 @@ DEFAULTS = {
         "bias": None, "activation": None, "backend": None, "slots": None, "next_slots": None, "accepted": None,
     },
     "step": {"backend": None},
+    "pooled_prefill": {
+        "next_slots": None, "block": None, "block_slots": None, "keys_last": False, "backend": None,
+    },
     "pooled_step": {"next_slots": None, "accepted": None, "keys_last": False, "backend": None},
     "explain": {
         "sizes": None, "dtype": "float32", "device": "cpu", "needs_grad": True, "varlen": False, "backend": None,

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.ops.span_call import TIMED
 from holdfast.parallel import Summary, merge, outputs, state_of, summary
-from holdfast.parallel.calls import TIMED, bind
+from holdfast.parallel.calls import bind
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parallel_support.op_cases import leaves, tensors, weights
 

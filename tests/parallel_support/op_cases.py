@@ -10,7 +10,7 @@ from torch import Tensor
 
 import holdfast
 from holdfast import parallel
-from holdfast.parallel.calls import TIMED
+from holdfast.ops.span_call import TIMED
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 
 

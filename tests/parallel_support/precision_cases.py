@@ -10,7 +10,7 @@ from torch import Tensor
 
 import holdfast
 from holdfast import parallel
-from holdfast.parallel.calls import TIMED
+from holdfast.ops.span_call import TIMED
 
 from .op_cases import Setting, drawn, held_by, leaves, parts, tensors, weights, with_grad
 

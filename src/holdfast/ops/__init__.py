@@ -20,6 +20,7 @@ from .linear_attention import linear_attention
 from .lstm import lstm
 from .mamba1 import mamba1
 from .mlstm import mlstm
+from .pooled_prefill import pooled_prefill
 from .pooled_step import pooled_step
 from .retnet import retnet
 from .rglru import rglru
@@ -53,6 +54,7 @@ __all__ = [
     "lstm",
     "mamba1",
     "mlstm",
+    "pooled_prefill",
     "pooled_step",
     "retnet",
     "rglru",

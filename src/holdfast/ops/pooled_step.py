@@ -21,9 +21,9 @@ from holdfast.recurrences.definition import MatrixCall
 from holdfast.recurrences.scalars import flag
 
 from .autocast import without_autocast
-from .check import FLOATS, name_of
+from .check import name_of
 from .registration import define
-from .slot_checks import check_place, check_slots
+from .slot_checks import check_pool, check_slots
 from .step import matrix_call
 
 BACKENDS = (TritonPool(), PooledReference())
@@ -92,15 +92,8 @@ def pooled_step(
 
 def _check_pool(pool: Any, call: MatrixCall, keys_last: bool) -> None:
     """Raises TypeError or ValueError for a pool that does not fit the call."""
-    check_place("pool", pool, call.v)
     keys, heads, values = call.k.shape[3], *call.v.shape[2:]
-    state = [heads, values, keys] if keys_last else [heads, keys, values]
-    if pool.dim() != 4 or list(pool.shape[1:]) != state:
-        raise ValueError(f"pool: expected shape [slots, {', '.join(map(str, state))}]; got {list(pool.shape)}")
-    is_double = call.v.dtype == torch.float64
-    if pool.dtype not in FLOATS or (pool.dtype == torch.float64) != is_double:
-        expected = "torch.float64, as the inputs have" if is_double else "float32, bfloat16 or float16"
-        raise TypeError(f"pool: expected {expected}; got {pool.dtype}")
+    check_pool(pool, call.v, [heads, values, keys] if keys_last else [heads, keys, values])
     if not pool.is_contiguous() and not pool[0].is_contiguous():
         raise ValueError(f"pool: expected states that are dense; got strides {list(pool.stride())}")
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from holdfast.kernels.slots import Slots
 
+from .check import FLOATS
+
 
 def check_slots(slots: Any, next_slots: Any, accepted: Any, like: Tensor, tokens: int) -> Slots:
     """The slots, contiguous. next_slots: None for slots. like: [B, ...], on the call's device. tokens: of a sequence.
@@ -23,6 +25,18 @@ def check_slots(slots: Any, next_slots: Any, accepted: Any, like: Tensor, tokens
         if is_each:
             raise ValueError("accepted: expected None beside next_slots [B, L], which say where each state goes")
     return Slots(slots.contiguous(), following.contiguous(), None if accepted is None else accepted.contiguous())
+
+
+def check_pool(pool: Any, like: Tensor, state: list[int]) -> None:
+    """Raises TypeError or ValueError unless pool is [slots, *state], on the device of like, one of the call's inputs,
+    and float64 where they are, else of another dtype that holds states."""
+    check_place("pool", pool, like)
+    if pool.dim() != 1 + len(state) or list(pool.shape[1:]) != state:
+        raise ValueError(f"pool: expected shape [slots, {', '.join(map(str, state))}]; got {list(pool.shape)}")
+    is_double = like.dtype == torch.float64
+    if pool.dtype not in FLOATS or (pool.dtype == torch.float64) != is_double:
+        expected = "torch.float64, as the inputs have" if is_double else "float32, bfloat16 or float16"
+        raise TypeError(f"pool: expected {expected}; got {pool.dtype}")
 
 
 def check_index(name: str, x: Any, like: Tensor, shape: list[int]) -> None:

@@ -1,5 +1,7 @@
 """Models over ranks: sequences cut through time, by the summary of a span and how two merge, and shared heads."""
 
+from holdfast.recurrences.summary import Summary, merge
+
 from .calls import outputs, state_of, summary
 from .cuts import Cut
 from .gradients import clip_grad_norm
@@ -30,7 +32,6 @@ from .ops import (
     ssd,
 )
 from .sections import Sections
-from .summary import Summary, merge
 from .tensor import tensor_parallel, tensor_parallel_plan
 
 __all__ = [

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.nn.short_convolution import ShortConvolution
+from holdfast.recurrences.summary import Summary
 
 from .exchange import through_ranks
 from .group import Ranks
-from .summary import Summary
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.runtime.replay.recording import note_values_read
+from holdfast.recurrences.summary import Summary
 
 from .group import Ranks, agree, gather, held
 from .places import Piece, Places, places_of
-from .summary import Summary
 
 
 class Span(Protocol):
