@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.slots import read_states, write_states
 from holdfast.ops import pooled_step
 
 from .integers import check_integers
@@ -156,17 +157,12 @@ def _copied(pool: Tensor, slots: Tensor, buffer: Tensor, rows: Tensor, tokens: i
     steps = buffer.shape[1]
     if tokens > steps:
         raise ValueError(f"intermediate_states_buffer: expected {tokens} steps or more; got {steps}")
-    rows = torch.where(slots >= 0, rows, -1).long()
-    # padding copies the place of row 0 onto itself, or what the sequence of row 0 copies there
-    first = (rows == 0).int().argmax() if len(rows) else rows
-    source = torch.where(rows >= 0, slots.long(), slots.long()[first])
-    is_written = (rows >= 0) | (rows == 0).any()
-    last = rows.clamp(min=0) * steps + steps - 1
-    states = buffer.flatten(0, 1)
-    kept = torch.where(is_written[:, None, None, None], pool[source.clamp(min=0)].to(states.dtype), states[last])
-    states.index_copy_(0, last, kept)
-    each = rows[:, None] * steps + torch.arange(tokens, device=rows.device)
-    return torch.where(rows >= 0, last, -1), torch.where(rows[:, None] >= 0, each, -1)
+    is_sequence = (slots >= 0) & (rows >= 0)
+    states, first = buffer.flatten(0, 1), rows * steps
+    last = torch.where(is_sequence, first + steps - 1, -1)
+    write_states(states, last, read_states(pool, slots, states.dtype))
+    each = first[:, None] + torch.arange(tokens, device=rows.device)
+    return last, torch.where(is_sequence[:, None], each, -1)
 
 
 def _step(
