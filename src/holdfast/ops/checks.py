@@ -36,7 +36,7 @@ from .layer_step_checks import DRAWN, draw_delta, stepped
 from .lru_gates import lru_gates
 from .mlstm import mlstm
 from .parity import cast, largest_error, leaves, relative_error, values_and_grads
-from .pooled_step import BACKENDS as POOL_BACKENDS
+from .pooled_matrix import BACKENDS as POOL_BACKENDS
 from .pooled_step_checks import draw_pool, pooled
 from .retnet import retnet
 from .rglru import rglru

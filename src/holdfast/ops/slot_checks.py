@@ -40,3 +40,26 @@ def check_place(name: str, x: Any, like: Tensor) -> None:
         raise TypeError(f"{name}: expected a tensor; got {type(x).__name__}")
     if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, as the inputs have; got {x.device}")
+
+
+def check_pool(name: str, pool: Any, like: Tensor, shape: list[str | int], dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raises TypeError or ValueError unless pool is a tensor on the device of like, of one of the dtypes, whose states
+    are dense.
+
+    shape: axes, by name where any size will do.
+    """
+    check_place(name, pool, like)
+    sizes = list(pool.shape)
+    if len(sizes) != len(shape) or any(isinstance(x, int) and x != n for x, n in zip(shape, sizes, strict=True)):
+        raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}]; got {sizes}")
+    if pool.dtype not in dtypes:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        expected = f"{', '.join(others)} or {last}" if others else f"{last} beside inputs of {like.dtype}"
+        raise TypeError(f"{name}: expected {expected}; got {pool.dtype}")
+    if not pool.is_contiguous() and not pool[0].is_contiguous():
+        raise ValueError(f"{name}: expected states that are dense; got strides {list(pool.stride())}")
+
+
+def pool_dtypes(like: Tensor) -> tuple[torch.dtype, ...]:
+    """What states in a pool may have beside inputs like that."""
+    return (torch.float64,) if like.dtype == torch.float64 else (torch.float32, torch.bfloat16, torch.float16)
