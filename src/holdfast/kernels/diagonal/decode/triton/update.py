@@ -64,10 +64,11 @@ def diagonal_decode_pool(
         # fused by name: alike in a call of one token and in one of several
         if theta_ptr is not None:
             cosine, sine = cos_sin(load_wide(theta_ptr + batch * theta_batch + token * theta_token, d, here))
-            along, aside = a * cosine, a * sine
-            turned = tl.fma(along, real, tl.fma(-aside, imaginary, x))
-            imaginary = tl.fma(aside, real, tl.fma(along, imaginary, load_wide(x_at, first + 1, here)))
-            real = turned
+            gate_real, gate_imaginary = a * cosine, a * sine
+            after = tl.fma(gate_real, real, tl.fma(-gate_imaginary, imaginary, x))
+            x = load_wide(x_at, first + 1, here)
+            imaginary = tl.fma(gate_imaginary, real, tl.fma(gate_real, imaginary, x))
+            real = after
             tl.store(h_at + first + 1, tl.where(is_there, imaginary, 0.0).to(h_ptr.dtype.element_ty), mask=here)
             imaginary = rounded(imaginary, pool_ptr)
         else:

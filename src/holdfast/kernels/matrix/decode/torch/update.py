@@ -51,7 +51,9 @@ class PooledReference:
         _put_all(slots, states, state, 0, length)
         outputs = []
         for token in range(length):
-            o, state = _normalized_step(NormalizedTokens(*(x[:, token : token + 1] for x in call[:5]), *call[5:]), state)
+            o, state = _normalized_step(
+                NormalizedTokens(*(x[:, token : token + 1] for x in call[:5]), *call[5:]), state
+            )
             state = [x.to(of.dtype) for x, of in zip(state, states, strict=True)]
             outputs.append(torch.where(there, o, 0.0))
             _put_all(slots, states, state, token + 1, length)

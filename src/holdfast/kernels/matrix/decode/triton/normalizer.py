@@ -1,4 +1,4 @@
-"""mLSTM's gates, n and m on a pool of states: what a head has once, beside the columns of its C that programs share out.
+"""mLSTM's gates, n and m on a pool of states: what a head has once, whose C several programs share out by columns.
 
 It runs before the kernel of C, which takes log decays, strengths and divisors from it and touches neither n nor m: so
 no program reads what another one writes.
