@@ -76,14 +76,16 @@ def test_what_a_pool_cannot_serve_is_said():
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_a_programs_part_of_a_state_fits_its_registers(keys_last, is_wide):
     device = Device.named("h200")
-    for keys in (1, 16, 100, 128, 256, 512):
-        for values in (1, 20, 128, 512):
+    for keys in (1, 4, 16, 100, 128, 256, 512):
+        for values in (1, 8, 20, 128, 512):
             plan = pool_plan(keys, values, keys_last, is_wide, device)
             held = (1 << (keys - 1).bit_length()) * plan["columns"]
             assert held <= (STATE_REGISTERS * 32 * plan["warps"] if keys_last else LOOPED_CELLS)
             assert plan["columns"] & (plan["columns"] - 1) == 0
             assert 1 <= plan["columns"] < 2 * values
             assert plan["warps"] in (1, 2, 4, 8)
+            # no cell is held by two warps
+            assert held >= 32 * plan["warps"] or plan["warps"] == 1
     # what was measured
     chosen = pool_plan(128, 128, keys_last, is_wide, device)
     columns = 64 if not keys_last else 8 if is_wide else 16

@@ -52,5 +52,7 @@ def pool_plan(keys: int, values: int, keys_last: bool, is_wide: bool, device: De
             warps *= 2
         else:
             columns //= 2
+    # no cell is held by two warps: one of them could read it after the other has written it
+    warps = min(warps, max(1, rows * columns // 32))
     found = {"columns": columns, "warps": warps, "programs": programs, "stages": stages}
     return Plan("decode", tuple(found.items()))
