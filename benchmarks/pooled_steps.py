@@ -1,9 +1,9 @@
 """Steps on a pool of states: `PYTHONPATH=src python benchmarks/pooled_steps.py [OUT.json]`.
 
 On a GPU: the gated delta rule and mLSTM of 32 heads, K = V = 128, and hgrn of 4096 channels; bfloat16 tokens, batches
-of 1 to 256 on states of float32, bfloat16 and float16, K or V last, 1 to 8 tokens. Device times of graph replays, beside
-a copy of as many bytes as a step reads and writes of states, timed in the same run. Then, bit for bit: a sequence beside
-others and alone, and four tokens of which two were accepted against two steps.
+of 1 to 256 on states of float32, bfloat16 and float16, K or V last, 1 to 8 tokens. Device times of graph replays,
+beside a copy of as many bytes as a step reads and writes of states, timed in the same run. Then, bit for bit: a
+sequence beside others and alone, and four tokens of which two were accepted against two steps.
 """
 
 import json
