@@ -271,8 +271,8 @@ def _on_pool(op: str, device: torch.device, seed: int) -> Iterator[Check]:
     """A few tokens of a recurrence on a pool of states, by every backend."""
     draw = partial(draw_pool, sizes=replace(SIZES, B=3, T=3), op=op)
     tokens = replace(of_draw(draw, partial(pooled, backend="reference", op=op), seed, device), grads=False)
-    name = "pooled_step" if op == POOLED[0] else f"pooled_step of {op}"
-    for backend in DIAGONAL_POOL_BACKENDS if RECURRENCES[op].family == "diagonal" else POOL_BACKENDS:
+    name = "pooled_step" if op == "gated_delta_rule" else f"pooled_step of {op}"
+    for backend in DIAGONAL_POOL_BACKENDS if POOLED[op].family == "diagonal" else POOL_BACKENDS:
         yield Check(name, backend, ((tokens, partial(pooled, backend=backend.name, op=op)),))
 
 

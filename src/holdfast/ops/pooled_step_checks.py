@@ -5,18 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.recurrences import RECURRENCES, Draw, Sizes
+from holdfast.recurrences import Draw, Sizes
+from holdfast.recurrences.gated_delta_rule import GATED_DELTA_RULE
+from holdfast.recurrences.hgrn import HGRN
+from holdfast.recurrences.mlstm import MLSTM
+from holdfast.recurrences.rotlru import ROTLRU
 
 from .pooled_step import pooled_step
 
 # of a matrix state, of one with its normaliser, of a vector and of pairs
-POOLED = ("gated_delta_rule", "mlstm", "hgrn", "rotlru")
+POOLED = {recurrence.name: recurrence for recurrence in (GATED_DELTA_RULE, MLSTM, HGRN, ROTLRU)}
 _SLOTS = 5
 
 
 def draw_pool(draw: Draw, sizes: Sizes, op: str = "gated_delta_rule") -> dict[str, Any]:
     """Arguments of `pooled_step` but for op: of three sequences one is padding, and one goes elsewhere half-way."""
-    arguments = RECURRENCES[op].example(draw, sizes)
+    arguments = POOLED[op].example(draw, sizes)
     state = arguments.pop("initial_state")
     pool = tuple(draw.state(_SLOTS, *x.shape[1:]) for x in (state if isinstance(state, tuple) else (state,)))
     numbers = {"slots": [4, -1, 0], "next_slots": [4, 2, 3], "accepted": [sizes.T, 1, 1]}
