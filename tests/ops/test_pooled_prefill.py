@@ -213,7 +213,7 @@ def test_options_of_the_op_and_no_gradient():
         ({"pool": None}, TypeError, "pool: expected a tensor; got NoneType"),
         ({"pool": torch.zeros(7, 4, 6, 8)}, ValueError, r"pool: expected shape \[slots, 4, 8, 6\]; got \[7, 4, 6, 8\]"),
         ({"keys_last": True}, ValueError, r"pool: expected shape \[slots, 4, 6, 8\]; got \[12, 4, 8, 6\]"),
-        ({"pool": torch.zeros(7, 4, 8, 6)}, TypeError, "pool: expected torch.float64, as the inputs have; got"),
+        ({"pool": torch.zeros(7, 4, 8, 6)}, TypeError, "pool: expected float64 beside inputs of torch.float64; got"),
         ({"slots": index(0, 1)}, ValueError, r"slots: expected shape \[5\]; got \[2\]"),
         ({"slots": index(*READ).long()}, TypeError, "slots: expected torch.int32; got torch.int64"),
         ({"next_slots": index(0)}, ValueError, r"next_slots: expected shape \[5\]; got \[1\]"),

@@ -130,7 +130,7 @@ def test_no_sequence_and_no_slot():
     ("change", "error", "said"),
     [
         ({"op": "lstm"}, ValueError, "op: expected one of"),
-        ({"op": "mlstm"}, ValueError, "a normaliser beside its state"),
+        ({"op": "mlstm"}, TypeError, r"pool: expected the tensors \(C, n, m\) of mlstm; got Tensor"),
         ({"op": "rwkv7"}, ValueError, "several steps a token"),
         ({"pool": None}, TypeError, "pool: expected a tensor; got NoneType"),
         ({"pool": torch.zeros(7, 4, 6, 8)}, ValueError, r"pool: expected shape \[slots, 4, 8, 6\]; got \[7, 4, 6, 8\]"),

@@ -44,6 +44,23 @@ def test_a_fault_in_each_result_of_both_passes_is_caught(chunked_alone):
     assert found == [(*site, "caught") for site in forward + backward]
 
 
+@pytest.mark.parametrize(
+    ("op", "name", "way"),
+    [
+        ("layer_step", "pytorch", "run"),
+        ("pooled_step", "reference", "update"),
+        ("pooled_step of mlstm", "reference", "update_normalized"),
+        ("pooled_step of hgrn", "reference", "update"),
+    ],
+)
+def test_a_fault_in_a_step_in_place_is_caught(monkeypatch, op, name, way):
+    wanted = [check for check in checks.every(CPU) if (check.op, check.backend.name) == (op, name)]
+    monkeypatch.setattr(self_check, "every", lambda *_: wanted)
+    monkeypatch.setattr(self_check, "further", lambda *_: [])
+    assert [(f.kernel, f.tensor, f.status) for f in self_check.self_check(CPU)] == [(way, "0", "caught")]
+    assert not {"run", "update", "update_normalized"} & set(vars(wanted[0].backend))
+
+
 def test_one_element_alone_is_noticed(monkeypatch, chunked_alone):
     """An error in norm does not show it: in half precision one of thousands is less than rounding all of them."""
     exact = torch.randn(9000, dtype=torch.float64)

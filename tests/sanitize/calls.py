@@ -261,6 +261,11 @@ def _decoding() -> Iterator[Call]:
         yield Call(f"step {name}", lambda device, name=name: _token(device, name))
     for keys_last in (False, True):
         yield Call(f"pooled_step {keys_last}", lambda device, keys_last=keys_last: _in_a_pool(device, keys_last))
+        yield Call(
+            f"pooled_step mlstm {keys_last}", lambda device, keys_last=keys_last: _in_a_pool(device, keys_last, "mlstm")
+        )
+    for name in ("hgrn", "rotlru"):
+        yield Call(f"pooled_step {name}", lambda device, name=name: _in_a_pool(device, False, name))
 
 
 def _token(device: torch.device, name: str) -> None:
@@ -272,10 +277,10 @@ def _token(device: torch.device, name: str) -> None:
         step(name, arguments, state)
 
 
-def _in_a_pool(device: torch.device, keys_last: bool) -> None:
-    a = draw_pool(Draw(0, BF16, device), Sizes(B=3, T=3, H=4, Hq=2, K=24, V=20))
+def _in_a_pool(device: torch.device, keys_last: bool, op: str = "gated_delta_rule") -> None:
+    a = draw_pool(Draw(0, BF16, device), Sizes(B=3, T=3, H=4, Hq=2, K=24, V=20), op)
     for _ in range(4):
-        pooled(a, "decode", keys_last)
+        pooled(a, "decode", keys_last, op)
 
 
 def _chunk_primitives() -> Iterator[Call]:

@@ -36,8 +36,9 @@ from .layer_step_checks import DRAWN, draw_delta, stepped
 from .lru_gates import lru_gates
 from .mlstm import mlstm
 from .parity import cast, largest_error, leaves, relative_error, values_and_grads
-from .pooled_step import BACKENDS as POOL_BACKENDS
-from .pooled_step_checks import draw_pool, pooled
+from .pooled_diagonal import BACKENDS as DIAGONAL_POOL_BACKENDS
+from .pooled_matrix import BACKENDS as POOL_BACKENDS
+from .pooled_step_checks import POOLED, draw_pool, pooled
 from .retnet import retnet
 from .rglru import rglru
 from .rotary import rotary
@@ -181,11 +182,8 @@ def every(device: torch.device, seed: int = 0) -> Iterator[Check]:
         yield Check("causal_conv1d", backend, ((attempt, partial(convolve, backend=backend.name)),))
     for backend in LAYER_STEP_BACKENDS:
         yield Check("layer_step", backend, (_layer_step(draw_delta, backend.name, seed, device),))
-    tokens = of_draw(
-        partial(draw_pool, sizes=replace(SIZES, B=3, T=3)), partial(pooled, backend="reference"), seed, device
-    )
-    for backend in POOL_BACKENDS:
-        yield Check("pooled_step", backend, ((replace(tokens, grads=False), partial(pooled, backend=backend.name)),))
+    for op in POOLED:
+        yield from _on_pool(op, device, seed)
 
 
 def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
@@ -267,6 +265,15 @@ def _layer_step(draw: Callable[..., LayerStep], backend: str, seed: int, device:
     kind = type(draw(Draw(seed), SIZES))
     attempt = of_draw(lambda d: draw(d, SIZES)._asdict(), partial(stepped, kind, backend="pytorch"), seed, device)
     return replace(attempt, grads=False), partial(stepped, kind, backend=backend)
+
+
+def _on_pool(op: str, device: torch.device, seed: int) -> Iterator[Check]:
+    """A few tokens of a recurrence on a pool of states, by every backend."""
+    draw = partial(draw_pool, sizes=replace(SIZES, B=3, T=3), op=op)
+    tokens = replace(of_draw(draw, partial(pooled, backend="reference", op=op), seed, device), grads=False)
+    name = "pooled_step" if op == "gated_delta_rule" else f"pooled_step of {op}"
+    for backend in DIAGONAL_POOL_BACKENDS if POOLED[op].family == "diagonal" else POOL_BACKENDS:
+        yield Check(name, backend, ((tokens, partial(pooled, backend=backend.name, op=op)),))
 
 
 def _compose(a: dict[str, Tensor], inter: str | None = None, intra: str | None = None) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from .check import check_cu_seqlens, name_of, prepare
 from .derivatives import refuse_forward_mode
 from .prefill_blocks import by_blocks
 from .prefill_pieces import pieces_of
-from .slot_checks import check_index, check_pool
+from .slot_checks import check_index, check_pool, pool_dtypes
 from .span_call import LINEAR, SpanCall, parameters_of
 
 SERVED = tuple(name for name in LINEAR if name != "mlstm")
@@ -87,7 +87,7 @@ def pooled_prefill(
         if len(state) == 1:
             raise ValueError(f"keys_last: expected False, as a state of {op} has no keys; got True")
         state = [state[0], state[2], state[1]]
-    check_pool(pool, call.lead, state)
+    check_pool("pool", pool, call.lead, ["slots", *state], pool_dtypes(call.lead))
     refuse_forward_mode("pooled_prefill", (*tree_leaves((call.tensors, call.options)), pool))
     check_index("slots", slots, call.lead, [cu_seqlens.numel() - 1])
     next_slots = slots if next_slots is None else next_slots

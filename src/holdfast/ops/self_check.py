@@ -2,7 +2,7 @@
 
 A check runs once as it is, and each tensor that a kernel writes is noted. Then it runs again for each of these, with
 one element changed behind the launch: negated, as by a wrong sign or operand. On a CPU, where none of these kernels
-runs, elements of what the two passes of a backend return are changed instead.
+runs, elements of what a backend's passes return are changed instead.
 
 Of a tensor that a check has written again and again, by a launch a step, a few launches are taken.
 
@@ -36,6 +36,8 @@ _TRIES = 8
 _FACTORS = (1, 4, 16, 64)
 # launches of one kernel that write a tensor and all get a fault; of more, these places among them
 _EACH, _SOME = 4, (0.0, 0.5, 1.0)
+# what a backend may have of them: two passes, or a step in place
+_PASSES = ("forward", "backward", "run", "update", "update_normalized")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Status = Literal["caught", "missed", "unread", "wrong"]
 
@@ -308,7 +310,7 @@ def _returning(backend: Backend, returned: Callable[[str, Iterable[Any]], None])
 
         return wrapped
 
-    instead = {way: passing(way) for way in ("forward", "backward")}
+    instead = {way: passing(way) for way in _PASSES if hasattr(backend, way)}
     own = {way: vars(backend)[way] for way in instead if way in vars(backend)}
     vars(backend).update(instead)
     try:

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from holdfast.kernels.slots import Slots
 
-from .check import FLOATS
-
 
 def check_slots(slots: Any, next_slots: Any, accepted: Any, like: Tensor, tokens: int) -> Slots:
     """The slots, contiguous. next_slots: None for slots. like: [B, ...], on the call's device. tokens: of a sequence.
@@ -27,18 +25,6 @@ def check_slots(slots: Any, next_slots: Any, accepted: Any, like: Tensor, tokens
     return Slots(slots.contiguous(), following.contiguous(), None if accepted is None else accepted.contiguous())
 
 
-def check_pool(pool: Any, like: Tensor, state: list[int]) -> None:
-    """Raises TypeError or ValueError unless pool is [slots, *state], on the device of like, one of the call's inputs,
-    and float64 where they are, else of another dtype that holds states."""
-    check_place("pool", pool, like)
-    if pool.dim() != 1 + len(state) or list(pool.shape[1:]) != state:
-        raise ValueError(f"pool: expected shape [slots, {', '.join(map(str, state))}]; got {list(pool.shape)}")
-    is_double = like.dtype == torch.float64
-    if pool.dtype not in FLOATS or (pool.dtype == torch.float64) != is_double:
-        expected = "torch.float64, as the inputs have" if is_double else "float32, bfloat16 or float16"
-        raise TypeError(f"pool: expected {expected}; got {pool.dtype}")
-
-
 def check_index(name: str, x: Any, like: Tensor, shape: list[int]) -> None:
     """Raises TypeError or ValueError unless x is an int32 tensor of the shape, on the device of like."""
     check_place(name, x, like)
@@ -54,3 +40,29 @@ def check_place(name: str, x: Any, like: Tensor) -> None:
         raise TypeError(f"{name}: expected a tensor; got {type(x).__name__}")
     if x.device != like.device:
         raise ValueError(f"{name}: expected device {like.device}, as the inputs have; got {x.device}")
+
+
+def check_pool(name: str, pool: Any, like: Tensor, shape: list[str | int], dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raises TypeError or ValueError unless pool is a tensor on the device of like, of one of the dtypes.
+
+    shape: axes, by name where any size will do.
+    """
+    check_place(name, pool, like)
+    sizes = list(pool.shape)
+    if len(sizes) != len(shape) or any(isinstance(x, int) and x != n for x, n in zip(shape, sizes, strict=True)):
+        raise ValueError(f"{name}: expected shape [{', '.join(map(str, shape))}]; got {sizes}")
+    if pool.dtype not in dtypes:
+        *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+        expected = f"{', '.join(others)} or {last}" if others else f"{last} beside inputs of {like.dtype}"
+        raise TypeError(f"{name}: expected {expected}; got {pool.dtype}")
+
+
+def check_dense(name: str, pool: Tensor) -> None:
+    """Raises ValueError unless each state of the pool is dense."""
+    if not pool.is_contiguous() and not pool[0].is_contiguous():
+        raise ValueError(f"{name}: expected states that are dense; got strides {list(pool.stride())}")
+
+
+def pool_dtypes(like: Tensor) -> tuple[torch.dtype, ...]:
+    """What states in a pool may have beside inputs like that."""
+    return (torch.float64,) if like.dtype == torch.float64 else (torch.float32, torch.bfloat16, torch.float16)

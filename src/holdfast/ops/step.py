@@ -63,7 +63,7 @@ def step(
     given, options = _checked(recurrence, arguments, state)
     if op == "mlstm":
         return _mlstm(given, name_of(backend), **options)
-    call, finish = _mapped(recurrence, given, options)
+    call, finish = mapped(recurrence, given, options)
     _check_token(given[next(iter(recurrence.arguments))], state)
     if isinstance(call, SelectiveCall):
         return selective.selective_step(*call[:8], state, call.softplus, op, name_of(backend))
@@ -71,13 +71,25 @@ def step(
     return o if finish is None else finish(o, state)[0]
 
 
-def matrix_call(op: str, arguments: Mapping[str, Any]) -> tuple[MatrixCall, Any]:
-    """What a matrix recurrence makes of an op's arguments without a state, as its `map` returns it.
+def checked_tokens(
+    op: str, families: tuple[str, ...], arguments: Mapping[str, Any]
+) -> tuple[Recurrence, dict[str, Any], dict[str, Any]]:
+    """The recurrence of that name, of some families, its checked tensors without a state, and its options.
 
     Raises ValueError or TypeError as `step` does.
     """
-    recurrence = _known(op, ("matrix",))
-    return _mapped(recurrence, *_checked(recurrence, arguments, None))
+    recurrence = _known(op, families)
+    return recurrence, *_checked(recurrence, arguments, None)
+
+
+def mapped(recurrence: Recurrence, given: Mapping[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
+    """What a recurrence makes of checked tensors and options, as its `map` returns it."""
+    prepared = _PREPARED[recurrence.name]
+    if "inputs_of" in prepared:
+        options = options | {"inputs_of": fastest_inputs(given["q"])}
+    if "decay_of" in prepared:
+        options = options | {"decay_of": fastest_log_decay(given["g"])}
+    return recurrence.map(**given, **options)
 
 
 def _known(op: str, families: tuple[str, ...]) -> Recurrence:
@@ -99,15 +111,6 @@ def _checked(recurrence: Recurrence, arguments: Mapping[str, Any], state: Any) -
     given = prepare(recurrence, None, tensors | {"initial_state": state})
     refuse_forward_mode("step", tree_leaves((given, options)))
     return given, options
-
-
-def _mapped(recurrence: Recurrence, given: Mapping[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    prepared = _PREPARED[recurrence.name]
-    if "inputs_of" in prepared:
-        options = options | {"inputs_of": fastest_inputs(given["q"])}
-    if "decay_of" in prepared:
-        options = options | {"decay_of": fastest_log_decay(given["g"])}
-    return recurrence.map(**given, **options)
 
 
 def _check_token(first: Tensor, state: Tensor) -> None:

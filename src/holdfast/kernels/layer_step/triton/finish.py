@@ -6,7 +6,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from holdfast.kernels.lib.triton.sigmoid import sigmoid
 
-from .pieces import TailStrides, load_silu, stabilized_gates
+from .pieces import TailStrides, head_gates, load_silu
 
 
 @triton.jit
@@ -75,14 +75,14 @@ def mlstm_finish(
     row, head = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     rows, columns = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     here = columns < V
-    found = stabilized_gates(gates + row * gates_row, m + row * m_row, head, H, cap, EXPONENTIAL)
+    found = head_gates(gates + row * gates_row, m + row * m_row, head, H, cap, EXPONENTIAL)
     h = tl.load(o + (row * H + head) * V + columns, mask=here, other=0.0)
     if NORMALIZE:
         x += row * x_row + head * K
         n += row * n_row + head * n_head + rows * n_step
         q = tl.load(x + rows, mask=rows < K, other=0.0).to(tl.float32)
         k = tl.load(x + H * K + rows, mask=rows < K, other=0.0).to(tl.float32)
-        norm = found.decay * tl.load(n, mask=rows < K, other=0.0) + found.beta * k
+        norm = tl.exp(found.log_decay) * tl.load(n, mask=rows < K, other=0.0) + found.beta * k
         # several threads may hold a channel, and all have m: they have read both before one writes
         tl.debug_barrier()
         tl.store(n, norm, mask=rows < K)

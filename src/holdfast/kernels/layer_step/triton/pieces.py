@@ -5,6 +5,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from holdfast.kernels.lib.triton.normalizer import stabilized_gates
 from holdfast.kernels.lib.triton.sigmoid import log_sigmoid, sigmoid
 
 
@@ -33,15 +34,6 @@ class Token(NamedTuple):
     v: tl.tensor
     decay: tl.tensor
     beta: tl.tensor
-
-
-class StabilizedGates(NamedTuple):
-    """Of an mLSTM's head: decay, beta, the least divisor, and m afterwards."""
-
-    decay: tl.tensor
-    beta: tl.tensor
-    floor: tl.tensor
-    m: tl.tensor
 
 
 @triton.jit
@@ -89,20 +81,11 @@ def load_silu(gate, at, inside):
 
 
 @triton.jit
-def stabilized_gates(gates, m, head, H, cap, EXPONENTIAL: tl.constexpr):
+def head_gates(gates, m, head, H, cap, EXPONENTIAL: tl.constexpr):
     """Return an mLSTM head's StabilizedGates. gates, m: of the sequence."""
     i = capped(tl.load(gates + head).to(tl.float32), cap)
     log_f = log_sigmoid(capped(tl.load(gates + H + head).to(tl.float32), cap))
-    before = tl.load(m + head)
-    if EXPONENTIAL:
-        after = tl.maximum(log_f + before, i)
-        # float64: differences of numbers that may be large beside them
-        drop = (log_f.to(tl.float64) + before - after).to(tl.float32)
-        # past this exponential the quotient is 0 to rounding
-        return StabilizedGates(
-            decay=tl.exp(drop), beta=tl.exp(i - after), floor=tl.exp(tl.minimum(-after, 87.7)), m=after
-        )
-    return StabilizedGates(decay=tl.exp(log_f), beta=sigmoid(i), floor=1.0, m=before)
+    return stabilized_gates(i, log_f, tl.load(m + head), EXPONENTIAL)
 
 
 @triton.jit

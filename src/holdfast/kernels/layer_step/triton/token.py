@@ -13,7 +13,7 @@ from holdfast.kernels.lib.triton.sincos import reduced_cos_sin
 from holdfast.kernels.lru.triton.gated_gelu import normal_cdf
 from holdfast.kernels.lru.triton.gates import magnitude
 
-from .pieces import ConvSource, Token, conv_silu, load_silu, program_coords, stabilized_gates, state_step
+from .pieces import ConvSource, Token, conv_silu, head_gates, load_silu, program_coords, state_step
 
 
 @triton.jit
@@ -142,8 +142,8 @@ def mlstm_token(
     q = tl.load(x + head * K + rows, mask=rows < K, other=0.0).to(tl.float32)
     k = tl.load(x + H * K + head * K + rows, mask=rows < K, other=0.0).to(tl.float32)
     v = tl.load(x + 2 * H * K + values, mask=columns < V, other=0.0).to(tl.float32)
-    stabilized = stabilized_gates(gates + row * gates_row, m + row * m_row, head, H, cap, EXPONENTIAL)
-    decay = tl.zeros([BLOCK_K], tl.float32) + stabilized.decay
+    stabilized = head_gates(gates + row * gates_row, m + row * m_row, head, H, cap, EXPONENTIAL)
+    decay = tl.zeros([BLOCK_K], tl.float32) + tl.exp(stabilized.log_decay)
     C += row * state_row + head.to(tl.int64) * state_head
     token = Token(q=q, k=k, v=v, decay=decay, beta=stabilized.beta)
     found = scale * state_step(C, key_step, token, rows, columns, K, V, False)

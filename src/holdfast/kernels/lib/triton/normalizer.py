@@ -1,16 +1,41 @@
-"""What the backward pass of a normalised output needs beside the sweeps: weights of do and of the added column."""
+"""What a normalised output is divided by, a token's gates in its unit, and what its backward pass needs beside the
+sweeps: weights of do and of the added column."""
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
+from .sigmoid import sigmoid
+
 # its exponential is the largest floor: past it the quotient is 0 to rounding, and inf would spoil its gradient
 LARGEST_EXPONENT = tl.constexpr(88.7228 - 1.0)
+
+
+class StabilizedGates(NamedTuple):
+    """Of a head's token: log decay and write strength in its unit exp(m), the least divisor, and m afterwards."""
+
+    log_decay: tl.tensor
+    beta: tl.tensor
+    floor: tl.tensor
+    m: tl.tensor
 
 
 @triton.jit
 def denominator_floor(m):
     """Return exp(-m), the least that an output is divided by."""
     return tl.exp(tl.where(-m > LARGEST_EXPONENT, LARGEST_EXPONENT, -m))
+
+
+@triton.jit
+def stabilized_gates(i, log_f, m, EXPONENTIAL: tl.constexpr):
+    """Return a token's StabilizedGates from its input gate i, its forget gate's logarithm and the m before it."""
+    if EXPONENTIAL:
+        after = tl.maximum(log_f + m, i)
+        # float64: differences of numbers that may be large beside them
+        drop = (log_f.to(tl.float64) + m - after).to(tl.float32)
+        return StabilizedGates(log_decay=drop, beta=tl.exp(i - after), floor=denominator_floor(after), m=after)
+    return StabilizedGates(log_decay=log_f, beta=sigmoid(i), floor=1.0, m=m)
 
 
 @triton.jit

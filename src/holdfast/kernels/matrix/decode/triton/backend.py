@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.lib.triton.support import refusal
-from holdfast.kernels.matrix.decode.call import Pool
+from holdfast.kernels.matrix.decode.call import NormalizedPool, NormalizedTokens, Pool
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.decode import triton as model
 from holdfast.recurrences.definition import MatrixCall
@@ -64,8 +64,6 @@ class TritonPool(TritonDecode):
     MOST_TOKENS = 8
 
     def reject(self, problem: Problem, device: Device) -> str | None:
-        if "normalizer" in problem.traits:
-            return "a pool's states have no normaliser"
         if not 1 <= problem["T"] <= self.MOST_TOKENS:
             return f"it takes 1 to {self.MOST_TOKENS} tokens a sequence; got {problem['T']}"
         one = replace(problem, sizes=tuple((dict(problem.sizes) | {"T": 1}).items()))
@@ -83,3 +81,12 @@ class TritonPool(TritonDecode):
 
         with on_device_of(call.v):
             return launch.update(plan, call, pool)
+
+    def update_normalized(self, plan: Plan, call: NormalizedTokens, pool: NormalizedPool) -> Tensor:
+        """Return h [B, L, H, V]; the pool's C, n and m go on."""
+        from holdfast.kernels.runtime.launch import on_device_of
+
+        from . import launch
+
+        with on_device_of(call.v):
+            return launch.update_normalized(plan, call, pool)

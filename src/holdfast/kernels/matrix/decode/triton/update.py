@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from holdfast.kernels.lib.triton.slots import store_state
+
 from .step import update_state
 
 
@@ -13,16 +15,8 @@ def load_row(base, at, rows, inside):
 
 
 @triton.jit
-def store_state(pool, slot, slots, pool_slot, cells, state, inside):
-    """Store a head's state, rounded, to a slot; not at all where there is no such slot."""
-    slot = slot.to(tl.int64)
-    there = (slot >= 0) & (slot < slots)
-    tl.store(pool + slot * pool_slot + cells, state.to(pool.dtype.element_ty), mask=inside & there)
-
-
-@triton.jit
 def matrix_decode_pool(
-    q_ptr, k_ptr, e_ptr, v_ptr, g_ptr, beta_ptr, o_ptr, pool_ptr, slots_ptr, next_ptr, accepted_ptr,
+    q_ptr, k_ptr, e_ptr, v_ptr, g_ptr, beta_ptr, divisor_ptr, o_ptr, pool_ptr, slots_ptr, next_ptr, accepted_ptr,
     H, slots, scale, pool_slot, q_batch, q_token, k_batch, k_token, e_batch, e_token, v_batch, v_token,
     TOKENS: tl.constexpr, GROUP: tl.constexpr, ERASE_GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, VECTOR: tl.constexpr, DELTA: tl.constexpr,
@@ -32,6 +26,7 @@ def matrix_decode_pool(
 
     q, k [B, TOKENS, H / GROUP, K], e [B, TOKENS, H / ERASE_GROUP, K], v [B, TOKENS, H, V], strides of two axes
     g [B, TOKENS, H] or, with VECTOR, [B, TOKENS, H, K], beta [B, TOKENS, H], contiguous; e, g and beta may be None
+    divisor [B, TOKENS, H] float32, contiguous, of the outputs, or None
     o [B, TOKENS, H, V], written; 0 for a sequence without a slot
     pool [slots, H, K, V] or, with KEYS_LAST, [slots, H, V, K], a stride between slots; any floating dtype
     slots [B]: where a sequence's state is; next [B], or [B, TOKENS] with EACH: where it goes. What is no slot is
@@ -76,7 +71,10 @@ def matrix_decode_pool(
         if beta_ptr is not None:
             beta = tl.load(beta_ptr + place).to(tl.float32)
         state = update_state(state, k, e, v, decay, beta, DELTA, ERASE_BEFORE_DECAY)
-        o = tl.where(is_there, scale * tl.sum(state * q[:, None], 0), 0.0)
+        o = scale * tl.sum(state * q[:, None], 0)
+        if divisor_ptr is not None:
+            o /= tl.load(divisor_ptr + place)
+        o = tl.where(is_there, o, 0.0)
         tl.store(o_ptr + place * V + columns, o.to(o_ptr.dtype.element_ty), mask=in_columns)
         # as if it had been stored and read, so that several tokens are several steps
         state = state.to(pool.dtype.element_ty).to(tl.float32)

@@ -46,4 +46,6 @@ def pool_plan(keys: int, values: int, keys_last: bool, is_wide: bool) -> Plan:
             warps *= 2
         else:
             columns //= 2
+    # no cell is held by two warps: one of them could read it after the other has written it
+    warps = min(warps, max(1, rows * columns // 32))
     return Plan("decode", (("columns", columns), ("warps", warps)))

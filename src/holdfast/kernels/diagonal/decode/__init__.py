@@ -1,0 +1,1 @@
+"""A few tokens of a diagonal recurrence on a pool of states."""

@@ -1,0 +1,1 @@
+"""In PyTorch, on any device."""

@@ -1,0 +1,1 @@
+"""In Triton, for every NVIDIA GPU."""

@@ -1,0 +1,1 @@
+"""What a few tokens on a pool of states cost."""
