@@ -9,9 +9,9 @@ from holdfast.recurrences.summary import Summary, merge
 from .prefill_pieces import Pieces
 from .span_call import SpanCall
 
-# what a GPU computes in the time of a launch, in numbers of the first argument, and how many rounds are worth the
-# summaries: reckoned, not measured
-LITTLE, MANY = 2**19, 8
+# up to which size of a round, in numbers of the first argument, and from how many rounds on summaries are worth it:
+# docs/notes/decoding.md#open
+LITTLE, MANY = 2**20, 8
 
 
 def by_blocks(
@@ -52,7 +52,7 @@ def reordered(x: Tensor, tokens: Tensor) -> Tensor:
 def are_better_side_by_side(device: torch.device, numbers: int, rounds: int) -> bool:
     """Whether a GPU would spend its time on starting one small round after the other. numbers: of a round's first
     argument."""
-    return device.type == "cuda" and rounds > MANY and numbers < LITTLE
+    return device.type == "cuda" and rounds > MANY and numbers <= LITTLE
 
 
 def in_series(blocks: SpanCall, state: Tensor, rounds: list[int]) -> tuple[Tensor, list[Tensor]]:
