@@ -9,8 +9,7 @@ import holdfast
 from holdfast.kernels.slots import read_states, write_states
 from holdfast.ops import pooled_prefill, pooled_step, prefill_blocks
 from holdfast.ops.delta_rules import repeats
-from holdfast.ops.pooled_prefill import SERVED
-from holdfast.ops.span_call import TIMED
+from holdfast.ops.span_call import LINEAR, TIMED
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
 from parity import relative_error
 
@@ -22,12 +21,25 @@ STATES = {"rglru": (6,), "rotlru": (6,), "hgrn": (6,)}
 
 
 def drawn(name, dtype=torch.float64, wide=torch.float64, bounds=BOUNDS, seed=0):
-    """Arguments of packed sequences, and a pool of states."""
+    """Arguments of packed sequences, and a pool of states, of mlstm three."""
     sizes = Sizes(B=1, T=bounds[-1], H=4, Hq=2, K=8, V=6, D=6)
     arguments = RECURRENCES[name].example(Draw(seed, dtype), sizes)
     arguments.pop("initial_state", None)
-    pool = Draw(seed + 1, torch.float64).normal(SLOTS, *STATES.get(name, (4, 8, 6))).to(wide)
+    draw = Draw(seed + 1, torch.float64)
+    pool = draw.normal(SLOTS, *STATES.get(name, (4, 8, 6))).to(wide)
+    if name == "mlstm":
+        m = draw.normal(SLOTS, 4).to(torch.promote_types(dtype, torch.float32))
+        pool = pool, draw.normal(SLOTS, 4, 8).to(wide), m
     return arguments, pool
+
+
+def parts_of(pool):
+    return pool if isinstance(pool, tuple) else (pool,)
+
+
+def like(pool, parts):
+    """parts as the pool is: a tuple, or one."""
+    return tuple(parts) if isinstance(pool, tuple) else parts[0]
 
 
 def index(*numbers):
@@ -40,32 +52,34 @@ def offsets(bounds=BOUNDS, dtype=torch.int64):
 
 def cut(name, arguments, start, end):
     timed = TIMED[name]
-    return {n: x[:, start:end] if x.dim() in timed.get(n, ()) else x for n, x in arguments.items()}
+    return {n: x[:, start:end] if n in timed and x.dim() in timed[n] else x for n, x in arguments.items()}
 
 
 def in_series(name, arguments, start, end, state, block):
     """One sequence's outputs, the state behind each complete block, and the last, by the op, block after block."""
     outputs, states = [], []
     for begin in range(start, end, block):
-        part = cut(name, arguments, begin, min(begin + block, end))
-        o, state = getattr(holdfast, name)(**part, initial_state=state, output_final_state=True, backend="reference")
+        part, given = cut(name, arguments, begin, min(begin + block, end)), state if len(state) > 1 else state[0]
+        o, after = getattr(holdfast, name)(**part, initial_state=given, output_final_state=True, backend="reference")
         outputs.append(o)
+        state = parts_of(after)
         states += [state] * (begin + block <= end)
     return outputs, states, state
 
 
 def expected(name, arguments, pool, slots, next_slots, block_slots, bounds=BOUNDS, block=BLOCK):
     """The outputs, and the pool after it, in its dtype."""
-    before, after = pool.to(torch.promote_types(pool.dtype, torch.float32)), pool.clone()
-    outputs, places = [], iter(block_slots)
+    before = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in parts_of(pool)]
+    after, outputs, places = [x.clone() for x in parts_of(pool)], [], iter(block_slots)
     for (start, end), slot, following in zip(pairwise(bounds), slots, next_slots, strict=True):
-        state = before[[slot]] if 0 <= slot < SLOTS else torch.zeros_like(before[:1])
+        state = tuple(x[[slot]] if 0 <= slot < SLOTS else torch.zeros_like(x[:1]) for x in before)
         found, states, last = in_series(name, arguments, start, end, state, block)
         outputs += found
         for place, state in [*((next(places), state) for state in states), (following, last)]:
-            if 0 <= place < SLOTS:
-                after[place] = state[0].to(pool.dtype)
-    return torch.cat(outputs, 1), after
+            for x, each in zip(after, state, strict=True):
+                if 0 <= place < SLOTS:
+                    x[place] = each[0].to(x.dtype)
+    return torch.cat(outputs, 1), like(pool, after)
 
 
 @pytest.fixture(params=["in series", "side by side"])
@@ -74,7 +88,7 @@ def form(request, monkeypatch):
     monkeypatch.setattr(prefill_blocks, "are_better_side_by_side", lambda *_: request.param == "side by side")
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", LINEAR)
 def test_blocks_are_those_of_calls_in_series(name, form):
     arguments, pool = drawn(name)
     right, after = expected(name, arguments, pool, READ, WRITTEN, AT_BLOCKS)
@@ -85,10 +99,11 @@ def test_blocks_are_those_of_calls_in_series(name, form):
     torch.testing.assert_close(pool, after, rtol=0, atol=1e-10)
     # what no sequence names is as it was
     same = [n for n in range(SLOTS) if n not in (*WRITTEN, *AT_BLOCKS)]
-    assert torch.equal(pool[same], after[same])
+    for x, right in zip(parts_of(pool), parts_of(after), strict=True):
+        assert torch.equal(x[same], right[same])
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", LINEAR)
 def test_without_blocks_it_is_the_op(name):
     arguments, pool = drawn(name)
     right, after = expected(name, arguments, pool, READ, WRITTEN, [], block=100)
@@ -140,6 +155,34 @@ def test_states_of_any_dtype_and_layout(wide, keys_last):
     assert relative_error(o, right) <= 4e-3
     found = given.mT if keys_last else given
     assert relative_error(found.float(), after.float()) <= (1e-6 if wide == torch.float32 else 2e-4)
+
+
+@pytest.mark.parametrize("options", [{"gating": "sigmoid"}, {"gating": "sigmoid", "normalize": False}], ids=str)
+@pytest.mark.parametrize("keys_last", [False, True])
+def test_what_mlstm_does_not_use_goes_along(options, keys_last):
+    arguments, pool = drawn("mlstm", torch.float32, torch.bfloat16)
+    right, after = expected("mlstm", arguments | options, pool, READ, WRITTEN, AT_BLOCKS)
+    given = pool[0].mT.contiguous() if keys_last else pool[0], *pool[1:]
+    o = pooled_prefill(
+        "mlstm", arguments | options, given, index(*READ), offsets(), index(*WRITTEN),
+        block=BLOCK, block_slots=index(*AT_BLOCKS), keys_last=keys_last,
+    )  # fmt: skip
+    assert relative_error(o, right) <= 1e-5
+    found = given[0].mT if keys_last else given[0], *given[1:]
+    for x, y in zip(found, after, strict=True):
+        assert relative_error(x.double(), y.double()) <= 2e-4
+    assert torch.equal(given[2], after[2])
+
+
+def test_pools_of_mlstm_are_three():
+    arguments, pool = drawn("mlstm", torch.float32, torch.float32)
+    rest = index(*READ), offsets()
+    with pytest.raises(TypeError, match=r"pool: expected the tensors \(C, n, m\) of mlstm; got Tensor"):
+        pooled_prefill("mlstm", arguments, pool[0], *rest)
+    with pytest.raises(ValueError, match=r"pool\[1\]: expected shape \[12, 4, 8\]; got \[11, 4, 8\]"):
+        pooled_prefill("mlstm", arguments, (pool[0], pool[1][:11], pool[2]), *rest)
+    with pytest.raises(TypeError, match=r"pool\[2\]: expected float32 beside inputs of torch.float32; got"):
+        pooled_prefill("mlstm", arguments, (*pool[:2], pool[2].to(torch.bfloat16)), *rest)
 
 
 def test_a_pool_that_lies_in_another():
@@ -206,7 +249,6 @@ def test_options_of_the_op_and_no_gradient():
     ("change", "error", "said"),
     [
         ({"op": "lstm"}, ValueError, "op: expected one of"),
-        ({"op": "mlstm"}, ValueError, "op: expected one of .*; got 'mlstm'"),
         ({"arguments": {"q": None}}, TypeError, "q: expected a tensor"),
         ({"more": {"depth": 3}}, TypeError, "arguments: expected names that gla takes; got 'depth'"),
         ({"more": {"initial_state": None}}, TypeError, "arguments: expected no initial_state"),
@@ -280,31 +322,34 @@ def test_when_blocks_are_taken_side_by_side():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", LINEAR)
 def test_on_a_gpu(name, form):
     """By kernels, in bfloat16, with as small an error as the op has of whole sequences."""
     bounds, block = (0, 700, 700, 741, 997), 128
     arguments, pool = drawn(name, torch.bfloat16, torch.float32, bounds)
     exact = {n: x.double() for n, x in arguments.items()}
     read, written, places = (3, 0, 3, -1), (0, 1, SLOTS, 4), (5, -1, 6, 7, 8, 9, 10)
-    right, after = expected(name, exact, pool.double(), read, written, places, bounds, block)
+    wide = like(pool, [x.double() for x in parts_of(pool)])
+    right, after = expected(name, exact, wide, read, written, places, bounds, block)
     arguments = {n: x.cuda() for n, x in arguments.items()}
-    state = pool[[3, 0, 3, 3]].float()
-    state[3] = 0
+    state = [x[[3, 0, 3, 3]].float() for x in parts_of(pool)]
+    for x in state:
+        x[3] = 0
     o, last = getattr(holdfast, name)(
-        **arguments, initial_state=state.cuda(), output_final_state=True, cu_seqlens=offsets(bounds).cuda()
-    )
-    given = pool.cuda()
+        **arguments, initial_state=like(pool, [x.cuda() for x in state]), output_final_state=True,
+        cu_seqlens=offsets(bounds).cuda(),
+    )  # fmt: skip
+    given = like(pool, [x.cuda() for x in parts_of(pool)])
     found = pooled_prefill(
         name, arguments, given, index(*read).cuda(), offsets(bounds).cuda(), index(*written).cuda(),
         block=block, block_slots=index(*places).cuda(),
     )  # fmt: skip
-    given, o, last = given.cpu(), o.cpu(), last.cpu()
-    assert relative_error(found.cpu(), right) <= 2 * relative_error(o, right)
-    limit = 2 * relative_error(last[[0, 1, 3]], after[[0, 1, 4]])
-    assert relative_error(given[[0, 1, 4]], after[[0, 1, 4]]) <= limit
-    assert relative_error(given[5:11], after[5:11]) <= max(limit, 4e-3)
-    assert torch.equal(given[[2, 3, 11]], pool[[2, 3, 11]])
+    assert relative_error(found.cpu(), right) <= 2 * relative_error(o.cpu(), right)
+    for mine, ops, exactly, before in zip(*map(parts_of, (given, last, after, pool)), strict=True):
+        mine, limit = mine.cpu(), 2 * relative_error(ops.cpu()[[0, 1, 3]], exactly[[0, 1, 4]])
+        assert relative_error(mine[[0, 1, 4]], exactly[[0, 1, 4]]) <= limit
+        assert relative_error(mine[5:11], exactly[5:11]) <= max(limit, 4e-3)
+        assert torch.equal(mine[[2, 3, 11]], before[[2, 3, 11]])
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ from holdfast.recurrences.simple_gla import default_scale
 from .autocast import without_autocast
 from .mlstm import check_gating
 from .registration import define
-from .slot_checks import check_dense, check_pool, pool_dtypes
+from .slot_checks import check_dense, check_mlstm_pools, check_pool, matrix_state, pool_dtypes
 
 BACKENDS = (TritonPool(), PooledReference())
 MOST_TOKENS = TritonPool.MOST_TOKENS
@@ -39,7 +39,7 @@ def on_pool(
     call, finish = mapped
     if call.v.shape[1] != tokens:
         raise ValueError(f"op: expected one with one step a token; got {op!r}, which has several steps a token")
-    check_pool("pool", pool, call.v, ["slots", *_state(call.k, call.v, keys_last)], pool_dtypes(call.v))
+    check_pool("pool", pool, call.v, ["slots", *matrix_state(call.k, call.v, keys_last)], pool_dtypes(call.v))
     check_dense("pool", pool)
     numbers = (keys_last, call.scale, call.delta, call.erase_before_decay, op, backend)
     o = matrix_pool_step(*call[:5], call.e, pool, *held, *numbers)
@@ -65,23 +65,12 @@ def mlstm_on_pool(
     Raises TypeError or ValueError for a pool that does not fit and for the options that the op refuses.
     """
     check_gating(gating, normalize)
-    if not isinstance(pool, tuple | list) or len(pool) != 3:
-        raise TypeError(f"pool: expected the tensors (C, n, m) of mlstm; got {type(pool).__name__}")
     q, k, v, i, f = (given[name] for name in "qkvif")
-    heads, keys = v.shape[2], k.shape[3]
-    check_pool("pool[0]", pool[0], v, ["slots", *_state(k, v, keys_last)], pool_dtypes(v))
-    check_pool("pool[1]", pool[1], v, [pool[0].shape[0], heads, keys], pool_dtypes(v))
-    # a unit's logarithm, of which 16 bits leave too little
-    check_pool("pool[2]", pool[2], v, [pool[0].shape[0], heads], pool_dtypes(v)[:1])
+    pool = check_mlstm_pools(pool, k, v, keys_last)
     for n, each in enumerate(pool):
         check_dense(f"pool[{n}]", each)
     scale, eps = default_scale(scale, k), number("eps", eps, 0)
     return mlstm_pool_step(q, k, v, i, f, *pool, *held, keys_last, scale, eps, gating == "exp", normalize, backend)
-
-
-def _state(k: Tensor, v: Tensor, keys_last: bool) -> list[int]:
-    keys, heads, values = k.shape[3], *v.shape[2:]
-    return [heads, values, keys] if keys_last else [heads, keys, values]
 
 
 def _plan(op: str, call: MatrixCall, pool: Tensor, keys_last: bool, backend: str) -> tuple[Any, Plan]:

@@ -57,6 +57,24 @@ def check_pool(name: str, pool: Any, like: Tensor, shape: list[str | int], dtype
         raise TypeError(f"{name}: expected {expected}; got {pool.dtype}")
 
 
+def check_mlstm_pools(pool: Any, k: Tensor, v: Tensor, keys_last: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """C, n and m of mlstm's tokens k [B, T, Hq, K] and v [B, T, H, V]. Raises TypeError or ValueError as check_pool."""
+    if not isinstance(pool, tuple | list) or len(pool) != 3:
+        raise TypeError(f"pool: expected the tensors (C, n, m) of mlstm; got {type(pool).__name__}")
+    heads, keys = v.shape[2], k.shape[3]
+    check_pool("pool[0]", pool[0], v, ["slots", *matrix_state(k, v, keys_last)], pool_dtypes(v))
+    check_pool("pool[1]", pool[1], v, [pool[0].shape[0], heads, keys], pool_dtypes(v))
+    # a unit's logarithm, of which 16 bits leave too little
+    check_pool("pool[2]", pool[2], v, [pool[0].shape[0], heads], pool_dtypes(v)[:1])
+    return tuple(pool)
+
+
+def matrix_state(k: Tensor, v: Tensor, keys_last: bool) -> list[int]:
+    """The shape of a state of k [B, T, Hq, K] and v [B, T, H, V]."""
+    keys, heads, values = k.shape[3], *v.shape[2:]
+    return [heads, values, keys] if keys_last else [heads, keys, values]
+
+
 def check_dense(name: str, pool: Tensor) -> None:
     """Raises ValueError unless each state of the pool is dense."""
     if not pool.is_contiguous() and not pool[0].is_contiguous():
