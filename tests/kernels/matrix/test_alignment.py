@@ -7,6 +7,7 @@ from kernels.matrix.delta_rule.hopper import test_backward as test_hopper_delta_
 from kernels.matrix.mlstm.hopper import test_backend as test_hopper_mlstm
 from kernels.matrix.scalar_decay.hopper import test_backend as test_hopper
 from kernels.matrix.vector_decay.hopper import test_backend as test_hopper_gla
+from plain_launches import launch_by
 
 
 def shifted(x):
@@ -44,12 +45,11 @@ def test_states_anywhere_in_memory_reach_the_kernels_aligned(given, monkeypatch)
     from holdfast.kernels.matrix.scalar_decay.hopper import launch as scalar_launch
     from holdfast.kernels.matrix.state_passing.hopper import launch as state_launch
     from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
-    from holdfast.kernels.runtime import launch as triton_launch
 
     modules = [scalar_launch, state_launch, hopper_gla_launch, hopper_mlstm_launch]
     modules += [hopper_delta_launch, hopper_delta_passes]
     launches = recorded(monkeypatch, *modules)
-    monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
+    launch_by(monkeypatch, lambda *_: None)
     backend, plans, call = given()
     call = call._replace(initial_state=shifted(call.initial_state))
     assert call.initial_state.data_ptr() % 16

@@ -22,6 +22,7 @@ from kernels.matrix.scalar_decay.hopper import test_backend as test_hopper
 from kernels.matrix.scalar_decay.triton.parity import example
 from kernels.matrix.vector_decay.triton import parity as gla_parity
 from kernels.matrix.wide_parity import errors
+from plain_launches import launch_by
 
 H200 = Device.named("h200")
 STEP = 2.0**-7
@@ -129,11 +130,10 @@ def on_cpu(monkeypatch):
     from holdfast.kernels.matrix.scalar_decay.hopper import launch as scalar_launch
     from holdfast.kernels.matrix.state_passing.hopper import launch as state_launch
     from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_gla_launch
-    from holdfast.kernels.runtime import launch as triton_launch
 
     for module in (scalar_launch, state_launch, hopper_gla_launch, hopper_mlstm_launch):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(triton_launch, "launch", test_hopper._composed)
+    launch_by(monkeypatch, test_hopper._composed)
     sums_by_torch(monkeypatch)
     # a plain Triton kernel, interpreted elsewhere
     monkeypatch.setattr(

@@ -14,6 +14,7 @@ from kernels.matrix.delta_rule.triton.parity import example as gated
 from kernels.matrix.scalar_decay.hopper.test_backend import resets
 from kernels.matrix.scalar_decay.triton.parity import LIMITS, moved, run
 from layouts import assert_views_are_alike
+from plain_launches import launch_by
 
 
 def plans(call, **values):
@@ -72,10 +73,9 @@ def test_segments_compile_and_fit(monkeypatch):
     from gluon_compile import compile_launch, recorded
     from holdfast.kernels.matrix.delta_rule.hopper import launch_backward as hopper_delta_passes
     from holdfast.kernels.matrix.delta_rule.hopper import launch_forward as hopper_delta_launch
-    from holdfast.kernels.runtime import launch as triton_launch
 
     launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
-    monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
+    launch_by(monkeypatch, lambda *_: None)
     call = example(T=128, H=4)
     HopperDelta().backward(plans(call, segment_chunks=1)[1], call, None, torch.ones_like(call.v), None)
     names = [launch.kernel.fn.__name__ for launch in launches]
@@ -147,7 +147,7 @@ def on_cpu(monkeypatch):
     in_place = InPlace(hopper_delta_passes)
     for module in (hopper_delta_launch, hopper_delta_passes):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
+    launch_by(monkeypatch, launched)
     sums_by_torch(monkeypatch)
     for name in ("run_states", "run_backward"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))

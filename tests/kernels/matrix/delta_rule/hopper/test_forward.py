@@ -15,6 +15,7 @@ from holdfast.planner import Device, Plan, Problem
 from holdfast.planner.models.matrix.delta_rule import hopper as model
 from holdfast.recurrences.definition import MatrixCall
 from parity import relative_error
+from plain_launches import launch_by
 
 H200 = Device.named("h200")
 SIZES = {"B": 2, "T": 4096, "H": 4, "Hq": 4, "K": 128, "V": 128}
@@ -179,11 +180,10 @@ def test_plans_compile_and_fit(K, V, columns, g, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     from gluon_compile import compile_launch, recorded
     from holdfast.kernels.matrix.delta_rule.hopper import launch_forward as hopper_delta_launch
-    from holdfast.kernels.runtime import launch as triton_launch
 
     launches = recorded(monkeypatch, hopper_delta_launch)
     # a plain Triton kernel, compiled below
-    monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
+    launch_by(monkeypatch, lambda *_: None)
     call = example(K=K, V=V, g=g)
     planned = next(found for found in plans_of(call) if found.plan["columns"] == columns)
     HopperDelta().forward(over(planned.plan, state_columns=columns, segment_chunks=1), call, None)
@@ -302,7 +302,7 @@ def test_right_on_a_cpu(given, columns, state_columns, segment_chunks, monkeypat
     from holdfast.kernels.matrix.delta_rule.hopper import launch_forward as hopper_delta_launch
 
     monkeypatch.setattr(hopper_delta_launch, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
+    launch_by(monkeypatch, launched)
     assert_right(
         example(**{"B": 1, "H": 1} | given), columns=columns, state_columns=state_columns, segment_chunks=segment_chunks
     )

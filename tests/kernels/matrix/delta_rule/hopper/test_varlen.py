@@ -16,6 +16,7 @@ from kernels.matrix.delta_rule.hopper.test_backward import InPlace, weak
 from kernels.matrix.delta_rule.hopper.test_forward import CHUNK, H200, example, launched, over, plans_of, problem
 from kernels.matrix.delta_rule.triton.parity import errors
 from kernels.matrix.scalar_decay.triton.parity import LIMITS, run
+from plain_launches import launch_by
 
 # of one token and of none, at both ends too; that end with a chunk, one before it and one behind it
 LENGTHS = (0, 0, 1, 1, 64, 127, 192, 320, 320)
@@ -90,7 +91,7 @@ def on_cpu(monkeypatch):
     in_place = InPlace(hopper_delta_passes)
     for module in (hopper_delta_launch, hopper_delta_passes):
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(hopper_delta_launch.triton_launch, "launch", launched)
+    launch_by(monkeypatch, launched)
     sums_by_torch(monkeypatch)
     for name in ("run_states", "run_backward"):
         monkeypatch.setattr(hopper_delta_passes, name, getattr(in_place, name))
@@ -169,11 +170,10 @@ def test_segments_compile_and_fit(columns, monkeypatch):
     from gluon_compile import recorded
     from holdfast.kernels.matrix.delta_rule.hopper import launch_backward as hopper_delta_passes
     from holdfast.kernels.matrix.delta_rule.hopper import launch_forward as hopper_delta_launch
-    from holdfast.kernels.runtime import launch as triton_launch
 
     launches = recorded(monkeypatch, hopper_delta_launch, hopper_delta_passes)
     # a plain Triton kernel, compiled in test_forward.py
-    monkeypatch.setattr(triton_launch, "launch", lambda *_: None)
+    launch_by(monkeypatch, lambda *_: None)
     call = packed_example((0, 100, 128), H=4)
     cu_seqlens = torch.tensor((0, 100, 128), dtype=torch.int32)
     forward, backward = plans(call, columns=columns, state_columns=columns, segment_chunks=1)

@@ -16,6 +16,7 @@ from kernels.lib.triton.group_sums_on_cpu import sums_by_torch
 from kernels.matrix.in_room import assert_written_in_room
 from layouts import assert_views_are_alike
 from parity import relative_error
+from plain_launches import launch_by
 
 H200 = Device.named("h200")
 SIZES = {"B": 2, "T": 4096, "H": 4, "Hq": 4, "K": 128, "V": 128}
@@ -262,11 +263,10 @@ def on_cpu(monkeypatch):
     """Runs the kernels on this machine: what they compute, in which order, and whom they wait for."""
     pytest.importorskip("triton.experimental.gluon")
     import gluon_partitions_emulator
-    from holdfast.kernels.runtime import launch as triton_launch
 
     for module in launches_of():
         monkeypatch.setattr(module, "launch", gluon_partitions_emulator.launch)
-    monkeypatch.setattr(triton_launch, "launch", _composed)
+    launch_by(monkeypatch, _composed)
     sums_by_torch(monkeypatch)
     # many small operations: threads of PyTorch's own would only wait for each other
     threads = torch.get_num_threads()
