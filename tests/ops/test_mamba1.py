@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast.kernels import select
+from holdfast.ops import selective
 from holdfast.ops.selective import selective_forward
 from holdfast.recurrences import RECURRENCES, Draw, Sizes, oracle
 from parity import assert_close, cast, leaves, op_and_oracle, relative_error, values_and_grads
@@ -204,6 +206,20 @@ def test_steps_in_place_are_a_sequence(dtype, backend):
     assert state.data_ptr() == place
     limit = 1e-12 if dtype == torch.float64 else 2e-6
     assert_close([torch.cat(outputs, 1), state], [y, final], max(limit, 2.0**-8 if dtype == torch.bfloat16 else 0))
+
+
+def test_a_step_is_planned_without_a_backward_pass(monkeypatch):
+    asked = []
+
+    def resolve(backends, problem, *rest):
+        asked.append(problem)
+        return select.resolve(backends, problem, *rest)
+
+    monkeypatch.setattr(selective, "resolve", resolve)
+    arguments = example(B=2, T=1, D=6, N=4)
+    state = arguments.pop("initial_state")
+    holdfast.step("mamba1", {name: x.requires_grad_() for name, x in arguments.items()}, state)
+    assert [problem.needs_grad for problem in asked] == [False]
 
 
 def test_steps_refuse_what_is_no_token_and_no_state():

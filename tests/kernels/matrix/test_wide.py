@@ -121,6 +121,13 @@ def test_values_are_not_copied():
     assert cut.q.data_ptr() == call.q.data_ptr()
 
 
+@pytest.mark.parametrize(("keys", "said"), [(1, False), (2, True), (3, True)])
+def test_a_slice_of_keys_says_that_its_output_is_a_part(keys, said):
+    traits = model.sliced(problem(512, 256), Cut(keys, 2)).traits
+    assert "slices" in traits
+    assert ("key_slices" in traits) == said
+
+
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Runs the kernels on this machine: what they compute, in which order, and whom they wait for."""
