@@ -5,9 +5,11 @@ from inspect import signature
 import pytest
 import torch
 
+from holdfast.kernels.backend import Rejected
+from holdfast.kernels.matrix.torch.chunked import Chunked
 from holdfast.ops import checks
 from holdfast.ops.self_check import self_check
-from holdfast.ops.verify import verify
+from holdfast.ops.verify import verdict_of, verify
 from ops import recorded_checks
 
 
@@ -38,3 +40,38 @@ def test_pytorch_is_right_by_the_limits_of_what_mixers_have_around_an_op(monkeyp
     attempts = [attempt for check in made for attempt, _ in check.tries if attempt is not None]
     assert attempts
     assert [attempt.judge(attempt.results(attempt.right))[1] for attempt in attempts] == [""] * len(attempts)
+
+
+def doubled(x):
+    return 2 * x["x"]
+
+
+def tripled(x):
+    return 3 * x["x"]
+
+
+def refused(x):
+    raise Rejected("chunked", "it is not served")
+
+
+def failing(x):
+    raise RuntimeError("a fault\nand more")
+
+
+@pytest.mark.parametrize(
+    ("runs", "status", "detail"),
+    [
+        ((doubled,), "right", ""),
+        ((tripled, doubled), "wrong", "of output or gradient 0"),
+        ((failing,), "wrong", "RuntimeError: a fault"),
+        ((refused, doubled, tripled), "right", ""),
+        ((refused, refused, tripled), "wrong", "of output or gradient 0"),
+        ((refused, refused), "skipped", "it is not served"),
+    ],
+)
+def test_the_first_attempt_that_a_backend_takes_is_its_verdict(runs, status, detail):
+    x = {"x": torch.ones(3)}
+    attempt = checks.Attempt(doubled, x, x, 1e-6, grads=False)
+    found = verdict_of(checks.Check("gla", Chunked(), tuple((attempt, run) for run in runs)))
+    assert (found.op, found.backend, found.status) == ("gla", "chunked", status)
+    assert detail in found.detail
