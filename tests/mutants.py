@@ -51,6 +51,10 @@ ALSO = {
         "tests/test_strides.py",
     ],
     "src/holdfast/kernels/dense/torch": ["tests/ops/test_dense.py"],
+    "src/holdfast/kernels/matrix/scalar_decay/hopper": [
+        "tests/kernels/matrix/scalar_decay/hopper/test_one_chunk.py",
+        "tests/kernels/matrix/scalar_decay/hopper/onchip/test_kernel.py",
+    ],
     "src/holdfast/kernels": [
         "tests/test_house.py",
         "tests/kernels/test_launched_warps.py",
