@@ -45,7 +45,7 @@ test-all: test ## Run all tests: those of make test, the slow ones, and newest-t
 
 newest-triton: $(STAMP) ## Compile kernels for sm_90 with the newest Triton, without a GPU
 	@$(INSTALL) --no-deps --upgrade --target $(VENV)/newest-triton triton
-	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q -n 3 --dist worksteal tests/kernels -k 'compile and not cuda' -m 'not one_triton' $(ARGS)
+	@PYTHONPATH=$(VENV)/newest-triton $(BIN)/python -m pytest -q -n auto --dist worksteal tests/kernels -k 'compile and not cuda' -m 'not one_triton' $(ARGS)
 
 mutants: $(STAMP) ## Plant faults on lines changed since main; ARGS='--most 50 FILE ...' for others
 	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || $(INSTALL) -e '.[mutants]'

@@ -97,8 +97,7 @@ def compile_launch(launch: Recorded, aligned: tuple[str, ...] = ()) -> Compiled:
     source = GluonASTSource(launch.kernel, signature, constants, attributes)
     options = {"num_warps": launch.warps, "maxnreg": launch.registers}
     made, said = _compiled(source, options)
-    # what is looked for is around wgmma
-    sass = disassembled(made.asm["cubin"]) if "wgmma" in made.asm["ptx"] else ""
+    sass = disassembled(made.asm["cubin"])
     dispatch = partition_dispatch.faults(made.asm["ptx"])
     for faults in (unset_in(sass), overwritten_in(sass), misread_stack_in(sass), dispatch):
         assert not (found := list(faults)), found
