@@ -39,11 +39,10 @@ def pooled_prefill(
     """What `op` returns for packed sequences whose states are read from a pool, and written to it, at blocks' ends too.
 
     With block the op is called block after block, with the same block of all sequences as a batch, and then with what
-    is left behind their blocks. Where that would be many small calls of a GPU, blocks of any but "mlstm" are computed
-    side by side:
-    what each does to a state (`holdfast.parallel.summary`), from that the state before each, then their outputs; so a
-    block is computed twice, with a delta rule three times. Either takes some three states in float32 a block while it
-    runs.
+    is left behind their blocks. Where that would be many small calls of a GPU, blocks of any op but "mlstm" are
+    computed side by side: what each does to a state (`holdfast.parallel.summary`), from that the state before each,
+    then their outputs; so a block is computed twice, with a delta rule three times. Either takes some three states in
+    float32 a block while it runs.
 
     All states are read before the first is written. Slots and the pool are not read on the host; the offsets are, once.
     Gradients are not recorded.
