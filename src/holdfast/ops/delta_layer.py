@@ -120,8 +120,9 @@ def _forward(
     cu_seqlens: Tensor | None,
     grad: bool,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, state and tail; and for the backward pass q, k, v side by side, log decay ([0] without), strength and o."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, state and tail; and for the backward pass q, k, v side by side, log decay ([0] without), strength, o, and what
+    the recurrence keeps."""
     layer = _Layer.of(conv_weight, norm_weight, A_log, query_heads, key_dim)
     x, gate, a, b = layer.parts(packed)
     with without_autocast(packed):
@@ -130,11 +131,11 @@ def _forward(
         qkv, last = chosen.forward(plan, conv, cu_seqlens, True)
         g, beta = gates(a, b[..., : layer.heads], A_log, dt_bias, allow_neg_eigval)
         rule = layer.rule(qkv, g, beta, initial_state)
-        o, final, _ = matrix.matrix_forward(*rule, cu_seqlens, layer.op, grad, backend)
+        o, final, kept = matrix.matrix_forward(*rule, cu_seqlens, layer.op, grad, backend)
         norm = GatedNormCall(o, gate, norm_weight, eps)
         chosen, plan = select_norm(norm, grad, "forward", "")
         y = chosen.forward(plan, norm)
-    return y.flatten(2), final, last.contiguous(), qkv, qkv.new_empty(0) if g is None else g, beta, o
+    return y.flatten(2), final, last.contiguous(), qkv, qkv.new_empty(0) if g is None else g, beta, o, kept
 
 
 def _forward_fake(
@@ -146,14 +147,18 @@ def _forward_fake(
     sequences = sequence_count(packed, cu_seqlens)
     wide, heads, values = compute_dtype(packed.dtype), layer.heads, layer.value_dim
     beta = packed.new_empty(batch, length, heads, dtype=wide)
+    qkv, g = packed.new_empty(batch, length, channels), None if A_log is None else torch.empty_like(beta)
+    rule = layer.rule(qkv, g, beta, initial_state)
+    o, _, kept = matrix.fake_of(rule, cu_seqlens, layer.op, grad, backend)
     return (
         packed.new_empty(batch, length, heads * values),
         packed.new_empty(sequences, heads, key_dim, values, dtype=wide),
         packed.new_empty(sequences, width - 1, channels, dtype=wide),
-        packed.new_empty(batch, length, channels),
-        packed.new_empty(0) if A_log is None else torch.empty_like(beta),
+        qkv,
+        packed.new_empty(0) if g is None else g,
         beta,
-        packed.new_empty(batch, length, heads, values),
+        o,
+        kept,
     )
 
 
@@ -172,6 +177,7 @@ def _gradients(
     g: Tensor | None,
     beta: Tensor,
     o: Tensor,
+    kept: Tensor | None,
     query_heads: int,
     key_dim: int,
     allow_neg_eigval: bool,
@@ -189,7 +195,9 @@ def _gradients(
         dy = torch.zeros_like(o) if grad_y is None else grad_y.unflatten(-1, o.shape[2:])
         do, _, dnorm = chosen.backward(plan, norm, dy, dgate)
         rule = layer.rule(qkv, g, beta, initial_state)
-        *dqkv, dg, dbeta, _, dstate, _ = matrix.matrix_backward(do, grad_final, *rule, cu_seqlens, layer.op, backend)
+        *dqkv, dg, dbeta, _, dstate, _ = matrix.matrix_backward(
+            do, grad_final, *rule, cu_seqlens, layer.op, backend, o, kept
+        )
         drate, dbias = gate_gradients(a, b[..., : layer.heads], A_log, dt_bias, allow_neg_eigval, (dg, dbeta), (da, db))
         conv = layer.conv(x, conv_weight, tail)
         chosen, plan = select_conv(conv, cu_seqlens, True, "backward", "")
@@ -200,7 +208,7 @@ def _gradients(
 
 def _gradients_fake(
     grad_y, grad_final, grad_last, packed, conv_weight, norm_weight, A_log, dt_bias, initial_state, tail, qkv, g, beta,
-    o, query_heads, key_dim, allow_neg_eigval, eps, cu_seqlens, backend,
+    o, kept, query_heads, key_dim, allow_neg_eigval, eps, cu_seqlens, backend,
 ):  # fmt: skip
     return tuple(
         packed.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -209,9 +217,9 @@ def _gradients_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    *_, qkv, g, beta, o = outputs
-    ctx.mark_non_differentiable(qkv, g, beta, o)
-    ctx.save_for_backward(*inputs[:7], inputs[11], qkv, None if inputs[3] is None else g, beta, o)
+    *_, qkv, g, beta, o, kept = outputs
+    ctx.mark_non_differentiable(qkv, g, beta, o, kept)
+    ctx.save_for_backward(*inputs[:7], inputs[11], qkv, None if inputs[3] is None else g, beta, o, kept)
     ctx.rest = inputs[7:11], inputs[13]
 
 

@@ -11,6 +11,11 @@ def tile(width: int) -> int:
     return WIDEST // 2 if width <= WIDEST // 2 else WIDEST
 
 
+def chunk_places(length: int, sequences: int | None) -> int:
+    """Chunks that there is room for in what is saved of each: packed sequences, if there are any, have spare ones."""
+    return -(-length // CHUNK) if sequences is None else length // CHUNK + sequences
+
+
 def registers_of(warps: int) -> int:
     """Of a thread, at most, where a block has an SM's 65536 to itself: they come in eights."""
     return min(240, 65536 // (32 * warps) // 8 * 8)

@@ -6,11 +6,12 @@ from torch import Tensor
 from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import AnothersKernel, refusal
 from holdfast.kernels.matrix.small_heads import REFUSAL, is_small
+from holdfast.kernels.matrix.variants import SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
 from holdfast.planner.models.matrix.delta_rule import hopper as model
 from holdfast.planner.models.matrix.delta_rule import hopper_wide as wide
 from holdfast.planner.models.matrix.delta_rule.triton import WIDEST as GRADIENTS_WIDEST
-from holdfast.planner.models.matrix.tiles import WIDEST
+from holdfast.planner.models.matrix.tiles import WIDEST, chunk_places
 from holdfast.recurrences.definition import MatrixCall
 
 _UNSERVED = {
@@ -26,6 +27,7 @@ class HopperDelta:
     """DeltaNet and Gated DeltaNet in bfloat16 or float16 on NVIDIA's Hopper."""
 
     name = "hopper"
+    uses_forward_output = True
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if "delta" not in problem.traits:
@@ -42,10 +44,20 @@ class HopperDelta:
             return f"a grid has an axis of 65535 chunks at most: it needs a T up to {LONGEST}; got {problem['T']}"
         return without_gluon()
 
+    def saved_shape(self, problem: Problem) -> SavedShape | None:
+        """The inverses of all chunks, as `run_chunk_inverse` returns them."""
+        if not model.saves_inverses(problem):
+            return None
+        sequences = problem["N"] if problem.varlen else None
+        chunks = chunk_places(problem["T"], sequences)
+        sizes = (problem["B"] * problem["H"], chunks, model.CHUNK, model.CHUNK)
+        return SavedShape(sizes, getattr(torch, problem.dtype))
+
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
         return (model if problem["K"] <= WIDEST else wide).candidates(problem, device, direction)
 
-    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+        """Return o, the final state and, if the plan saves them, the inverses of all chunks."""
         from holdfast.kernels import varlen
         from holdfast.kernels.runtime.tma import aligned
 
@@ -76,11 +88,22 @@ class HopperDelta:
             start = launch.segment_initial_states(k, v, a, gates, tiling, start, None, cu_seqlens)
         tiling = launch.Tiling(plan["columns"], stages, chunks)
         launch.run_forward(q, k, v, a, o, gates, launch.StateIO(start, final), tiling, cu_seqlens)
-        return o, final
+        return (o, final, a) if plan["saves"] else (o, final)
 
     def backward(
-        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+        self,
+        plan: Plan,
+        call: MatrixCall,
+        cu_seqlens: Tensor | None,
+        grad_o: Tensor | None,
+        grad_final: Tensor | None,
+        o: Tensor | None = None,
+        a: Tensor | None = None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
+        """Return the gradients of call[:6] and of the initial state. o is not read.
+
+        a: what forward saved; without it, it is found again.
+        """
         from holdfast.kernels.matrix.delta_rule.triton import launch as triton_launch
 
         from . import launch_backward
@@ -91,7 +114,7 @@ class HopperDelta:
             with torch.cuda.device_of(call.v):
                 return triton_launch.backward(plan, call, cu_seqlens, grad_o, grad_final, WidePasses)
         if plan.backend == self.name:
-            return launch_backward.backward(plan, call, cu_seqlens, grad_o, grad_final)
+            return launch_backward.backward(plan, call, cu_seqlens, grad_o, grad_final, a)
         # v is wider than the gradients' kernels here take
         with torch.cuda.device_of(call.v):
             return triton_launch.backward(plan, call, cu_seqlens, grad_o, grad_final)

@@ -205,9 +205,17 @@ def run_backward(
 
 
 def backward(
-    plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    plan: Plan,
+    call: MatrixCall,
+    cu_seqlens: Tensor | None,
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+    a: Tensor | None = None,
 ) -> tuple[list[Tensor | None], Tensor | None]:
-    """Return gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of an initial state."""
+    """Return gradients of (q, k, v, g, beta, stabilizer), None where the input is, and of an initial state.
+
+    a: the chunks' inverses, if they are known: see `run_chunk_inverse`.
+    """
     q, k, v = (for_tma(x) for x in call[:3])
     batch, length, heads, values = v.shape
     gates = DecayAndBeta(call.g, call.beta, call.scale)
@@ -238,7 +246,8 @@ def backward(
     # heads of a group are added in float32: rounded first, their errors would be too
     dq, dk = (k.new_empty(per_head, dtype=torch.float32) if grouped else grads[name] for name in "qk")
 
-    a = run_chunk_inverse(k, heads, gates, cu_seqlens)
+    if a is None:
+        a = run_chunk_inverse(k, heads, gates, cu_seqlens)
     chunks = chunks_of(length, cu_seqlens)
     # whole chunks' states fit where their gradients of q and k will be, and U where v's will be
     is_whole = cu_seqlens is None and length % TOKENS == 0

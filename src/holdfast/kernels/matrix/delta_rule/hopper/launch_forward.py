@@ -12,6 +12,7 @@ from holdfast.kernels.runtime import launch as triton_launch
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import round_up_columns, tiles
 from holdfast.planner.models.matrix.delta_rule.hopper import PREPARE_REGISTERS
+from holdfast.planner.models.matrix.tiles import chunk_places
 
 from .chunk_inverse import delta_rule_chunk_inverse
 from .forward import delta_rule_fwd
@@ -44,10 +45,8 @@ class Tiling:
 
 
 def chunks_of(length: int, cu_seqlens: Tensor | None) -> int:
-    """Return how many chunks have room in what is saved of each: packed sequences have spare ones between them."""
-    if cu_seqlens is None:
-        return -(-length // TOKENS)
-    return length // TOKENS + cu_seqlens.shape[0] - 1
+    """Return how many chunks have room in what is saved of each."""
+    return chunk_places(length, None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
 
 
 def sequences_in_segments(length: int, segment_chunks: int, cu_seqlens: Tensor | None) -> int | None:

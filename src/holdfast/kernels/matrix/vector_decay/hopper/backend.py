@@ -13,7 +13,7 @@ from holdfast.kernels.lib.gluon.support import without_gluon
 from holdfast.kernels.matrix.refusal import AnothersKernel, refusal
 from holdfast.kernels.matrix.variants import GradRoom, SavedShape
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
-from holdfast.planner.models.matrix.tiles import WIDEST, tile
+from holdfast.planner.models.matrix.tiles import WIDEST, chunk_places, tile
 from holdfast.planner.models.matrix.vector_decay import hopper as model
 from holdfast.recurrences.definition import MatrixCall
 
@@ -153,9 +153,7 @@ def saved_sizes(shape: Sequence[int], keys: int, sequences: int | None) -> tuple
     shape: v's. sequences: how many are packed, if they are.
     """
     batch, length, heads, values = shape
-    # packed sequences have spare chunks between them
-    chunks = -(-length // model.CHUNK) if sequences is None else length // model.CHUNK + sequences
-    return batch, chunks * model.CHUNK, heads, tile(keys) * tile(values) // model.CHUNK
+    return batch, chunk_places(length, sequences) * model.CHUNK, heads, tile(keys) * tile(values) // model.CHUNK
 
 
 def _state_shape(call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[int, int, int, int]:

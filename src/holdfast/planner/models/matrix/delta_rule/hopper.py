@@ -39,7 +39,8 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     """Plans, the fastest first.
 
     values, forward: columns of v a block; stages of tiles in flight; segment_chunks, which a block walks over: with
-    fewer than the sequence has, the states that enter its segments are found first, by blocks of state_columns.
+    fewer than the sequence has, the states that enter its segments are found first, by blocks of state_columns; saves,
+    whether the inverses stay for the backward pass.
     Backward, those of hopper_backward.py; with a v wider than its kernels take, the Triton kernels' under their own
     name.
     """
@@ -85,13 +86,13 @@ def _segments(problem: Problem, segment_chunks: int) -> int:
 def _boundary_states(problem: Problem, device: Device, back: bool) -> Iterator[tuple[int, int, list[Candidate]]]:
     """segment_chunks and state_columns, and the launches until the states that enter the segments are there.
 
-    back: and the gradients of those that leave them.
+    back: and the gradients of those that leave them. The forward pass has left the inverses, but of slices.
     """
     prepared, widths = prepare(problem, device), _columns(problem)
     for segment_chunks in _segment_chunks(problem, device):
         segments = _segments(problem, segment_chunks)
         for columns in widths if segments > 1 else widths[:1]:
-            launches = [prepared]
+            launches = [] if back and "slices" not in problem.traits else [prepared]
             if segments > 1 and back:
                 scan = _scan(problem, device, segments)
                 transitions = _sweep(problem, device, columns, segment_chunks, 0, problem["K"], True)
@@ -104,6 +105,11 @@ def _boundary_states(problem: Problem, device: Device, back: bool) -> Iterator[t
                 yield segment_chunks, columns, launches
 
 
+def saves_inverses(problem: Problem) -> bool:
+    """Whether the forward pass leaves its inverses to the backward pass, as one of its own kernels reads them there."""
+    return problem.needs_grad and max(problem["K"], problem["V"]) <= WIDEST
+
+
 def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
     pairs = product(_boundary_states(problem, device, False), _columns(problem))
     for (segment_chunks, state_columns, launches), columns in pairs:
@@ -112,6 +118,7 @@ def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
             ("state_columns", state_columns),
             ("stages", STAGES),
             ("segment_chunks", segment_chunks),
+            ("saves", int(saves_inverses(problem))),
         )
         if found := _sweep(problem, device, columns, segment_chunks, problem["V"], 0, True):
             yield replace(in_turn([*launches, found]), plan=Plan("hopper", values))
@@ -119,7 +126,7 @@ def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
 
 def _gradients(problem: Problem, device: Device) -> Iterator[Candidate]:
     for segment_chunks, state_columns, launches in _boundary_states(problem, device, True):
-        yield from hopper_backward.candidates(problem, device, in_turn(launches), segment_chunks, state_columns)
+        yield from hopper_backward.candidates(problem, device, launches, segment_chunks, state_columns)
 
 
 def prepare(problem: Problem, device: Device) -> Candidate | None:

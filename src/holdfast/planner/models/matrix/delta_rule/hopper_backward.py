@@ -32,17 +32,17 @@ def in_turn(launches: Sequence[Candidate]) -> Candidate:
 
 
 def candidates(
-    problem: Problem, device: Device, entered: Candidate, segment_chunks: int, state_columns: int
+    problem: Problem, device: Device, entered: list[Candidate], segment_chunks: int, state_columns: int
 ) -> Iterator[Candidate]:
     """Plans, in no order; none where no block fits.
 
-    entered: the launches until the states that enter the segments of `segment_chunks`, and the gradients of those that
-    leave them, are there, found by blocks of state_columns. values: columns of v a block of the sweep that saves
-    states; stages of tiles in flight of it; segment_chunks and state_columns.
+    entered: the launches, if any, until the states that enter the segments of `segment_chunks`, and the gradients of
+    those that leave them, are there, found by blocks of state_columns. values: columns of v a block of the sweep that
+    saves states; stages of tiles in flight of it; segment_chunks and state_columns.
     """
     gradients = _gradients(problem, device, segment_chunks)
     for columns in (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,):
-        launches = [entered, _walk(problem, device, columns, segment_chunks), gradients]
+        launches = [*entered, _walk(problem, device, columns, segment_chunks), gradients]
         if None in launches:
             continue
         values = (
