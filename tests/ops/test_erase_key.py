@@ -16,6 +16,7 @@ from parity import assert_close
 
 BACKENDS = ("chunked", "reference")
 DECAYS = ("none", "scalar", "vector")
+TRITON = next(backend for backend in matrix.BACKENDS if backend.name == "triton")
 every_call = pytest.mark.parametrize("before", [False, True], ids=["after decay", "before decay"])
 
 
@@ -172,16 +173,24 @@ def test_a_step_in_place(before):
 def test_kernels_without_such_an_erase_key_refuse_it():
     sizes = {"B": 1, "T": 512, "H": 8, "Hq": 8, "K": 64, "V": 64, "He": 8}
     h200 = Device.named("h200")
-    for backend, decay, trait in (
-        (HopperDelta(), "scalar", "erase_key"),
-        (TritonDelta(), "scalar", "erase_key"),
-        (TritonKDA(), "vector", "erase_before_decay"),
-    ):
-        traits = dict.fromkeys(("delta", "beta", f"decay={decay}"), True)
+    for backend in (HopperDelta(), TritonDelta()):
+        traits = dict.fromkeys(("delta", "beta", "decay=scalar"), True)
         problem = Problem.of("kda", "matrix", "bfloat16", sizes, traits)
         assert "erase key" not in (backend.reject(problem, h200) or "")
-        problem = Problem.of("kda", "matrix", "bfloat16", sizes, traits | {"erase_key": True, trait: True})
+        problem = Problem.of("kda", "matrix", "bfloat16", sizes, traits | {"erase_key": True})
         assert "erase key" in backend.reject(problem, h200)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_one_kernel_serves_an_erase_key_beside_a_decay(decay, before):
+    sizes = {"B": 1, "T": 512, "H": 8, "Hq": 8, "K": 64, "V": 64, "He": 8}
+    traits = {"delta": True, "erase_key": True, "erase_before_decay": before, f"decay={decay}": decay != "none"}
+    problem, h200 = Problem.of("kda", "matrix", "bfloat16", sizes, traits), Device.named("h200")
+    serving = [variant for variant in TRITON.variants if variant.reject(problem, h200) is None]
+    assert [type(each.variant) for each in serving] == ([] if decay == "none" else [TritonKDA])
+    if decay == "none":
+        assert "it takes a log decay" in TRITON.reject(problem, h200)
 
 
 def test_an_erase_key_is_read_once_too():

@@ -10,12 +10,16 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.recurrences import RECURRENCES
+from holdfast.recurrences.example import Draw, Sizes
 from parity import relative_error
 
 pytestmark = pytest.mark.gpu
 TESTS = Path(__file__).parents[1]
 USUAL = {"H": 4, "Hq": 4, "K": 64, "V": 64, "dtype": torch.bfloat16}
 PACKED = (0, 0, 1, 64, 300, 1000, 1000)
+# an erase key that reads the state before the decay
+BEFORE = USUAL | {"Hq": 2, "erase_heads": 2, "before": True}
 # name -> (arguments of parity.example, offsets, whether a gradient comes through the final state)
 CASES = {
     "bfloat16": ({"B": 2, "T": 1000} | USUAL, None, True),
@@ -25,6 +29,12 @@ CASES = {
     "128 columns": ({"T": 4095, "g": "weak"} | USUAL | {"K": 128, "V": 128}, None, True),
     "narrow, grouped": ({"T": 300} | USUAL | {"Hq": 2, "K": 24, "V": 40}, None, True),
     "an erase key": ({"T": 300} | USUAL | {"Hq": 2, "erase_heads": 4}, None, True),
+    "before the decay": ({"T": 4095} | BEFORE | {"K": 128, "V": 128}, None, True),
+    "before a decay a head": ({"T": 4095, "by_head": True} | BEFORE | {"K": 128, "V": 128}, None, True),
+    "before the decay, float32": ({"T": 300} | BEFORE | {"K": 24, "V": 40, "dtype": torch.float32}, None, True),
+    "before the decay, packed": ({"T": 1000} | BEFORE, PACKED, True),
+    "before strong decays": ({"T": 1000, "g": "strong"} | BEFORE, None, True),
+    "before decays by channels": ({"T": 1000, "g": "channels"} | BEFORE, None, True),
     "wide": ({"T": 300} | USUAL | {"H": 2, "Hq": 1, "K": 256, "V": 192}, None, True),
     "packed": ({"T": 1000} | USUAL, PACKED, True),
     "strong decays": ({"T": 1000, "g": "strong", "state": False} | USUAL, None, False),
@@ -59,6 +69,21 @@ def test_parity(found, name):
     limit *= 2 if name == "keys alike" else 1
     wrong = {key: mine for key, (mine, _) in errors.items() if mine > limit * (4 / 3 if key == "dg" else 1)}
     assert not wrong, errors
+
+
+@pytest.mark.parametrize("op", ["comba", "rwkv7"])
+def test_ops_that_read_before_the_decay(op):
+    given = RECURRENCES[op].example(Draw(0, torch.bfloat16, "cuda"), Sizes(B=2, T=1000, H=4, Hq=2, K=64, V=64))
+    leaves = {name: x.requires_grad_() for name, x in given.items()}
+
+    def call(inputs, backend):
+        o, state = getattr(holdfast, op)(**inputs, output_final_state=True, backend=backend)
+        loss = o.double().square().sum() + state.double().square().sum()
+        return [o, state, *torch.autograd.grad(loss, inputs.values())]
+
+    exact = call({name: x.detach().double().requires_grad_() for name, x in leaves.items()}, "chunked")
+    for x, right in zip(call(leaves, "triton"), exact, strict=True):
+        assert relative_error(x.double(), right) <= 8e-3
 
 
 def test_gates_repeats_and_graphs():

@@ -247,7 +247,9 @@ def _triton() -> Iterator[Call]:
         yield _of("gated_delta_rule", of, dtype, B=1, T=150, H=2, K=64, V=64, packed=(0, 0, 1, 65, 150))
         yield _of("kda", of, dtype, B=1, T=130, H=4, Hq=2, K=24, V=40)
         yield _of("kda", of, dtype, B=1, T=150, H=2, K=64, V=64, packed=(0, 0, 1, 65, 150))
-    yield _of("gdn2", of, BF16, B=1, T=130, H=4, Hq=2, K=24, V=40)
+    for name in ("gdn2", "comba", "rwkv7"):
+        yield _of(name, of, BF16, B=1, T=130, H=4, Hq=2, K=24, V=40)
+    yield _of("comba", of, FP32, B=1, T=100, H=2, K=32, V=32, packed=(0, 0, 1, 65, 100))
     yield _of("ssd", of, FP32, B=1, T=130, H=2, Hq=1, K=128, V=64)
     yield _of("delta_rule", of, FP32, B=1, T=100, H=1, K=128, V=128)
     yield _of("simple_gla", of, B=1, T=130, H=1, K=256, V=256)

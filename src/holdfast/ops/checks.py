@@ -204,6 +204,9 @@ def further(device: torch.device, seed: int = 0) -> Iterator[Check]:
         # on Hopper its kernels prepare the chunks and take the gradients, with one key or two
         ("kda", "triton", few, half, {}),
         ("gdn2", "triton", few, half, {}),
+        # keys that read before the decay: one a head, and two steps a token
+        ("comba", "triton", few, half, {}),
+        ("rwkv7", "triton", few, half, {}),
         # g is what the gate takes
         ("kda", "triton", few, half, both | {"lower_bound": -5.0}),
         ("mlstm", "hopper", replace(few, K=192), half, {}),

@@ -187,7 +187,7 @@ def _delta() -> Iterator[Case]:
     for sizes in ({"B": 4, "T": 4096, "H": 32}, {"B": 1, "T": 8192, "H": 96}, {"B": 1, "T": 32768, "H": 12}):
         for op in ("kda", "gated_delta_rule"):
             yield from _cases(op, "bfloat16", op)(sizes | {"K": 128, "V": 128})
-    # without kernels of their own but for decoding, and a delta rule of twice the tokens
+    # keys that erase beside those that write, and delta rules of twice the tokens
     for op in ("gdn2", "comba", "gated_delta_product", "rwkv7"):
         yield from _cases(op, "bfloat16", op)({"B": 4, "T": 4096, "H": 32, "K": 128, "V": 128})
     yield _decode("kda", "bfloat16", {"B": 32, "H": 32, "K": 128, "V": 128})

@@ -18,20 +18,21 @@ class TritonMatrix:
     """NVIDIA GPUs from Ampere on, K and V up to the model's WIDEST.
 
     model: candidates and WIDEST. launches: the module with `forward` and `backward`, which imports Triton: not every
-    machine has it. refused: (trait, whether it is there, why such a problem is refused).
+    machine has it. refused: (trait, or several, whether it or any of them is there, why such a problem is refused).
 
     A pass that float32 has to compute takes the call in float32 and rounds what comes out.
     """
 
     name = "triton"
     model: ModuleType
-    refused: tuple[tuple[str, bool, str], ...]
+    refused: tuple[tuple[str | tuple[str, ...], bool, str], ...]
 
     def reject(self, problem: Problem, device: Device) -> str | None:
         if reason := refusal(problem, device):
             return reason
-        for trait, is_there, why in self.refused:
-            if (trait in problem.traits) == is_there:
+        for traits, is_there, why in self.refused:
+            any_of = {traits} if isinstance(traits, str) else traits
+            if (not problem.traits.isdisjoint(any_of)) == is_there:
                 return AnothersKernel(why)
         if max(problem["K"], problem["V"]) > self.model.WIDEST:
             return f"K and V are at most {self.model.WIDEST}; got {problem['K']} and {problem['V']}"

@@ -51,7 +51,7 @@ def passes(call, packed):
             decayed = g[b, t].exp()[..., None] * S
             key = k[b, t].repeat_interleave(group, 0)
             erase = e[b, t].repeat_interleave(H // e.shape[2], 0)
-            x = v[b, t] - torch.einsum("hkv,hk->hv", decayed, erase)
+            x = v[b, t] - torch.einsum("hkv,hk->hv", S if call.erase_before_decay else decayed, erase)
             u = beta[b, t][:, None] * x
             us[b, t] = u.detach()
             S = decayed + key[..., None] * u[:, None]
@@ -81,26 +81,32 @@ def filled(states, like, tiled, shape, packed):
     return found.view(sizes)
 
 
-def check(name, erase, dtype, tiled, limit):
+# what reads before a write: keys, erase keys, or these before the decay
+READERS = ("k", "e", "e before the decay")
+every_reader = pytest.mark.parametrize("reader", READERS)
+
+
+def check(name, reader, dtype, tiled, limit):
     sizes, packed = SIZES[name]
     call = example(**sizes, dtype=dtype, state=False)
     call = call._replace(k=F.normalize(call.k.float(), dim=-1).to(dtype), delta=True)
-    if erase:
+    if reader != "k":
         gate = torch.rand(call.g.shape, generator=torch.Generator().manual_seed(6)).to(dtype)
-        call = call._replace(e=call.k.repeat_interleave(call.g.shape[2] // call.k.shape[2], 2) * gate)
+        e = call.k.repeat_interleave(call.g.shape[2] // call.k.shape[2], 2) * gate
+        call = call._replace(e=e, erase_before_decay=reader == READERS[2])
     *values, states, dstates, right = passes(call, packed)
     u, do, dv = (x.to(dtype) for x in values)
     states, dstates = (filled(x, call.v, tiled, call.v.shape, packed) for x in (states, dstates))
     gradients = ChunkGradients(call, torch.tensor(packed) if packed else None, tiled)
     found = gradients.find(u, do, dv, states, dstates, plan())
     errors = [relative_error(x.double(), y) for x, y in zip(found, right, strict=True)]
-    assert max(errors) <= limit, (name, errors)
+    assert max(errors) <= limit, (name, reader, errors)
 
 
 def interpreted():
     for name in SIZES:
-        for erase in (False, True):
-            check(name, erase, torch.float32, False, 1e-6)
+        for reader in READERS:
+            check(name, reader, torch.float32, False, 1e-6)
     print("all checked")
 
 
@@ -109,9 +115,9 @@ def test_by_triton():
     assert "all checked" in interpret("kernels.matrix.vector_decay.test_additive", "interpreted", seconds=300)
 
 
-@pytest.mark.parametrize("erase", [False, True], ids=["keys read", "erase keys read"])
+@every_reader
 @pytest.mark.parametrize("name", SIZES)
-def test_by_hopper(name, erase, monkeypatch):
+def test_by_hopper(name, reader, monkeypatch):
     pytest.importorskip("triton.experimental.gluon")
     import gluon_partitions_emulator
     from holdfast.kernels.matrix.vector_decay.hopper import launch as hopper_launch
@@ -119,7 +125,7 @@ def test_by_hopper(name, erase, monkeypatch):
     monkeypatch.setattr(hopper_launch, "launch", gluon_partitions_emulator.launch)
     sums_by_torch(monkeypatch)
     monkeypatch.setattr(additive, "ungroup", grouped_by_torch)
-    check(name, erase, torch.float16, True, 2.0**-10)
+    check(name, reader, torch.float16, True, 2.0**-10)
 
 
 def grouped_by_torch(dq, dk, heads):
@@ -127,9 +133,9 @@ def grouped_by_torch(dq, dk, heads):
 
 
 @pytest.mark.slow
-@pytest.mark.sizes("erase")
-@pytest.mark.parametrize("erase", [False, True], ids=["keys read", "erase keys read"])
-def test_keys_that_read_compile(erase, monkeypatch):
+@pytest.mark.sizes("reader")
+@every_reader
+def test_keys_that_read_compile(reader, monkeypatch):
     """The second launch of Hopper's gradients."""
     pytest.importorskip("triton.experimental.gluon")
     from gluon_compile import compile_launch, recorded
@@ -138,11 +144,12 @@ def test_keys_that_read_compile(erase, monkeypatch):
     launches = recorded(monkeypatch, hopper_launch)
     call = example(T=128, K=128, V=128, dtype=torch.bfloat16, state=False)
     monkeypatch.setattr(additive, "ungroup", grouped_by_torch)
-    call = call._replace(e=call.k if erase else None)
+    call = call._replace(e=None if reader == "k" else call.k, erase_before_decay=reader == READERS[2])
     gradients = ChunkGradients(call, None, True)
     states, dstates = (gradients.room_for_states(2) for _ in range(2))
     gradients.find(call.v, call.v, call.v, states, dstates, plan())
     made = compile_launch(launches[-1])
-    assert (launches[-1].arguments[7] is None) == (not erase)
+    assert (launches[-1].arguments[7] is None) == (reader == "k")
+    assert launches[-1].constants["BEFORE_DECAY"] == (reader == READERS[2])
     assert made.shared <= 113 * 1024
     assert made.spilled <= 160

@@ -1,8 +1,9 @@
 """Vector decay's gradients of q, k and g for the delta rule, chunk by chunk, by the backend that serves the sizes best.
 
 Once u = beta (v - S^T k) is known, the state is that of vector decay with values u. o is read of it by q, and what u
-subtracts by k, just before the token's own write. So vector decay's kernel of gradients runs for each, with the states
-before all chunks and the gradients of those after them that the delta rule's passes leave.
+subtracts by k or an erase key, just before the token's own write, or before its decay too. So vector decay's kernel of
+gradients runs for each, with the states before all chunks and the gradients of those after them that the delta rule's
+passes leave.
 """
 
 from collections.abc import Callable
@@ -83,7 +84,7 @@ class ChunkGradients:
             )
 
         e = inputs.k if written.e is None else for_tma(written.e)
-        return run(inputs), run(replace(inputs, q=e, scale=-1.0))
+        return run(inputs), run(replace(inputs, q=e, scale=-1.0, before_decay=written.erase_before_decay))
 
     def _triton(self, written: MatrixCall, plan: Plan) -> tuple[Launch, Launch]:
         from holdfast.kernels.matrix.vector_decay.triton import launch
@@ -96,7 +97,7 @@ class ChunkGradients:
             )
 
         e = inputs.k if written.e is None else launch.tokenwise(written.e)
-        return run(inputs), run(replace(inputs, q=e, scale=-1.0))
+        return run(inputs), run(replace(inputs, q=e, scale=-1.0, before_decay=written.erase_before_decay))
 
 
 def by_heads(call: MatrixCall) -> MatrixCall:

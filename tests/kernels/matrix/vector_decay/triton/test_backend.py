@@ -15,7 +15,7 @@ from holdfast.kernels.matrix.vector_decay.triton.states import gla_chunk_fwd
 from holdfast.recurrences.definition import MatrixCall
 from interpreted import interpret
 from kernels.matrix.vector_decay.triton.parity import plan
-from triton_compile import TARGETS, compile_for
+from triton_compile import TARGETS, compile_for, over_targets
 
 FLOATS = ("g_ptr", "beta_ptr", "chunk_decay_ptr", "initial_ptr", "final_ptr", "dg_ptr", "dbeta_ptr")
 KERNELS = {
@@ -46,7 +46,7 @@ def arguments(name, dtype, width, columns, block, **given):
     if kernel is gla_chunk_fwd:
         constants |= {"BLOCK_K": width, "BLOCK_V": block, "STAGES": 2, "REVERSE": name == "reverse"}
     constants |= {"H": 32, "FOLDED": name != "forward", "cu_seqlens": None, "scale": 0.5}
-    constants |= {"WIDE": dtype == torch.float32, "PRECISION": "tf32x3"}
+    constants |= {"BEFORE_DECAY": False, "WIDE": dtype == torch.float32, "PRECISION": "tf32x3"}
     found = dict.fromkeys(kernel.arg_names, 4096) | constants | found | given
     return {x: found[x] for x in kernel.arg_names}
 
@@ -62,6 +62,15 @@ EVERYWHERE += [("gradients", 100)]
 def test_compiles_for_gpus_that_are_not_here(name, capability):
     made = compile_for(KERNELS[name], capability, arguments(name, torch.bfloat16, 64, 64, 64), num_warps=4)
     assert ("wgmma" if capability == 90 else "tcgen05.mma" if capability == 100 else "mma.sync") in made.ptx
+    assert made.stack <= MOST.get((name, capability), MOST[name])
+
+
+@pytest.mark.parametrize(("name", "capability"), over_targets("prepare", "gradients"))
+def test_compiles_with_reads_before_the_decay(name, capability):
+    """As the delta rule launches them with its erase key."""
+    given = {"beta_ptr": None, "dbeta_ptr": None, "BEFORE_DECAY": True}
+    given |= {"k_decayed_ptr": None} if name == "prepare" else {"dstates_ptr": None, "FOLDED": False}
+    made = compile_for(KERNELS[name], capability, arguments(name, torch.bfloat16, 64, 64, 64, **given), num_warps=4)
     assert made.stack <= MOST.get((name, capability), MOST[name])
 
 

@@ -96,6 +96,7 @@ def gla_bwd_grads(
     H: gl.constexpr,
     KEYS: gl.constexpr,
     TOKEN_STEP: gl.constexpr,
+    BEFORE_DECAY: gl.constexpr,
 ):
     """Grid (ceil(KEYS / 64) * H, chunks, B), or (ceil(KEYS / 64) * H * chunks,) for packed sequences. Read by TMA:
 
@@ -117,7 +118,8 @@ def gla_bwd_grads(
     dbeta   [ceil(KEYS / 64), B, T, H], float32, a part for each 64 columns; None beside a beta of None
 
     With dstates of None, and no beta, queries read just before the write of their own token, and what the keys and the
-    decays get is added to dk and dg. With a dq of None as well queries are keys, and what they get is added to dk.
+    decays get is added to dk and dg. With a dq of None as well queries are keys, and what they get is added to dk. With
+    BEFORE_DECAY, and dstates of None, queries read before the decay of their own token too.
     """
     V: gl.constexpr = v_desc.block_type.shape[3]
     V_SLABS: gl.constexpr = V // 64
@@ -232,7 +234,11 @@ def gla_bwd_grads(
     level_16 = ()
     level_32 = ()
     for i in gl.static_range(BLOCK_TOKENS):
-        query = qs[i].to(gl.float32) * to_here[i]
+        query = qs[i].to(gl.float32)
+        if not BEFORE_DECAY:
+            query = query * to_here[i]
+        elif i > 0:
+            query = query * to_here[i - 1]
         key = ks[i].to(gl.float32) * to_end[i]
         level_16 = level_16 + (gl.where(odd, query, key).to(dtype),)
         level_32 = level_32 + ((gl.where(high, query, key) * inward).to(dtype),)
@@ -312,14 +318,21 @@ def gla_bwd_grads(
         before_it = state_part * before + parts_16[t] * q_factor_16 + part_32 * q_factor_32
         for i in gl.static_range(t):
             before_it = before_it * own[i] + to_query[i] * ks[i].to(gl.float32)
-        before_it = before_it * own[t]
+        if not BEFORE_DECAY:
+            before_it = before_it * own[t]
         # of later tokens of the warp, of all others
         after_it = nothing
         for i in gl.static_range(BLOCK_TOKENS - 1, t, -1):
             added = to_key[i] * qs[i].to(gl.float32)
-            after_it = added if i == BLOCK_TOKENS - 1 else after_it * own[i + 1] + added
+            if i == BLOCK_TOKENS - 1:
+                after_it = added
+            elif BEFORE_DECAY:
+                after_it = after_it * own[i] + added
+            else:
+                after_it = after_it * own[i + 1] + added
         if t < BLOCK_TOKENS - 1:
-            after_it = after_it * own[t + 1]
+            if not BEFORE_DECAY:
+                after_it = after_it * own[t + 1]
             end = end * own[t + 1]
         back = dstate_part * after + parts_16[t] * k_factor_16 + part_32 * k_factor_32
         inside = (first + t < T) & (columns < KEYS)
@@ -340,9 +353,14 @@ def gla_bwd_grads(
         if dstates_desc is None:
             to_write += gl.load(dk_ptr + at, mask=inside, other=0.0).to(gl.float32)
         gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
-        pairs_dg += before_it * q - after_it * k
-        states_dg = (states_dg + q * state_part) * own[t]
-        pairs_dg_32 = (pairs_dg_32 + q * part_32) * own[t]
+        if BEFORE_DECAY:
+            pairs_dg = pairs_dg - after_it * k
+            states_dg = states_dg * own[t] + q * state_part
+            pairs_dg_32 = pairs_dg_32 * own[t] + q * part_32
+        else:
+            pairs_dg += before_it * q - after_it * k
+            states_dg = (states_dg + q * state_part) * own[t]
+            pairs_dg_32 = (pairs_dg_32 + q * part_32) * own[t]
         key = k * end
         dstates_dg += key * dstate_part
         keys_dg_32 += key * part_32
@@ -352,6 +370,8 @@ def gla_bwd_grads(
         else:
             pair_sums_tile.index(t).store(pairs_dg)
             behind_tiles[t % 2].index(t // 2).store(key * back)
+        if BEFORE_DECAY:
+            pairs_dg = pairs_dg + before_it * q
     sums.slice(BLOCKS, BLOCKS, 0).store(states_dg * before)
     sums.slice(2 * BLOCKS, BLOCKS, 0).store(dstates_dg * after)
     sums.slice(3 * BLOCKS, BLOCKS, 0).store(pairs_dg_32 * q_factor_32 + keys_dg_32 * k_factor_32)

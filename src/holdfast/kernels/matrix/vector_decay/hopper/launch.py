@@ -23,7 +23,10 @@ PLAIN_DECAYS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, r
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A call's tensors as the kernels read them, g and beta in float32."""
+    """A call's tensors as the kernels read them, g and beta in float32.
+
+    before_decay: whether q reads before the decay of its own token, which `run_grads` alone knows of.
+    """
 
     q: Tensor
     k: Tensor
@@ -32,6 +35,7 @@ class Inputs:
     beta: Tensor | None
     scale: float
     cu_seqlens: Tensor | None
+    before_decay: bool = False
 
     @staticmethod
     def of(call: MatrixCall, cu_seqlens: Tensor | None) -> "Inputs":
@@ -134,7 +138,7 @@ def run_grads(inputs: Inputs, do: Tensor, states: Tensor, dstates: Tensor | None
         inputs.scale,
     )
     types = (q.dtype, tile_v, beta is None, dstates is None, grads.dq is None, dtype_or_none(cu_seqlens))
-    constants = {"H": heads, "KEYS": keys, "TOKEN_STEP": grads.dk.stride(1)}
+    constants = {"H": heads, "KEYS": keys, "TOKEN_STEP": grads.dk.stride(1), "BEFORE_DECAY": inputs.before_decay}
     launch(gla_bwd_grads, grid, arguments, constants, 4, types)
 
 

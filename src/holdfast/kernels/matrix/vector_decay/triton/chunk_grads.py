@@ -28,7 +28,8 @@ def gla_chunk_grads(
     T, sequences, scale, tokens, q_batch, q_head, k_batch, k_head, v_batch, v_head, do_batch, do_head,
     H: tl.constexpr, Q_STEP: tl.constexpr, K_STEP: tl.constexpr, V_STEP: tl.constexpr, DO_STEP: tl.constexpr,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    PARTS: tl.constexpr, FOLDED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, FOLDED: tl.constexpr, BEFORE_DECAY: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take one chunk, head and block of k's columns. Grid (slots * H * ceil(WIDTH / BLOCK_K),).
 
@@ -44,7 +45,8 @@ def gla_chunk_grads(
     cu_seqlens    [N + 1], or None
 
     With dstates of None, and no beta, queries read just before the write of their own token, and what the keys and the
-    decays get is added to dk and dg. With dq of None as well queries are keys, and what they get is added to dk.
+    decays get is added to dk and dg. With dq of None as well queries are keys, and what they get is added to dk. With
+    BEFORE_DECAY, and dstates of None, queries read before the decay of their own token too.
 
     At each level of decay.py one product serves q and k: a token is either, and meets the others in the symmetric
     matrix of pairs do . v. A log decay's gradient sums what crosses its token: pairs inside the chunk, from before it,
@@ -113,13 +115,19 @@ def gla_chunk_grads(
     to_here = decay_of(load_chunk(g_ptr + token * WIDTH, at, mask), WIDE)
     to_end = tl.full([CHUNK, BLOCK_K], 1.0, tl.float32)
     total = to_here
+    if BEFORE_DECAY:
+        to_here = to_end
     for level in tl.static_range(LEVELS):
         to_here, to_end, total = double_blocks(to_here, to_end, total, level)
     dq *= scale * to_here
     dk *= to_end
     q_dq = (q.to(tl.float32) * dq).to(q.dtype)
     k_dk = (beta_k.to(tl.float32) * dk).to(q.dtype)
-    dg = tl.dot((steps[:, None] <= steps[None, :]).to(q.dtype), q_dq, input_precision=PRECISION)
+    if BEFORE_DECAY:
+        read = steps[:, None] < steps[None, :]
+    else:
+        read = steps[:, None] <= steps[None, :]
+    dg = tl.dot(read.to(q.dtype), q_dq, input_precision=PRECISION)
     dg = tl.dot((steps[:, None] > steps[None, :]).to(q.dtype), k_dk, dg, input_precision=PRECISION)
     dg += (state_grad_dot * tl.reshape(total, [BLOCK_K]))[None, :]
     if dstates_ptr is not None:
@@ -136,6 +144,8 @@ def gla_chunk_grads(
     to_here = decay_of(tl.reshape(own, [CHUNK, BLOCK_K]), WIDE)
     to_end = tl.full([CHUNK, BLOCK_K], 1.0, tl.float32)
     total = to_here
+    if BEFORE_DECAY:
+        to_here = to_end
     for level in tl.static_range(LEVELS):
         later = is_later(steps, level)
         factor = tl.where(later, to_here, to_end)
@@ -147,7 +157,8 @@ def gla_chunk_grads(
                 tl.reshape(tl.dot(pairs, split_blocks(factored), input_precision=PRECISION), [CHUNK, BLOCK_K]) * factor
             )
             sums = tl.broadcast_to(
-                crosses(inner, level)[None].to(q.dtype), [CHUNK // BLOCK_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS]
+                crosses(inner, level, BEFORE_DECAY)[None].to(q.dtype),
+                [CHUNK // BLOCK_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS],
             )
             pairs_dg = tl.dot(sums, split_blocks((mine.to(tl.float32) * found).to(q.dtype)), input_precision=PRECISION)
             dg += tl.reshape(pairs_dg, [CHUNK, BLOCK_K])
@@ -155,7 +166,7 @@ def gla_chunk_grads(
             pairs = tl.where(meet(steps, level), inter_block, 0.0).to(q.dtype)
             found = tl.dot(pairs, factored, input_precision=PRECISION) * factor
             pairs_dg = (mine.to(tl.float32) * found).to(q.dtype)
-            dg = tl.dot(crosses(steps, level).to(q.dtype), pairs_dg, dg, input_precision=PRECISION)
+            dg = tl.dot(crosses(steps, level, BEFORE_DECAY).to(q.dtype), pairs_dg, dg, input_precision=PRECISION)
         dq += tl.where(later, found, 0.0)
         dk += tl.where(later, 0.0, found)
         to_here, to_end, total = double_blocks(to_here, to_end, total, level)

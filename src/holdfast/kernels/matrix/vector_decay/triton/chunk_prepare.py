@@ -25,7 +25,8 @@ def gla_chunk_prepare(
     q_ptr, k_ptr, g_ptr, beta_ptr, q_decayed_ptr, k_decayed_ptr, chunk_decay_ptr, scores_ptr, cu_seqlens,
     T, sequences, pieces, scale, q_batch, q_head, k_batch, k_head,
     H: tl.constexpr, Q_STEP: tl.constexpr, K_STEP: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, BEFORE_DECAY: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take one chunk of one head, in pieces of BLOCK columns. Grid (slots * H,). Strides of tokens are compiled in.
 
@@ -37,6 +38,9 @@ def gla_chunk_prepare(
     chunk_decay  [slots, H, K], written: the decay of the chunk
     scores       [B, T, H, CHUNK], written: each token's weights of the chunk's values, causal
     cu_seqlens   [N + 1], or None
+
+    With BEFORE_DECAY queries read before their own token's decay, and so before its write: of the scores only those of
+    earlier keys are right, and q_decayed has one decay less.
     """
     head = (tl.program_id(0) % H).to(tl.int64)
     slot = tl.program_id(0) // H
@@ -63,6 +67,8 @@ def gla_chunk_prepare(
         to_here = decay_of(log_decay, WIDE)
         to_end = tl.full([CHUNK, BLOCK], 1.0, tl.float32)
         total = to_here
+        if BEFORE_DECAY:
+            to_here = to_end
         product = tl.dot(
             split_blocks(q), tl.trans(split_blocks(beta_k.to(q.dtype)), (0, 2, 1)), input_precision=PRECISION
         )

@@ -75,11 +75,20 @@ def meet(token, level):
 
 
 @triton.jit
-def crosses(token, level):
-    """Return [r, t]: whether a log decay at token r is between t and the middle of the block where t meets others."""
+def crosses(token, level, BEFORE_DECAY: tl.constexpr):
+    """Return [r, t]: whether a log decay at token r is between t and the middle of the block where t meets others.
+
+    BEFORE_DECAY: a token that reads does so before its own decay.
+    """
     r = token[:, None]
     t = token[None, :]
-    return (r >> level == t >> level) & tl.where((t >> level) % 2 == 1, r <= t, r > t)
+    together = r >> level == t >> level
+    reads = (t >> level) % 2 == 1
+    if BEFORE_DECAY:
+        behind = r < t
+    else:
+        behind = r <= t
+    return together & tl.where(reads, behind, r > t)
 
 
 @triton.jit

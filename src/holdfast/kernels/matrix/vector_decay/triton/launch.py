@@ -51,7 +51,7 @@ class ChunkGrads(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """A call as the kernels take it."""
+    """A call as the kernels take it. before_decay: whether queries read before the decay of their own token."""
 
     plan: Plan
     q: Tensor
@@ -63,6 +63,7 @@ class Passes:
     scale: float
     cu_seqlens: Tensor | None
     sequences: int
+    before_decay: bool = False
 
     @staticmethod
     def of(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> "Passes":
@@ -128,6 +129,7 @@ class Passes:
             "WIDTH": width,
             "BLOCK": PIECE,
             "PARTS": PARTS,
+            "BEFORE_DECAY": self.before_decay,
         }
         launch(gla_chunk_prepare, (self.slots * self.heads,), tensors, numbers, constants | self.numbers(), PARTS)
         return Prepared(q_decayed, k_decayed, chunk_decay, scores)
@@ -186,6 +188,7 @@ class Passes:
             "BLOCK_V": min(PIECE, padded(columns)),
             "PARTS": GRADIENT_PARTS,
             "FOLDED": folded,
+            "BEFORE_DECAY": self.before_decay,
         }
         blocks = (self.slots * self.heads * _ceil(width, GRADIENT_PIECE),)
         launch(gla_chunk_grads, blocks, tensors, numbers, constants | self.numbers(), GRADIENT_WARPS)

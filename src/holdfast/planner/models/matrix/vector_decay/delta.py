@@ -1,7 +1,8 @@
 """The delta rule with a vector decay in Triton: all chunks at once, a pass each way, and vector decay's gradients.
 
 Rates are those of vector_decay/triton.py, whose kernels these are or resemble. Where vector decay's kernels on Hopper
-serve the sizes, chunks are prepared and gradients found there.
+serve the sizes, chunks are prepared and gradients found there. A scalar decay, beside an erase key, is copied for each
+channel before all of it, and its gradients are added after it.
 """
 
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ def _passes(problem: Problem, device: Device, plan: Plan, shared: int, direction
     found = _pass(problem, device, plan, shared, FORWARD_CHAIN, direction == "backward").after(
         _prepared(problem, device, plan)
     )
+    if "decay=scalar" in problem.traits:
+        found = found.after(_by_channels(problem, device, plan))
     if direction == "forward":
         return found
     found = _pass(problem, device, plan, shared, BACKWARD_CHAIN, True).after(found)
@@ -61,7 +64,16 @@ def _passes(problem: Problem, device: Device, plan: Plan, shared: int, direction
         else:
             each = additive.gradients(problem, device, plan)
         found = each.after(found)
+    if "decay=scalar" in problem.traits:
+        found = found.after(_by_channels(problem, device, plan))
     return replace(found, plan=plan)
+
+
+def _by_channels(problem: Problem, device: Device, plan: Plan) -> Candidate:
+    """Model what PyTorch does with a scalar decay: it is copied for each key channel, or its gradients are added."""
+    numbers = problem["B"] * problem["T"] * problem["H"] * problem["K"]
+    grid = Grid(max(1, -(-numbers // 512)), 128, 32, 0)
+    return Candidate.of(plan, device, grid, 4 * numbers, numbers, serial=0.0)
 
 
 def _is_hoppers(problem: Problem, device: Device) -> bool:

@@ -13,16 +13,19 @@ from holdfast.kernels.matrix.vector_decay.triton.delta.backend import TritonKDA
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.ops import matrix
 from holdfast.planner import Device
+from holdfast.recurrences.example import Draw, Sizes
+from holdfast.recurrences.rwkv7 import RWKV7
 from kernels.matrix.scalar_decay.triton.parity import layouts_and_neighbours
 from kernels.matrix.vector_decay.triton.parity import LIMITS, plan
 from kernels.matrix.vector_decay.triton.parity import errors as errors_of
 from kernels.matrix.vector_decay.triton.parity import example as additive_example
 
 
-def example(keys="random", erase_heads=None, **which):
+def example(keys="random", erase_heads=None, before=False, by_head=False, **which):
     """As vector decay's, with keys of length 1.
 
     keys: "random", or "alike": a common direction four times the noise. erase_heads: of another key that erases.
+    before: it reads before the decay. by_head: a decay, the first channel's, and a strength a head beside it.
     """
     call = additive_example(**which)
     k = call.k.float()
@@ -32,8 +35,15 @@ def example(keys="random", erase_heads=None, **which):
     if erase_heads is not None:
         gate = torch.rand(*k.shape[:2], erase_heads, k.shape[3], generator=torch.Generator().manual_seed(3))
         e = (gate * k.repeat_interleave(erase_heads // k.shape[2], 2)).to(call.k.dtype)
-        call = call._replace(e=e, beta=None)
+        call = call._replace(e=e, erase_before_decay=before, **({"g": call.g[..., 0]} if by_head else {"beta": None}))
     return call._replace(k=k.to(call.k.dtype), delta=True)
+
+
+def rwkv7():
+    """A call of two steps a token, as the op makes it, after decays of fifty a channel in four."""
+    arguments = RWKV7.example(Draw(seed=1), Sizes(B=1, T=40, H=2, K=20, V=24, Hq=1))
+    arguments["w"][..., ::4] = -50.0
+    return RWKV7.map(**{name: x.float() for name, x in arguments.items()}, scale=0.5)[0]
 
 
 def errors(call, plans, packed=None, device="cpu", exact=Reference, ends=True):
@@ -92,7 +102,40 @@ def with_hoppers_kernels():
         call = example(T=80, K=64, V=64, dtype=torch.float16, packed=packed, g="resets")
         check("Hopper's, packed", call, plan(), packed=packed)
         check("Hopper's, an erase key", example(T=70, H=2, erase_heads=2, K=40, V=24, dtype=torch.float16), plan())
+        call = example(T=70, H=2, **BEFORE | {"K": 40, "V": 24}, by_head=True, dtype=torch.float16)
+        check("Hopper's, before a decay a head", call, plan())
     assert sorted(set(launched)) == ["gla_bwd_grads", "kda_chunk_prepare"], launched
+
+
+# an erase key that reads the state before the decay, of as many heads as the write key
+BEFORE = {"erase_heads": 1, "before": True, "K": 24}
+
+
+def before_decay():
+    """Erase keys that read the state before the decay."""
+    packed = (0, 0, 66, 80)
+    call = example(T=80, H=2, **BEFORE | {"K": 20, "V": 24}, g="resets", packed=packed)
+    check("grouped, packed, resets, widths of no tile", call, plan(), packed=packed)
+    check("a decay a head, fifty", example(H=2, **BEFORE, by_head=True, g="strong"), plan(columns=16))
+    check("two steps a token", rwkv7(), plan())
+    check("no token", example(T=0, **BEFORE, by_head=True), plan())
+
+
+def before_decay_at_length():
+    """As `before_decay`, what takes longer."""
+    check("three chunks", example(T=130, **BEFORE), plan(columns=16))
+    packed = (0, 0, 66, 80)
+    call = example(T=80, H=2, **BEFORE | {"erase_heads": 2, "K": 72}, packed=packed)
+    check("more heads, two pieces of keys", call, plan(), packed=packed)
+    for g in ("strong", "channels", "weak"):
+        check(g, example(**BEFORE, g=g), plan())
+    check("half precision", example(**BEFORE, dtype=torch.float16), plan(), limit=2 * LIMITS[torch.float16])
+    check("a decay a head", example(**BEFORE, by_head=True, state=False), plan(), ends=False)
+    check("a decay a head, after it", example(**BEFORE | {"before": False}, by_head=True), plan())
+    check("a decay a head, packed", example(T=80, **BEFORE, by_head=True, packed=packed), plan(), packed=packed)
+    rounded = example(**BEFORE, by_head=True, decays=torch.bfloat16)
+    check("a decay a head in bfloat16", rounded, plan(), limit=4e-3)
+    print("all checked")
 
 
 def interpreted():

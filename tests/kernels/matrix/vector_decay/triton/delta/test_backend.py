@@ -24,6 +24,16 @@ def test_interpreted():
     assert "no token" in interpret("kernels.matrix.vector_decay.triton.delta.parity", "interpreted", seconds=300)
 
 
+def test_erase_keys_that_read_before_the_decay():
+    assert "no token" in interpret("kernels.matrix.vector_decay.triton.delta.parity", "before_decay")
+
+
+@pytest.mark.slow
+def test_erase_keys_that_read_before_the_decay_at_length():
+    module = "kernels.matrix.vector_decay.triton.delta.parity"
+    assert "all checked" in interpret(module, "before_decay_at_length", seconds=300)
+
+
 def arguments(kernel, dtype, width, **given):
     """Of one launch, with beta, and with states before and after."""
     found = {x: torch.float32 if x in FLOAT32 else dtype for x in kernel.arg_names if x.endswith("_ptr")}
@@ -80,7 +90,8 @@ def problem(traits=("decay=vector", "delta"), dtype="bfloat16", **sizes):
     ("given", "reason"),
     [
         (problem(dtype="float64"), "float64"),
-        (problem(["decay=scalar", "delta"]), "one log decay a key channel"),
+        (problem(["decay=scalar", "delta"]), "one log decay a key channel, or an erase key"),
+        (problem(["delta", "erase_key", "erase_before_decay"]), "a log decay"),
         (problem(["decay=vector"]), "the delta rule alone"),
         (problem(["decay=vector", "delta", "normalizer"]), "normaliser"),
         (problem(V=512), "at most 256; got 128 and 512"),

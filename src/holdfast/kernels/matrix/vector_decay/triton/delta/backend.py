@@ -1,4 +1,4 @@
-"""The portable GPU backend of the delta rule with a decay of each key channel."""
+"""The portable GPU backend of the delta rule with a decay of each key channel, or with an erase key."""
 
 from types import ModuleType
 
@@ -7,7 +7,9 @@ from holdfast.planner.models.matrix.vector_decay import delta as triton_model
 
 
 class TritonKDA(TritonMatrix):
-    """Vector decay, delta write.
+    """Vector decay, delta write; an erase key may read before the decay or after it.
+
+    Beside an erase key a scalar decay is served too, as one of each key channel.
 
     Forward four launches: the decayed q and k and their products, of queries and of keys, the inverses of all chunks,
     and one pass over the sequence. Backward these again, one pass back, and vector decay's launch of gradients twice.
@@ -18,9 +20,9 @@ class TritonKDA(TritonMatrix):
     model = triton_model
     refused = (
         ("delta", False, "it has the delta rule alone"),
-        ("decay=vector", False, "it takes one log decay a key channel"),
+        (("decay=vector", "erase_key"), False, "it takes one log decay a key channel, or an erase key"),
+        (("decay=vector", "decay=scalar"), False, "it takes a log decay"),
         ("normalizer", True, "it has no normaliser"),
-        ("erase_before_decay", True, "its erase key reads the state after the decay"),
     )
 
     def launches(self) -> ModuleType:

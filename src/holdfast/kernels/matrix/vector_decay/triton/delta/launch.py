@@ -1,6 +1,7 @@
 """The launches of the delta rule with a vector decay; gradients of q, k and g are those of additive.py.
 
-Where vector decay's kernels on Hopper serve the sizes, one of theirs prepares the chunks.
+Where vector decay's kernels on Hopper serve the sizes, one of theirs prepares the chunks. A decay a head, beside an
+erase key, is one of each key channel, whose gradients are added.
 """
 
 from dataclasses import dataclass, replace
@@ -45,12 +46,14 @@ class StateGrads(NamedTuple):
 class Passes:
     """A call as the kernels take it.
 
-    of: the additive call of its q and k. erase: the key that reads before a write. on_hopper: `hopper_serves`.
+    of: the additive call of its q and k. erase: the key that reads before a write. before_decay: whether it also reads
+    before the decay. on_hopper: `hopper_serves`.
     """
 
     of: additive.Passes
     erase: Tensor
     beta: Tensor | None
+    before_decay: bool
     on_hopper: bool
 
     @staticmethod
@@ -59,7 +62,7 @@ class Passes:
         call = by_heads(call)
         of = additive.Passes.of(plan, call._replace(beta=None), cu_seqlens)
         erase = of.k if call.e is None else additive.tokenwise(call.e)
-        return Passes(of, erase, beta, hopper_serves(call, cu_seqlens))
+        return Passes(of, erase, beta, call.erase_before_decay, hopper_serves(call, cu_seqlens))
 
     def prepare(self) -> Chunks:
         """Launch what all chunks take at once."""
@@ -87,7 +90,8 @@ class Passes:
         q_in, k_in, k_out = (run.per_head(width) for _ in range(3))
         read = run.prepare(q_in, k_out)
         pairs = run.v.new_empty(*run.v.shape[:3], CHUNK, dtype=torch.float32)
-        replace(run, q=self.erase, scale=1.0).prepare(k_in, None, pairs)
+        erasing = replace(run, q=self.erase, scale=1.0, before_decay=self.before_decay)
+        erasing.prepare(k_in, None, pairs)
         assert read.scores is not None
         return q_in, k_in, k_out, read.chunk_decay, read.scores, pairs
 
@@ -151,8 +155,18 @@ class Passes:
         return dv, dbeta[0] if self.splits == 1 else dbeta.sum(0)
 
 
+def by_channels(call: MatrixCall) -> MatrixCall:
+    """Return the call with a decay of each key channel, [B, T, H, K]; one a head is copied for each, in float32."""
+    assert call.g is not None
+    if call.g.dim() == 4:
+        return call
+    g = call.g.float()[..., None].expand(*call.g.shape, call.k.shape[3])
+    return call._replace(g=g.contiguous())
+
+
 def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32."""
+    call = by_channels(call)
     run = Passes.take(plan, call, cu_seqlens)
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(run.of.state_shape(), dtype=torch.float32)
@@ -166,11 +180,12 @@ def backward(
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Return the gradients of (q, k, v, g, beta, stabilizer), None where the input is, of e where it is given, and of
     the initial state if it is given."""
+    given, call = call, by_channels(call)
     run = Passes.take(plan, call, cu_seqlens)
     dinitial = None if run.of.state is None else torch.empty_like(run.of.state)
     if run.of.sequences == 0:
-        given = (*call[:6], *(() if call.e is None else (call.e,)))
-        return [None if x is None else torch.empty_like(x) for x in given], dinitial
+        inputs = (*given[:6], *(() if call.e is None else (call.e,)))
+        return [None if x is None else torch.empty_like(x) for x in inputs], dinitial
     do = additive.tokenwise(torch.zeros_like(call.v) if grad_o is None else grad_o)
     dfinal = None if grad_final is None else grad_final.contiguous()
     gradients = ChunkGradients(call, cu_seqlens, run.on_hopper)
@@ -180,4 +195,6 @@ def backward(
     dv, dbeta = run.run_backward(chunks, x, do, StateGrads(dfinal, dinitial), dstates, gradients.tiled)
     del chunks, x
     dq, dk, dg, *de = gradients.find(u, do, dv, states, dstates, plan)
+    if given.g.dim() == 3:
+        dg = dg.sum(3).to(given.g.dtype)
     return [dq, dk, dv, dg, None if call.beta is None else dbeta.to(call.beta.dtype), None, *de], dinitial
