@@ -54,24 +54,31 @@ class TritonMatrix:
             problem = replace(problem, dtype="float32")
         return self.model.candidates(problem, device, direction)
 
-    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
         from holdfast.kernels.runtime.launch import on_device_of
 
         wide = self._taken(call, cu_seqlens, "forward")
         with on_device_of(call.v):
-            o, final = self.launches().forward(plan, wide, cu_seqlens)
-            return o.to(call.v.dtype), final
+            o, final, *saved = self.launches().forward(plan, wide, cu_seqlens)
+            return o.to(call.v.dtype), final, *saved
 
     def backward(
-        self, plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+        self,
+        plan: Plan,
+        call: MatrixCall,
+        cu_seqlens: Tensor | None,
+        grad_o: Tensor | None,
+        grad_final: Tensor | None,
+        *made: Tensor | None,
     ) -> tuple[list[Tensor | None], Tensor | None]:
+        """made: of a backend that saves something, what forward returned first and last."""
         from holdfast.kernels.runtime.launch import on_device_of
 
         wide = self._taken(call, cu_seqlens, "backward")
         if grad_o is not None:
             grad_o = grad_o.to(wide.v.dtype)
         with on_device_of(call.v):
-            grads, grad_state = self.launches().backward(plan, wide, cu_seqlens, grad_o, grad_final)
+            grads, grad_state = self.launches().backward(plan, wide, cu_seqlens, grad_o, grad_final, *made)
             of_inputs = (*range(3), 6)
             return [x.to(call.v.dtype) if i in of_inputs else x for i, x in enumerate(grads)], grad_state
 

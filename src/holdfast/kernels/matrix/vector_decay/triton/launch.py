@@ -36,8 +36,8 @@ class Prepared(NamedTuple):
 
     q_decayed: Tensor  # [B, T, H, K]
     k_decayed: Tensor | None  # [B, T, H, K]
-    chunk_decay: Tensor  # [slots, H, K]
-    scores: Tensor | None  # [B, T, H, CHUNK]
+    chunk_decay: Tensor  # float32 [slots, H, K]
+    scores: Tensor | None  # [B, T, H, CHUNK]; None where they are not read
 
 
 class ChunkGrads(NamedTuple):
@@ -111,12 +111,17 @@ class Passes:
         """Return what decides precision: beside float32 inputs decays are exact to float32, and products 3xTF32."""
         return {"WIDE": self.v.dtype == torch.float32, "PRECISION": "tf32x3"}
 
-    def prepare(self, q_decayed: Tensor, k_decayed: Tensor | None, scores: Tensor | None = None) -> Prepared:
-        """Launch `gla_chunk_prepare`, which fills q_decayed and k_decayed [B, T, H, K], and scores [B, T, H, CHUNK]."""
+    def prepared_in(self, q_decayed: Tensor, k_decayed: Tensor) -> Prepared:
+        """Launch `gla_chunk_prepare` with room for the decayed q and k [B, T, H, K]."""
+        chunk_decay = self.v.new_empty(self.slots, self.heads, self.k.shape[3], dtype=torch.float32)
+        written = Prepared(q_decayed, k_decayed, chunk_decay, self.per_head(CHUNK))
+        self.prepare(written)
+        return written
+
+    def prepare(self, written: Prepared) -> None:
+        """Launch `gla_chunk_prepare`, which fills `written`."""
         width = self.k.shape[3]
-        chunk_decay = self.v.new_empty(self.slots, self.heads, width, dtype=torch.float32)
-        scores = self.per_head(CHUNK) if scores is None else scores
-        tensors = (self.q, self.k, self.g, self.beta, q_decayed, k_decayed, chunk_decay, scores, self.cu_seqlens)
+        tensors = (self.q, self.k, self.g, self.beta, *written, self.cu_seqlens)
         numbers = (
             self.v.shape[1], self.sequences, _ceil(width, PIECE), self.scale,
             self.q.stride(0), self.q.stride(2), self.k.stride(0), self.k.stride(2),
@@ -132,7 +137,6 @@ class Passes:
             "BEFORE_DECAY": self.before_decay,
         }
         launch(gla_chunk_prepare, (self.slots * self.heads,), tensors, numbers, constants | self.numbers(), PARTS)
-        return Prepared(q_decayed, k_decayed, chunk_decay, scores)
 
     def run_chunks(
         self,
@@ -202,7 +206,7 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
     if final.numel() == 0:
         return out, final
     width = call.k.shape[3]
-    prepared = run.prepare(run.per_head(width), run.per_head(width))
+    prepared = run.prepared_in(run.per_head(width), run.per_head(width))
     run.run_chunks(prepared, run.v, out, run.state, final)
     return out, final
 
@@ -224,7 +228,7 @@ def backward(
     grouped = run.heads != call.q.shape[2]
     # the gradients' memory holds the decayed q and k until they are written
     head_dq, head_dk = (run.per_head(width) if grouped else x for x in (dq, dk))
-    prepared = run.prepare(head_dq, head_dk)
+    prepared = run.prepared_in(head_dq, head_dk)
     folded = run.folds(dg)
     dstates = dg.view(call.v.dtype) if folded else run.per_chunk()
     dfinal = None if grad_final is None else grad_final.contiguous()

@@ -30,29 +30,36 @@ PREPARE_SECONDS = {64: 14e-6, 128: 23e-6}
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Return plans, the fastest first.
 
-    values: columns, the block of V's columns of the passes; warps; stages of loads in flight.
+    values: columns, the block of V's columns of the passes; warps; stages of loads in flight; forward saves, whether
+    what all chunks are at once stays for the backward pass.
     """
     return ranked(_candidates(problem, device, direction))
+
+
+def saves_chunks(problem: Problem) -> bool:
+    """Whether the forward pass leaves what it finds of all chunks at once to the backward pass; not of slices."""
+    return problem.needs_grad and max(problem["K"], problem["V"]) <= WIDEST
 
 
 def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
     K, V = padded(problem["K"]), padded(problem["V"])
     size = 4 if problem.dtype == "float32" else 2
+    saves = (("saves", int(saves_chunks(problem))),) if direction == "forward" else ()
     for block in (block for block in (128, 64, 32, 16) if block <= V):
         for warps in additive.WARPS[size]:
             if K * block > STATE_REGISTERS[size] * 32 * warps and block > 16:
                 continue
             for stages in (2, 1):
-                plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
+                plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages), *saves))
                 shared = shared_bytes(K, block, warps, stages, size)
                 if shared <= device.block_memory:
                     yield _passes(problem, device, plan, shared, direction)
 
 
 def _passes(problem: Problem, device: Device, plan: Plan, shared: int, direction: Direction) -> Candidate:
-    found = _pass(problem, device, plan, shared, FORWARD_CHAIN, direction == "backward").after(
-        _prepared(problem, device, plan)
-    )
+    found = _pass(problem, device, plan, shared, FORWARD_CHAIN, direction == "backward")
+    if direction == "forward" or "slices" in problem.traits:
+        found = found.after(_prepared(problem, device, plan))
     if "decay=scalar" in problem.traits:
         found = found.after(_by_channels(problem, device, plan))
     if direction == "forward":

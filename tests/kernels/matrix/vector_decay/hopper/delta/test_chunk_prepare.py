@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from holdfast.kernels.matrix.vector_decay.triton.delta.chunks import Chunks, Kept
 from holdfast.planner import Device, Grid, Plan, Problem
 from holdfast.planner.models.matrix.vector_decay import delta
 from kernels.matrix.scalar_decay.triton.parity import moved
@@ -63,12 +64,12 @@ def exact(call, packed, slots):
 def prepared(call, packed, device="cpu"):
     from holdfast.kernels.matrix.vector_decay.hopper.delta import launch
 
-    batch, length = call.v.shape[:2]
-    slots = length // CHUNK + len(packed) - 1 if packed else batch * -(-length // CHUNK)
+    kept = Kept(*call.v.shape[:3], call.k.shape[3], len(packed) - 1 if packed else None, call.v.dtype)
     cu_seqlens = torch.tensor(packed, dtype=torch.int32, device=device) if packed else None
     there = moved(call, device)
-    found = launch.run_prepare(there.q, there.k, there.g, call.scale, slots, cu_seqlens)
-    return launch.Prepared(*(x.cpu() for x in found)), exact(call, packed, slots)
+    found = kept.chunks(kept.empty(there.v.device))
+    launch.run_prepare(there.q, there.k, there.g, call.scale, found, kept.slots, cu_seqlens)
+    return Chunks(*(x.cpu() for x in found)), exact(call, packed, kept.slots)
 
 
 @pytest.fixture
@@ -91,8 +92,9 @@ def on_cpu(unwritten, monkeypatch):
 
 def assert_right(call, packed=None, device="cpu"):
     found, right = prepared(call, packed, device)
-    for name, mine, truth in zip(found._fields, found, right, strict=True):
-        assert mine.dtype == (torch.float32 if name in ("chunk_decay", "pairs") else call.v.dtype), name
+    assert found.inverse.isnan().all(), "another launch fills it"
+    for name, mine, truth in zip(found._fields[:6], found[:6], right, strict=True):
+        assert mine.dtype == (torch.float32 if name in ("decay", "pairs") else call.v.dtype), name
         assert torch.equal(mine.isnan(), truth.isnan()), f"{name} is not written where it has to be, and there alone"
         assert relative_error(mine.double().nan_to_num(), truth.nan_to_num()) <= LIMITS[call.v.dtype], name
 
@@ -128,7 +130,7 @@ def test_nan_stays_in_its_sequence_on_the_emulator(on_cpu):
     found, _ = prepared(call, offsets)
     for name in ("q_in", "k_in", "k_out", "scores", "pairs"):
         assert torch.equal(getattr(found, name)[:, :40], getattr(right, name)[:, :40]), name
-    assert torch.equal(found.chunk_decay[0], right.chunk_decay[0])
+    assert torch.equal(found.decay[0], right.decay[0])
 
 
 def test_a_strong_decays_channels_stand_beside_mild_ones_on_the_emulator(on_cpu):

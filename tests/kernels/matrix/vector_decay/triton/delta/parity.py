@@ -12,13 +12,14 @@ from holdfast.kernels.matrix.torch.reference import Reference
 from holdfast.kernels.matrix.vector_decay.triton.delta.backend import TritonKDA
 from holdfast.kernels.matrix.wide import Wide
 from holdfast.ops import matrix
-from holdfast.planner import Device
+from holdfast.planner import Device, Plan
 from holdfast.recurrences.example import Draw, Sizes
 from holdfast.recurrences.rwkv7 import RWKV7
 from kernels.matrix.scalar_decay.triton.parity import layouts_and_neighbours
-from kernels.matrix.vector_decay.triton.parity import LIMITS, plan
+from kernels.matrix.vector_decay.triton.parity import LIMITS
 from kernels.matrix.vector_decay.triton.parity import errors as errors_of
 from kernels.matrix.vector_decay.triton.parity import example as additive_example
+from kernels.matrix.vector_decay.triton.parity import plan as additive_plan
 
 
 def example(keys="random", erase_heads=None, before=False, by_head=False, **which):
@@ -37,6 +38,12 @@ def example(keys="random", erase_heads=None, before=False, by_head=False, **whic
         e = (gate * k.repeat_interleave(erase_heads // k.shape[2], 2)).to(call.k.dtype)
         call = call._replace(e=e, erase_before_decay=before, **({"g": call.g[..., 0]} if by_head else {"beta": None}))
     return call._replace(k=k.to(call.k.dtype), delta=True)
+
+
+def plan(saves=True, **values):
+    """As vector decay's. saves: whether the backward pass has what the forward pass found of all chunks."""
+    found = additive_plan(**values)
+    return Plan(found.backend, (*found.values, ("saves", int(saves))))
 
 
 def rwkv7():
@@ -116,7 +123,8 @@ def before_decay():
     packed = (0, 0, 66, 80)
     call = example(T=80, H=2, **BEFORE | {"K": 20, "V": 24}, g="resets", packed=packed)
     check("grouped, packed, resets, widths of no tile", call, plan(), packed=packed)
-    check("a decay a head, fifty", example(H=2, **BEFORE, by_head=True, g="strong"), plan(columns=16))
+    call = example(H=2, **BEFORE, by_head=True, g="strong")
+    check("a decay a head, fifty", call, plan(columns=16, saves=False))
     check("two steps a token", rwkv7(), plan())
     check("no token", example(T=0, **BEFORE, by_head=True), plan())
 
@@ -138,6 +146,14 @@ def before_decay_at_length():
     print("all checked")
 
 
+def said_to_be_kept(call, packed=None):
+    """What a graph is told of the tensor that the forward pass saves is what comes."""
+    cu_seqlens = torch.tensor(packed) if packed else None
+    *_, kept = TritonKDA().forward(plan(), call, cu_seqlens)
+    said = TritonKDA().saved_shape(matrix.problem("kda", call, cu_seqlens, True))
+    assert said == (tuple(kept.shape), kept.dtype), (said, kept.shape, kept.dtype)
+
+
 def interpreted():
     """What the interpreter has time for; memory that a kernel leaves unwritten is NaN."""
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -156,6 +172,9 @@ def interpreted():
     check("half precision", example(K=24, dtype=torch.float16), plan(), limit=2 * LIMITS[torch.float16])
     layouts_and_neighbours(example(T=90, K=24, V=24), plan(), TritonKDA(), (0, 20, 50, 90))
     check("small heads", example(T=40, K=8, V=16, dtype=torch.float16), plan())
+    said_to_be_kept(example(B=2, T=40, H=2, K=24))
+    said_to_be_kept(example(T=40, K=8, V=16, dtype=torch.float16))
+    said_to_be_kept(example(T=80, K=24, packed=(0, 0, 66, 80)), (0, 0, 66, 80))
     wide_values()
     with_hoppers_kernels()
     check("one token", example(T=1), plan())

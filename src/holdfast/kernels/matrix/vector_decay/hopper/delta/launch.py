@@ -1,48 +1,37 @@
 """The launch of all chunks at once, before the passes that Triton has."""
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, dtype_or_none
 from holdfast.kernels.matrix.vector_decay.hopper.launch import DECAYS, PLAIN_DECAYS
+from holdfast.kernels.matrix.vector_decay.triton.delta.chunks import Chunks
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import for_tma, tiles
 
 from .chunk_prepare import kda_chunk_prepare
 
 
-class Prepared(NamedTuple):
-    """What `kda_chunk_prepare` writes; its shapes are said there."""
+def run_prepare(
+    q: Tensor, k: Tensor, g: Tensor, scale: float, written: Chunks, slots: int, cu_seqlens: Tensor | None
+) -> None:
+    """Launch `kda_chunk_prepare`, which fills `written` but for the inverses.
 
-    q_in: Tensor
-    k_in: Tensor
-    k_out: Tensor
-    chunk_decay: Tensor
-    scores: Tensor
-    pairs: Tensor
-
-
-def run_prepare(q: Tensor, k: Tensor, g: Tensor, scale: float, slots: int, cu_seqlens: Tensor | None) -> Prepared:
-    """Launch `kda_chunk_prepare`. q, k [B, T, Hq, K] in 16 bits, g [B, T, H, K]; slots: places of all chunks."""
+    q, k [B, T, Hq, K] in 16 bits, g [B, T, H, K]. slots: places of all chunks.
+    """
     q, k, g = for_tma(q), for_tma(k), for_tma(g.float())
     batch, length, heads, keys = g.shape
-    widths = (keys, keys, keys, TOKENS)
-    q_in, k_in, k_out, scores = (q.new_empty(batch, length, heads, width) for width in widths)
-    pairs = g.new_empty(batch, length, heads, TOKENS)
-    chunk_decay = g.new_empty(slots, heads, keys)
     grid = (heads, slots // batch, batch) if cu_seqlens is None else (heads * slots, 1, 1)
     block = [1, TOKENS, 1, 64]
-    written = (q_in, k_in, k_out, scores)
+    stored = (written.q_in, written.k_in, written.k_out, written.scores)
     arguments = (
         tiles(q, block, TILE_LAYOUT),
         tiles(k, block, TILE_LAYOUT),
         tiles(g, block, PLAIN_DECAYS),
-        *(tiles(x, block, TILE_LAYOUT) for x in written),
-        tiles(pairs, block, DECAYS),
-        chunk_decay,
-        *(None if cu_seqlens is None else x for x in (*written, pairs)),
+        *(tiles(x, block, TILE_LAYOUT) for x in stored),
+        tiles(written.pairs, block, DECAYS),
+        written.decay,
+        *(None if cu_seqlens is None else x for x in (*stored, written.pairs)),
         cu_seqlens,
         None if cu_seqlens is None else cu_seqlens.shape[0] - 1,
         length,
@@ -52,4 +41,3 @@ def run_prepare(q: Tensor, k: Tensor, g: Tensor, scale: float, slots: int, cu_se
     constants = {"H": heads, "KEYS": keys}
     # two blocks share an SM
     launch(kda_chunk_prepare, grid, arguments, constants, 8, (q.dtype, dtype_or_none(cu_seqlens)), 128)
-    return Prepared(q_in, k_in, k_out, chunk_decay, scores, pairs)

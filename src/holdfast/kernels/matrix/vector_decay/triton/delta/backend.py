@@ -2,8 +2,14 @@
 
 from types import ModuleType
 
+import torch
+
 from holdfast.kernels.matrix.portable import TritonMatrix
+from holdfast.kernels.matrix.variants import SavedShape
+from holdfast.planner import Problem
 from holdfast.planner.models.matrix.vector_decay import delta as triton_model
+
+from .chunks import Kept
 
 
 class TritonKDA(TritonMatrix):
@@ -18,12 +24,22 @@ class TritonKDA(TritonMatrix):
     """
 
     model = triton_model
+    uses_forward_output = True
     refused = (
         ("delta", False, "it has the delta rule alone"),
         (("decay=vector", "erase_key"), False, "it takes one log decay a key channel, or an erase key"),
         (("decay=vector", "decay=scalar"), False, "it takes a log decay"),
         ("normalizer", True, "it has no normaliser"),
     )
+
+    def saved_shape(self, problem: Problem) -> SavedShape | None:
+        """What is found of all chunks at once; None of a state in slices."""
+        if not triton_model.saves_chunks(problem):
+            return None
+        dtype = torch.float32 if self.is_in_float32(problem, "forward") else getattr(torch, problem.dtype)
+        tokens = (problem[name] for name in "BTH")
+        kept = Kept(*tokens, problem["K"], problem["N"] if problem.varlen else None, dtype)
+        return SavedShape((1, kept.bytes), torch.uint8)
 
     def launches(self) -> ModuleType:
         from . import launch

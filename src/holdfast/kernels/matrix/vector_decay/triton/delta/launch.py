@@ -14,25 +14,14 @@ from holdfast.kernels.matrix.vector_decay.additive import ChunkGradients, by_hea
 from holdfast.kernels.matrix.vector_decay.triton import launch as additive
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
-from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, padded
+from holdfast.planner.models.matrix.vector_decay.triton import padded
 from holdfast.recurrences.definition import MatrixCall
 
 from .chunk_inverse import kda_chunk_inverse
+from .chunks import Chunks, Kept
 from .states import kda_bwd, kda_fwd
 
 PRECISION = "tf32x3"
-
-
-class Chunks(NamedTuple):
-    """What all chunks are at once: see states.py."""
-
-    q_in: Tensor  # [B, T, H, K]
-    k_in: Tensor  # [B, T, H, K]
-    k_out: Tensor  # [B, T, H, K]
-    decay: Tensor  # float32 [slots, H, K]
-    scores: Tensor  # [B, T, H, CHUNK]
-    pairs: Tensor  # float32 [B, T, H, CHUNK]
-    inverse: Tensor  # [B, T, H, CHUNK]
 
 
 class StateGrads(NamedTuple):
@@ -64,36 +53,40 @@ class Passes:
         erase = of.k if call.e is None else additive.tokenwise(call.e)
         return Passes(of, erase, beta, call.erase_before_decay, hopper_serves(call, cu_seqlens))
 
-    def prepare(self) -> Chunks:
-        """Launch what all chunks take at once."""
-        run, inverse = self.of, self.of.per_head(CHUNK)
-        q_in, k_in, k_out, decay, scores, pairs = self._by_hopper() if self._is_hoppers else self._by_triton()
-        tensors = (pairs, self.beta, inverse, run.cu_seqlens)
+    @property
+    def kept(self) -> Kept:
+        run = self.of
+        return Kept(*run.v.shape[:3], run.k.shape[3], None if run.cu_seqlens is None else run.sequences, run.v.dtype)
+
+    def prepare(self, chunks: Chunks) -> None:
+        """Launch what all chunks take at once, which fills chunks."""
+        run = self.of
+        if self._is_hoppers:
+            self._by_hopper(chunks)
+        else:
+            self._by_triton(chunks)
+        tensors = (chunks.pairs, self.beta, chunks.inverse, run.cu_seqlens)
         numbers = (run.v.shape[1], run.sequences)
         constants = {"H": run.heads, "PRECISION": PRECISION}
         launch(kda_chunk_inverse, (run.slots * run.heads,), tensors, numbers, constants, 4)
-        return Chunks(q_in, k_in, k_out, decay, scores, pairs, inverse)
 
     @property
     def _is_hoppers(self) -> bool:
         """Whether Hopper's kernel prepares the chunks: it has one key."""
         return self.on_hopper and self.erase is self.of.k
 
-    def _by_hopper(self) -> tuple[Tensor, ...]:
+    def _by_hopper(self, chunks: Chunks) -> None:
         from holdfast.kernels.matrix.vector_decay.hopper.delta.launch import run_prepare
 
         run = self.of
-        return run_prepare(run.q, run.k, run.g, run.scale, run.slots, run.cu_seqlens)
+        run_prepare(run.q, run.k, run.g, run.scale, chunks, run.slots, run.cu_seqlens)
 
-    def _by_triton(self) -> tuple[Tensor, ...]:
-        run, width = self.of, self.of.k.shape[3]
-        q_in, k_in, k_out = (run.per_head(width) for _ in range(3))
-        read = run.prepare(q_in, k_out)
-        pairs = run.v.new_empty(*run.v.shape[:3], CHUNK, dtype=torch.float32)
+    def _by_triton(self, chunks: Chunks) -> None:
+        run = self.of
+        run.prepare(additive.Prepared(chunks.q_in, chunks.k_out, chunks.decay, chunks.scores))
         erasing = replace(run, q=self.erase, scale=1.0, before_decay=self.before_decay)
-        erasing.prepare(k_in, None, pairs)
-        assert read.scores is not None
-        return q_in, k_in, k_out, read.chunk_decay, read.scores, pairs
+        # the chunks' decays once more
+        erasing.prepare(additive.Prepared(chunks.k_in, None, chunks.decay, chunks.pairs))
 
     def _constants(self, tiled: bool, **strides: int) -> dict[str, object]:
         run = self.of
@@ -164,22 +157,36 @@ def by_channels(call: MatrixCall) -> MatrixCall:
     return call._replace(g=g.contiguous())
 
 
-def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return o [B, T, H, V] in v's dtype and the final state [N, H, K, V] in float32."""
+def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Tensor, ...]:
+    """Return o [B, T, H, V] in v's dtype, the final state [N, H, K, V] in float32 and, if the plan saves them, the
+    chunks, in one tensor."""
     call = by_channels(call)
     run = Passes.take(plan, call, cu_seqlens)
     o = torch.empty_like(call.v, memory_format=torch.contiguous_format)
     final = call.v.new_empty(run.of.state_shape(), dtype=torch.float32)
-    if final.numel():
-        run.run_forward(run.prepare(), o, final)
-    return o, final
+    if final.numel() == 0:
+        return o, final
+    kept = run.kept.empty(o.device)
+    chunks = run.kept.chunks(kept)
+    run.prepare(chunks)
+    run.run_forward(chunks, o, final)
+    return (o, final, kept) if plan["saves"] else (o, final)
 
 
 def backward(
-    plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None, grad_o: Tensor | None, grad_final: Tensor | None
+    plan: Plan,
+    call: MatrixCall,
+    cu_seqlens: Tensor | None,
+    grad_o: Tensor | None,
+    grad_final: Tensor | None,
+    o: Tensor | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Return the gradients of (q, k, v, g, beta, stabilizer), None where the input is, of e where it is given, and of
-    the initial state if it is given."""
+    the initial state if it is given.
+
+    kept: what forward saved; without it, chunks are prepared again. o is not read.
+    """
     given, call = call, by_channels(call)
     run = Passes.take(plan, call, cu_seqlens)
     dinitial = None if run.of.state is None else torch.empty_like(run.of.state)
@@ -190,7 +197,9 @@ def backward(
     dfinal = None if grad_final is None else grad_final.contiguous()
     gradients = ChunkGradients(call, cu_seqlens, run.on_hopper)
     states, dstates = (gradients.room_for_states(run.of.slots) for _ in range(2))
-    chunks = run.prepare()
+    chunks = run.kept.chunks(run.kept.empty(do.device) if kept is None else kept)
+    if kept is None:
+        run.prepare(chunks)
     x, u = run.write(chunks, states, gradients.tiled)
     dv, dbeta = run.run_backward(chunks, x, do, StateGrads(dfinal, dinitial), dstates, gradients.tiled)
     del chunks, x
