@@ -111,6 +111,8 @@ def with_hoppers_kernels():
         check("Hopper's, an erase key", example(T=70, H=2, erase_heads=2, K=40, V=24, dtype=torch.float16), plan())
         call = example(T=70, H=2, **BEFORE | {"K": 40, "V": 24}, by_head=True, dtype=torch.float16)
         check("Hopper's, before a decay a head", call, plan())
+        call = example(T=70, **BEFORE | {"K": 40, "V": 24}, g="strong", dtype=torch.float16)
+        check("Hopper's, before decays of fifty", call, plan())
     assert sorted(set(launched)) == ["gla_bwd_grads", "kda_chunk_prepare"], launched
 
 
