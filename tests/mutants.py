@@ -67,6 +67,7 @@ ALSO = {
     "src/holdfast/ops/dense.py": ["tests/ops/test_dense_errors.py"],
     "src/holdfast/ops/diagonal.py": ["tests/ops/test_diagonal_errors.py"],
     "src/holdfast/ops/explain.py": ["tests/ops/test_explain_calls.py"],
+    "src/holdfast/ops/kda_layer.py": ["tests/nn/test_mixers.py"],
     "src/holdfast/ops/gla_layer.py": ["tests/nn/test_gla.py"],
     "src/holdfast/ops/inter_chunk_scan.py": ["tests/ops/test_chunk_errors.py"],
     "src/holdfast/ops/intra_chunk.py": ["tests/ops/test_chunk_errors.py"],

@@ -4,6 +4,7 @@ import torch
 
 from holdfast.ops import causal_conv1d, delta_rule, gated_delta_rule, gated_rms_norm
 from holdfast.ops.delta_layer import delta_layer
+from parity import relative_error
 
 TENSORS = ("packed", "conv_weight", "norm_weight", "A_log", "dt_bias", "initial_state", "tail")
 
@@ -77,3 +78,12 @@ def values_and_grads(run, tensors, rest, dtype=None, unused=(), **options):
     loss = [(x * weights[name]).sum() for name, x in made.items() if name not in unused]
     grads = torch.autograd.grad(loss, list(used.values()), allow_unused=True, materialize_grads=True)
     return made | {f"d{name}": x for name, x in zip(used, grads, strict=True)}
+
+
+def same(got, right, limit):
+    """Names, dtypes and shapes are alike, and numbers up to limit."""
+    assert got.keys() == right.keys()
+    for name, x in right.items():
+        assert got[name].dtype == x.dtype, name
+        assert got[name].shape == x.shape, name
+        assert not x.numel() or relative_error(got[name].double(), x.double()) <= limit, name

@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holdfast.ops.delta_layer import _op
 from interpreted import interpret
-from ops.delta_layers import TENSORS, composed, example, fused, values_and_grads
+from ops.delta_layers import TENSORS, composed, example, fused, same, values_and_grads
 from parity import relative_error
 from test_strides import Compared
 
@@ -23,14 +23,6 @@ SIZES = {
     "one token": {"T": 1},
     "no token": {"T": 0},
 }
-
-
-def same(got, right, limit):
-    assert got.keys() == right.keys()
-    for name, x in right.items():
-        assert got[name].dtype == x.dtype, name
-        assert got[name].shape == x.shape, name
-        assert not x.numel() or relative_error(got[name].double(), x.double()) <= limit, name
 
 
 @pytest.mark.parametrize("sizes", SIZES)

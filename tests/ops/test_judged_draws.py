@@ -53,6 +53,7 @@ def test_one_element_may_be_off_by_a_few_limits():
         (checks.draw_conv, {"x": 1, "weight": 1 / 2}),
         (checks.draw_delta_layer, {"packed": 1, "conv_weight": 1 / 2}),
         (checks.draw_gla_layer, {"packed": 1, "decay_weight": 1 / 2}),
+        (checks.draw_kda_layer, {"packed": 1, "conv_weight": 1 / 2, "decay_weight": 1 / 4}),
         (checks.draw_turned, {"q": 1, "k": 1 / 4, "v": 1}),
     ],
 )

@@ -6,7 +6,7 @@ import torch
 from holdfast.kernels import select as planning
 from holdfast.kernels.runtime.replay import replay
 from holdfast.kernels.runtime.replay.recording import Launch, Operation
-from holdfast.ops import delta_layer, gla_layer, lru_layer, mlstm_layer, retention_layer
+from holdfast.ops import delta_layer, gla_layer, kda_layer, lru_layer, mlstm_layer, retention_layer
 from sanitize.dry import pretending
 
 
@@ -62,6 +62,15 @@ def gated_delta_net(grads):
     delta_layer.delta_layer_backward(*given)
 
 
+def kda(grads):
+    weights = full(384, 4), full(128), full(128, 128), full(128, 128), full(128), full(1), full(1, 128)
+    tensors, options = (half(1, 16, 656), *weights, None, None), (1, 128, None, False, 1e-5, None)
+    out = kda_layer._op(*tensors, *options, True, "")
+    dy, *dstate = zeros(out, 3)
+    given = dy, *(dstate if grads else (None, None)), *tensors, *out[3:], *options, ""
+    kda_layer._layer_backward(*given)
+
+
 def recorded():
     """Of the replays that ran launches and operations, forward and backward."""
     found = {id(x): x for known in planning._CACHES for x in known.values() if isinstance(x, replay.Replay) and x.guard}
@@ -76,7 +85,9 @@ CASES = [
     (retention, [(3, 5), (5, 0)], [(3, 5), (5, 0)]),
     (mlstm, [(5, 1), (8, 4)], [(5, 1), (8, 8)]),
     (rglru, [(3, 2), (4, 4)], [(3, 2), (4, 4)]),
-    (gated_delta_net, [(5, 0), (9, 2)], [(5, 0), (9, 2)]),
+    # forward what Hopper's kernels would keep, which others leave 0
+    (gated_delta_net, [(5, 1), (9, 2)], [(5, 1), (9, 2)]),
+    (kda, [(7, 5), (11, 11)], [(7, 5), (11, 11)]),
 ]
 
 

@@ -16,6 +16,7 @@ import holdfast
 from holdfast import nn
 from holdfast.kernels import select as planning
 from holdfast.ops import step
+from holdfast.ops.checks import draw_kda_layer, kda_layer_of
 from holdfast.ops.delta_layer import delta_layer
 from holdfast.ops.gated_gelu import gated_gelu
 from holdfast.ops.gated_rms_norm import gated_rms_norm
@@ -344,6 +345,7 @@ def _chunk_primitives() -> Iterator[Call]:
             _delta_layer(device, dtype, gated, packed)
 
         yield Call(f"delta_layer {dtype}{' gated' if gated else ''}{f' packed {packed}' if packed else ''}", run)
+    yield Call("kda_layer", _kda_layer)
     for name, draw in DRAWN.items():
         yield Call(f"layer_step {name}", lambda device, draw=draw: _stepped(device, draw))
 
@@ -413,6 +415,10 @@ def _delta_layer(device: torch.device, dtype: torch.dtype, gated: bool, packed: 
         return delta_layer(*order, 2, 24, False, 1e-5, offsets, None)
 
     _run(run, given, True)
+
+
+def _kda_layer(device: torch.device) -> None:
+    _run(lambda a: kda_layer_of(a, "triton"), draw_kda_layer(Draw(0, BF16, device)), True)
 
 
 def _decoded(device: torch.device) -> None:

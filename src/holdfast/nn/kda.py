@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from holdfast.ops import kda
+from holdfast.ops.kda_layer import kda_layer
 from holdfast.recurrences.scalars import number
 
 from .check import check_input, check_positive, check_state, wide
@@ -106,6 +107,33 @@ class KDA(DeltaMixer):
         tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
         S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
         packed = self.in_proj(x)
+        if self.op is not KDA.op:
+            return self._in_parts(packed, S, tail, cu_seqlens)
+        y, S, tail = kda_layer(
+            packed,
+            self.conv.weight,
+            self.norm.weight,
+            self.decay_up.weight,
+            self.gate_up.weight,
+            self.gate_up.bias,
+            self.A_log,
+            self.dt_bias.unflatten(0, (self.num_v_heads, -1)),
+            S,
+            tail,
+            self.num_heads,
+            self.key_dim,
+            self.lower_bound,
+            self.allow_neg_eigval,
+            self.norm.eps,
+            cu_seqlens,
+            self.backend,
+        )
+        return self.out_proj(y), (S, tail)
+
+    def _in_parts(
+        self, packed: Tensor, S: Tensor | None, tail: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """`kda_layer` around an op that is not the layer's own."""
         keys, _, values, *rest = self.widths
         qkv, f, g, b, _ = packed.split([2 * keys + values, *rest, packed.shape[2] - sum(self.widths)], -1)
         qkv, tail = self.conv(qkv, tail, cu_seqlens)

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdfast.kernels.backend import Backend
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes, oracle
 from holdfast.recurrences.gla import GLA
+from holdfast.recurrences.kda import KDA
 from holdfast.recurrences.mlstm import MLSTM
 from holdfast.recurrences.retnet import RETNET
 from holdfast.recurrences.rglru import RGLRU
@@ -30,6 +31,7 @@ from .inter_chunk_scan import BACKENDS as INTER_CHUNK_BACKENDS
 from .inter_chunk_scan import inter_chunk_scan
 from .intra_chunk import BACKENDS as INTRA_CHUNK_BACKENDS
 from .intra_chunk import intra_chunk
+from .kda_layer import kda_layer
 from .layer_step import BACKENDS as LAYER_STEP_BACKENDS
 from .layer_step import LayerStep
 from .layer_step_checks import DRAWN, draw_delta, stepped
@@ -246,6 +248,7 @@ def _around(device: torch.device, seed: int) -> Iterator[Check]:
     """What a mixer has done around its op, composed with it."""
     for recurrence, draw, run in (
         (GLA, draw_gla_layer, gla_layer_of),
+        (KDA, draw_kda_layer, kda_layer_of),
         (RETNET, draw_turned, turned),
         (MLSTM, partial(MLSTM.example, sizes=SIZES), capped),
         (RGLRU, draw_unit, unit),
@@ -355,6 +358,22 @@ def draw_delta_layer(draw: Draw) -> dict[str, Tensor]:
 def delta_layer_of(a: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """What stands between the projections of `nn.GatedDeltaNet`, by the backends of its parts that a call takes."""
     return delta_layer(*a.values(), 2, SIZES.K, False, 1e-5, None, None)
+
+
+def draw_kda_layer(draw: Draw) -> dict[str, Tensor]:
+    """Arguments of `kda_layer_of`: those of `draw_delta_layer`, and the gates' second projections."""
+    H, K = SIZES.H, SIZES.K
+    layer = draw_delta_layer(draw)
+    packed, conv_weight, norm_weight, A_log, _, *states = layer.values()
+    weights = {name: draw.normal(H * K, K, scale=K**-0.5) for name in ("decay_weight", "gate_weight")}
+    weights |= {"gate_bias": draw.normal(H * K), "A_log": A_log, "dt_bias": draw.normal(H, K)}
+    given = {"packed": packed, "conv_weight": conv_weight, "norm_weight": norm_weight} | weights
+    return given | dict(zip(("initial_state", "tail"), states, strict=True))
+
+
+def kda_layer_of(a: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    """What stands between the projections of `nn.KDA`."""
+    return kda_layer(*a.values(), 2, SIZES.K, -5.0, False, 1e-5, None, backend)
 
 
 def draw_gla_layer(draw: Draw) -> dict[str, Tensor]:

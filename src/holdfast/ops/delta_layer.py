@@ -64,6 +64,28 @@ def delta_layer(
     return _differentiable(*tensors, *rest)[:3]
 
 
+def conv_call(x: Tensor, weight: Tensor, tail: Tensor | None, query_heads: int, key_dim: int) -> ConvCall:
+    """The short convolution of q, k and v [B, T, D], after which q and k have length 1."""
+    return ConvCall(x, weight, None, tail, "silu", 2 * query_heads, key_dim)
+
+
+def rule_call(
+    qkv: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    query_heads: int,
+    key_dim: int,
+    value_dim: int,
+) -> MatrixCall:
+    """The delta rule of q, k and v side by side [B, T, D], with a scale of key_dim^-0.5."""
+    keys = query_heads * key_dim
+    q, k, v = qkv.split([keys, keys, qkv.shape[2] - 2 * keys], -1)
+    q, k = (x.unflatten(-1, (query_heads, key_dim)) for x in (q, k))
+    v = v.unflatten(-1, (-1, value_dim))
+    return MatrixCall(q, k, v, g, beta, initial_state=initial_state, scale=key_dim**-0.5, delta=True)
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """Sizes of a layer, and the views and calls that follow from them."""
@@ -95,14 +117,10 @@ class _Layer:
         return qkv, gate, rest[..., values : values + self.heads], rest[..., values + self.heads :]
 
     def conv(self, x: Tensor, weight: Tensor, tail: Tensor | None) -> ConvCall:
-        return ConvCall(x, weight, None, tail, "silu", 2 * self.query_heads, self.key_dim)
+        return conv_call(x, weight, tail, self.query_heads, self.key_dim)
 
     def rule(self, qkv: Tensor, g: Tensor | None, beta: Tensor, initial_state: Tensor | None) -> MatrixCall:
-        keys = self.query_heads * self.key_dim
-        q, k, v = qkv.split([keys, keys, self.heads * self.value_dim], -1)
-        q, k = (x.unflatten(-1, (self.query_heads, self.key_dim)) for x in (q, k))
-        v, scale = v.unflatten(-1, (self.heads, self.value_dim)), self.key_dim**-0.5
-        return MatrixCall(q, k, v, g, beta, initial_state=initial_state, scale=scale, delta=True)
+        return rule_call(qkv, g, beta, initial_state, self.query_heads, self.key_dim, self.value_dim)
 
 
 def _forward(

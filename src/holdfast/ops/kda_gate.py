@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdfast.kernels.autograd.vjp import vjp
 from holdfast.kernels.runtime.replay.replay import replayed_below
 from holdfast.recurrences.kda import check_gate, log_decay
 
@@ -40,6 +41,28 @@ def fused_log_decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, low
     if any(x is not None and x.dtype == torch.float64 for x in (A_log, dt_bias)):
         return log_decay(g, A_log, dt_bias, lower_bound)
     return _gate(g, A_log, dt_bias, bound)
+
+
+def opened(x: Tensor, A_log: Tensor, dt_bias: Tensor, bound: float | None) -> Tensor:
+    """The log decay that `fused_log_decay` makes of x [B, T, H, K], contiguous: for an op's inside, on any device."""
+    if _can_fuse(x, A_log, dt_bias):
+        return _forward(x, A_log, dt_bias, bound)
+    return log_decay(x, A_log, dt_bias, bound).contiguous()
+
+
+def opened_gradients(
+    x: Tensor, A_log: Tensor, dt_bias: Tensor, bound: float | None, ddecay: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the first three from that of what `opened` returned."""
+    if _can_fuse(x, A_log, dt_bias):
+        return _gradients(x, A_log, dt_bias, bound, ddecay)
+    dx, drate, dbias = vjp(lambda *leaves: [log_decay(*leaves, bound)], (x, A_log, dt_bias), [ddecay])
+    return dx, drate, dbias
+
+
+def _can_fuse(x: Tensor, A_log: Tensor, dt_bias: Tensor) -> bool:
+    is_wide = torch.float64 in (A_log.dtype, dt_bias.dtype)
+    return not is_wide and can_fuse(x, x, torch.promote_types(x.dtype, torch.float32))
 
 
 def _forward(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, bound: float | None) -> Tensor:
