@@ -29,6 +29,8 @@ BY_HAND = {
     ),
     # q, k, v, decay and gate at 16 channels, two write strengths, rounded up; both gates, out, a convolution of 4
     "kda": (32 * (3 * 32 + 2 * 16 + 2 + 14) + 2 * 16 * 32 + 32 * 32 + 4 * 3 * 32, 3 * 2 * 16 * 16),
+    # r, k, v and out; decay, rate and gate at 32 channels; two writes, what the first one writes is read before
+    "rwkv7": (4 * 32 * 32 + 3 * 2 * 32 * 32, 4 * 2 * 16 * 16),
     "lstm": (4 * 32 * 32 + 4 * 2 * 16 * 16, 0),
     "slstm": (4 * 32 * 32 + 4 * 2 * 16 * 16 + 32 * 32, 0),
     "gru": (3 * 32 * 32 + 3 * 2 * 16 * 16, 0),

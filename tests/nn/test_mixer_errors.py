@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from holdfast.nn import GLA, KDA, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet
+from holdfast.nn import GLA, KDA, MLSTM, RWKV7, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet
 
-EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, KDA]
+EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, KDA, RWKV7]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,9 @@ EVERY = [GLA, RetNet, Mamba2, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct,
         (lambda: GatedDeltaNet(32, 4, head_dim=3, expand_v=1.5), "expand_v: expected .* got 1.5 \\* 3 = 4.5"),
         (lambda: GatedDeltaProduct(32, 4, num_householder=0), "num_householder: expected a positive integer; got 0"),
         (lambda: GatedDeltaProduct(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
+        (lambda: RWKV7(30, 4), "num_heads: expected a divisor of d_model = 30; got 4"),
+        (lambda: RWKV7(32, 4, gate_rank=0), "gate_rank: expected a positive integer; got 0"),
+        (lambda: RWKV7(32, 4, num_layers=0), "num_layers: expected a positive integer; got 0"),
         (lambda: KDA(30, 4), "num_heads: expected a divisor of d_model = 30; got 4"),
         (lambda: KDA(32, 4, num_v_heads=6), "num_heads: expected a divisor of num_v_heads = 6; got 4"),
         (lambda: KDA(32, 4, head_dim=3, expand_v=1.5), "expand_v: expected .* got 1.5 \\* 3 = 4.5"),

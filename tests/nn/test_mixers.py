@@ -12,6 +12,7 @@ from holdfast.nn import (
     KDA,
     MLSTM,
     RGLRU,
+    RWKV7,
     DeltaNet,
     GatedDeltaNet,
     GatedDeltaProduct,
@@ -35,6 +36,7 @@ MIXERS = {
     "gated deltaproduct without decay": lambda: GatedDeltaProduct(24, 2, forget_gate=False, allow_neg_eigval=False),
     "kda": lambda: KDA(24, 2, num_v_heads=4),
     "kda bounded": lambda: KDA(24, 2, lower_bound=-5.0, allow_neg_eigval=True),
+    "rwkv7": lambda: RWKV7(24, 2),
     "rglru": lambda: RGLRU(24, 2),
     "rotlru": lambda: RotLRU(24, 2),
 }

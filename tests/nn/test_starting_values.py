@@ -48,6 +48,11 @@ DEFAULTS = {
         "head_dim": None, "num_v_heads": None, "expand_v": 1.0, "conv_width": 4, "lower_bound": None,
         "allow_neg_eigval": False, "backend": None,
     },
+    nn.RWKV7: HEADS
+    | {
+        "decay_rank": None, "rate_rank": None, "value_rank": None, "gate_rank": None, "layer": 0, "num_layers": 1,
+        "backend": None,
+    },
     nn.RGLRU: {"num_heads": 1, "expand": 1.0, "decay_strength": 8.0, "backend": None},
     nn.RotLRU: {"num_heads": 1, "expand": 1.0, "decay_strength": 8.0, "max_phase": math.tau, "backend": None},
     nn.LSTM: LIKE_TORCH | {"proj_size": 0},

@@ -22,6 +22,7 @@ MIXERS = {
     "GatedDeltaNet": {"num_heads": 2, "num_v_heads": 4},
     "GatedDeltaProduct": {"num_heads": 2, "num_v_heads": 4, "forget_gate": False},
     "KDA": {"num_heads": 2, "num_v_heads": 4},
+    "RWKV7": {"num_heads": 2},
     "RGLRU": {"num_heads": 2},
     "RotLRU": {"num_heads": 2},
 }

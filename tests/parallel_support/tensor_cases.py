@@ -32,6 +32,7 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "GatedDeltaProduct": ("GatedDeltaProduct", {"num_heads": 4, "num_v_heads": 8}),
     "KDA": ("KDA", {"num_heads": 4, "num_v_heads": 8}),
     "KDA, one key head": ("KDA", {"num_heads": 1, "head_dim": 8, "num_v_heads": 4}),
+    "RWKV7": ("RWKV7", {"num_heads": 4}),
     "RGLRU": ("RGLRU", {"num_heads": 4}),
     "RotLRU": ("RotLRU", {"num_heads": 4}),
     "SLSTM": ("SLSTM", {"num_heads": 4}),
@@ -119,7 +120,8 @@ def step_equals_one_process(rank: int, size: int, name: str) -> None:
     assert names.seen == sums
     with Names() as names:
         here.step(x[:, 7:8], state)
-    assert names.seen == ["alltoall_base_", *sums]
+    # RWKV7 has no packed weight
+    assert names.seen == [*([] if name == "RWKV7" else ["alltoall_base_"]), *sums]
 
 
 def one_exchange_and_one_sum_a_pass(rank: int, size: int, name: str) -> None:
@@ -218,6 +220,7 @@ def refuses(rank: int, size: int) -> None:
         (model, mesh, ValueError, rf"num_heads of RetNet at '1': expected a multiple of {size}, .* got 1"),
         (groups, mesh, ValueError, rf"n_groups of Mamba2: expected a multiple of {size}, .* got 3"),
         (odd, mesh, ValueError, rf"num_heads of GatedDeltaNet: expected a multiple or a divisor of {size}, .* got 3"),
+        (hnn.RWKV7(16, 4, layer=1, num_layers=2), mesh, ValueError, "RWKV7: expected the first layer, .* got layer 1"),
         (nn.Linear(3, 3), mesh, ValueError, r"model: expected a mixer or a recurrent layer of holdfast\.nn.*none"),
         (model[0], dist.group.WORLD, TypeError, r"mesh: expected a DeviceMesh of one axis"),
         (model[0], init_device_mesh("cpu", (1, size)), ValueError, "mesh: expected one of one axis, such as mesh"),

@@ -21,6 +21,7 @@ MIXERS = {
     "gated-deltanet": "GatedDeltaNet",
     "gated-deltaproduct": "GatedDeltaProduct",
     "kda": "KDA",
+    "rwkv7": "RWKV7",
     "rglru": "RGLRU",
     "rotlru": "RotLRU",
     "slstm": "SLSTM",

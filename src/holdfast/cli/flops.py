@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from holdfast.nn import KDA, MLSTM, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2
+from holdfast.nn import KDA, MLSTM, RWKV7, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2
 from holdfast.nn.norm import GatedRMSNorm, HeadLayerNorm
 from holdfast.planner.device import Device
 
@@ -49,6 +49,9 @@ def _with_state(mixer: nn.Module, length: int) -> int:
     if isinstance(mixer, GatedDeltaProduct):
         # each write reads the state before it, and the token once more
         return (2 * mixer.num_householder + 1) * heads * mixer.key_dim * columns
+    if isinstance(mixer, RWKV7):
+        # two writes, the first of what is read before
+        return 4 * heads * mixer.key_dim * columns
     times = 3 if isinstance(mixer, DeltaNet | GatedDeltaNet | KDA) else 2
     return times * heads * mixer.key_dim * columns
 

@@ -31,6 +31,7 @@ MODULES: dict[str, Callable[..., nn.Module]] = {
     "nn.RetNet": partial(mixers.RetNet, num_heads=2),
     "nn.MLSTM": partial(mixers.MLSTM, num_heads=2),
     "nn.SLSTM": partial(mixers.SLSTM, num_heads=2),
+    "nn.RWKV7": partial(mixers.RWKV7, num_heads=2),
     "nn.RGLRU": partial(mixers.RGLRU, num_heads=2),
     "nn.RotLRU": partial(mixers.RotLRU, num_heads=2),
 }

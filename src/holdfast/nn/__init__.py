@@ -16,6 +16,7 @@ from .retnet import RetNet
 from .rglru import RGLRU
 from .rnn import RNN
 from .rotlru import RotLRU
+from .rwkv7 import RWKV7
 from .slstm import SLSTM
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "MLSTM",
     "RGLRU",
     "RNN",
+    "RWKV7",
     "SLSTM",
     "CapturedStep",
     "DeltaNet",

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.kernels.conv.call import Activation
 from holdfast.ops import causal_conv1d
 
 from .check import check_positive
@@ -17,6 +18,8 @@ class ShortConvolution(nn.Module):
     from a checkpoint too. bias: [channels], or None.
     Raises ValueError for channels or a width below 1.
     """
+
+    activation: Activation | None = "silu"
 
     def __init__(self, channels: int, width: int = 4, bias: bool = False) -> None:
         super().__init__()
@@ -41,4 +44,15 @@ class ShortConvolution(nn.Module):
         x and y: [B, T, channels], packed with B = 1 where cu_seqlens [N + 1] is given. tail: the width - 1 inputs
         before the first, [N, width - 1, channels], oldest first, float32 (float64 for float64); zeros by default.
         """
-        return causal_conv1d(x, self.weight, self.bias, "silu", tail, True, cu_seqlens)
+        return causal_conv1d(x, self.weight, self.bias, self.activation, tail, True, cu_seqlens)
+
+
+class TokenShift(ShortConvolution):
+    """x_{t - 1} - x_t, each channel by itself: a short convolution with taps that do not learn, and no activation."""
+
+    activation = None
+
+    def __init__(self, channels: int) -> None:
+        nn.Module.__init__(self)
+        self.channels, self.width, self.bias = check_positive("channels", channels), 2, None
+        self.register_buffer("weight", torch.tensor([1.0, -1.0]).repeat(channels, 1), persistent=False)

@@ -46,11 +46,7 @@ class Mixer(nn.Module):
         Raises:
             ValueError, TypeError: for x or a state of the wrong shape, dtype or layout, named in the message.
         """
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != 1:
-            found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x: expected one token, of shape [B, 1, d_model]; got {found}")
-        if state is None:
-            raise TypeError("state: expected what forward returned; got None")
+        check_token(x, state)
         with torch.no_grad():
             # an op that was replaced, in an instance or a subclass, or a backend that was named is what is asked for
             if getattr(self, "op", None) is not self._op_of_token or getattr(self, "backend", None) is not None:
@@ -63,6 +59,15 @@ class Mixer(nn.Module):
         for held, new in zip(tree_leaves(state), tree_leaves(after), strict=True):
             held.copy_(new)
         return y
+
+
+def check_token(x: Tensor, state: Any) -> None:
+    """Raises ValueError for x that is not one token [B, 1, d_model], TypeError for no state."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != 1:
+        found = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x: expected one token, of shape [B, 1, d_model]; got {found}")
+    if state is None:
+        raise TypeError("state: expected what forward returned; got None")
 
 
 def _held(x: Tensor, d_model: int, state: Any, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from holdfast.nn import (
     KDA,
     MLSTM,
     RGLRU,
+    RWKV7,
     SLSTM,
     DeltaNet,
     GatedDeltaNet,
@@ -142,6 +143,18 @@ def _kda(mixer: KDA) -> Cut:
     return Cut(OUT | parameters, {"num_v_heads": heads}, {"num_heads": groups}, numbers)
 
 
+def _rwkv7(mixer: RWKV7) -> Cut:
+    if mixer.residual is not None:
+        raise ValueError(
+            f"RWKV7: expected the first layer, whose values are its own; got layer {mixer.layer}, and a rank has not "
+            "the first one's values"
+        )
+    # every rank has all of the low ranks, and of the shares of the token before
+    names = [f"{name}_proj.weight" for name in "rkv"] + [f"{name}.up.weight" for name in ("decay", "rate", "gate")]
+    names += ["decay.up.bias", "rate.up.bias", "k_k", "k_a", "r_k", "norm.weight", "norm_bias"]
+    return Cut(OUT | dict.fromkeys(names, Shard(0)), {"num_heads": mixer.num_heads})
+
+
 def _lru(mixer: RGLRU | RotLRU) -> Cut:
     heads = mixer.num_heads
     parameters = {"in_proj.weight": Sections((mixer.width, mixer.width), (heads, heads))}
@@ -176,6 +189,7 @@ _CUTS: dict[type[nn.Module], Callable[..., Cut]] = {
     GatedDeltaNet: _gated_delta_net,
     GatedDeltaProduct: _gated_delta_product,
     KDA: _kda,
+    RWKV7: _rwkv7,
     RGLRU: _lru,
     RotLRU: _lru,
     SLSTM: _slstm,

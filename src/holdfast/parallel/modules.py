@@ -10,6 +10,7 @@ from holdfast.nn import (
     KDA,
     MLSTM,
     RGLRU,
+    RWKV7,
     SLSTM,
     DeltaNet,
     GatedDeltaNet,
@@ -28,7 +29,7 @@ from .convolution import convolve
 from .group import Layout, check_group, ranks_of
 from .positions import positions
 
-_MIXERS = (GLA, KDA, MLSTM, RGLRU, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet, RotLRU)
+_MIXERS = (GLA, KDA, MLSTM, RGLRU, RWKV7, DeltaNet, GatedDeltaNet, GatedDeltaProduct, Mamba2, RetNet, RotLRU)
 _DENSE = (SLSTM, Stack, nn.RNNBase, nn.RNNCellBase)
 
 

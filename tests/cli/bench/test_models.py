@@ -242,6 +242,7 @@ def test_heads_and_widths_of_each_mixer(monkeypatch):
     assert {mixer.name: op_sizes(found[mixer.name]) for mixer in MIXERS if mixer.op} == {
         "gated_delta_net": {"H": 16, "K": 32, "V": 32}, "delta_net": {"H": 16, "K": 32, "V": 32},
         "gated_delta_product": {"H": 16, "K": 32, "V": 32}, "kda": {"H": 16, "K": 32, "V": 32},
+        "rwkv7": {"H": 32, "K": 16, "V": 16},
         "mamba1": {"D": 1024, "N": 16}, "mamba2": {"H": 64, "Hq": 1, "K": 32, "V": 16},
         "gla": {"H": 16, "K": 16, "V": 32},
         "mlstm": {"H": 16, "K": 32, "V": 32}, "retnet": {"H": 16, "K": 32, "V": 32}, "rglru": {"D": 512},

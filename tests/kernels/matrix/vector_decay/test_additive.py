@@ -18,6 +18,8 @@ CHUNK = 64
 PACKED = (0, 10, 10, 80)
 SIZES = {
     "whole chunks": ({"T": 128, "K": 64, "V": 64}, None),
+    # a state reaches to the end of the chunk
+    "weak decays": ({"T": 128, "K": 64, "V": 64, "g": "weak"}, None),
     "tails, grouped, no tile's widths": ({"B": 2, "T": 70, "H": 2, "Hq": 1, "K": 72, "V": 40}, None),
     "packed": ({"T": 80, "K": 64, "V": 64}, PACKED),
     "strong decays among mild ones": ({"T": 70, "K": 64, "V": 64, "g": "channels"}, None),

@@ -73,6 +73,7 @@ MIXERS = (
         "gated_delta_product",
     ),
     Mixer("kda", lambda w, head, narrow: hnn.KDA(w, num_heads=w // head), hnn.KDA, "kda"),
+    Mixer("rwkv7", lambda w, head, narrow: hnn.RWKV7(w, num_heads=w // narrow), hnn.RWKV7, "rwkv7"),
     Mixer("mamba1", lambda w, head, narrow: hnn.Mamba(w), op="mamba1"),
     Mixer("mamba2", lambda w, head, narrow: hnn.Mamba2(w, num_heads=2 * w // narrow, d_state=head), op="ssd"),
     Mixer("gla", lambda w, head, narrow: hnn.GLA(w, num_heads=w // head, expand_k=0.5), hnn.GLA, "gla"),
