@@ -6,7 +6,7 @@ After the solver of that name in the FlashRNN paper (section 5.4 and appendix C)
 from .conflict import Infeasible
 from .constraint import Constraint
 from .domain import Domain
-from .expression import Expression, Variable, ceil_div, divides, maximum, minimum
+from .expression import Expression, Variable, ceil_div, divides, lookup, maximum, minimum, one_of, truth
 from .model import Model
 from .search import SearchLimit
 from .solution import Solution
@@ -22,6 +22,9 @@ __all__ = [
     "Variable",
     "ceil_div",
     "divides",
+    "lookup",
     "maximum",
     "minimum",
+    "one_of",
+    "truth",
 ]

@@ -28,7 +28,7 @@ class Constraint:
         self.left = left
         self.right = right
 
-    def holds(self, values: Mapping[Variable, int]) -> bool:
+    def holds(self, values: Mapping[Expression, int]) -> bool:
         raise NotImplementedError
 
     def variables(self) -> list[Variable]:
@@ -49,11 +49,30 @@ class Comparison(Constraint):
         super().__init__(left, right)
         self.sign = sign
 
-    def holds(self, values: Mapping[Variable, int]) -> bool:
+    def holds(self, values: Mapping[Expression, int]) -> bool:
         return HOLDS[self.sign](self.left.value(values), self.right.value(values))
 
     def __str__(self) -> str:
         return f"{self.left} {self.sign} {self.right}"
+
+
+class OneOf(Constraint):
+    """Some expressions have, together, the values of one of some rows."""
+
+    __slots__ = ("parts", "rows")
+
+    def __init__(self, parts: tuple[Expression, ...], rows: tuple[tuple[int, ...], ...]) -> None:
+        self.parts = parts
+        self.rows = rows
+
+    def holds(self, values: Mapping[Expression, int]) -> bool:
+        return tuple([part.value(values) for part in self.parts]) in self.rows
+
+    def variables(self) -> list[Variable]:
+        return list(dict.fromkeys([variable for part in self.parts for variable in part.variables()]))
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.parts))}) in {{{', '.join(map(str, self.rows))}}}"
 
 
 class Divisibility(Constraint):
@@ -61,7 +80,7 @@ class Divisibility(Constraint):
 
     __slots__ = ()
 
-    def holds(self, values: Mapping[Variable, int]) -> bool:
+    def holds(self, values: Mapping[Expression, int]) -> bool:
         divisor, multiple = self.left.value(values), self.right.value(values)
         return multiple % divisor == 0 if divisor else multiple == 0
 

@@ -8,14 +8,16 @@ from .expression import Expression, Variable
 class Solution(Mapping[str, int]):
     """The value of every variable by name; solution[expression] works out an expression."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_known", "_values")
 
-    def __init__(self, values: Mapping[Variable, int]) -> None:
+    def __init__(self, values: Mapping[Variable, int], known: Mapping[Expression, int] | None = None) -> None:
+        """known: what has been worked out of expressions, beside the variables' values."""
         self._values = dict(values)
+        self._known: Mapping[Expression, int] = {**self._values, **(known or {})}
 
     def __getitem__(self, key: str | Expression) -> int:
         if isinstance(key, Expression):
-            return key.value(self._values)
+            return key.value(self._known)
         for variable, value in self._values.items():
             if variable.name == key:
                 return value

@@ -1,5 +1,8 @@
 """Tiles of the matrix family's kernels on Hopper."""
 
+from holdfast.planner.constrint import Expression, minimum
+from holdfast.planner.problem import Problem
+
 # tokens
 CHUNK = 64
 # tiles are this wide or half of it; a wider state would leave no registers
@@ -14,3 +17,13 @@ def tile(width: int) -> int:
 def registers_of(warps: int) -> int:
     """Of a thread, at most, where a block has an SM's 65536 to itself: they come in eights."""
     return min(240, 65536 // (32 * warps) // 8 * 8)
+
+
+def registers_left(warps: Expression) -> Expression:
+    """The same in a model."""
+    return minimum(240, 65536 // (32 * warps) // 8 * 8)
+
+
+def chunks_of(problem: Problem) -> int:
+    """Of a sequence; one where there is no token."""
+    return max(1, -(-problem["T"] // CHUNK))
