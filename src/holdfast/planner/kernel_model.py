@@ -37,6 +37,11 @@ class Assignment(dict[str, int]):
         return Grid(blocks, 32 * warps, registers, shared)
 
 
+def covering(size: int, least: int = 1) -> int:
+    """The power of two, at least `least`, that covers size."""
+    return max(least, 1 << max(size - 1, 0).bit_length())
+
+
 def powers_of_two(least: int, most: int) -> list[int]:
     return [1 << power for power in range((least - 1).bit_length(), most.bit_length())]
 

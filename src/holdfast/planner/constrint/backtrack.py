@@ -5,7 +5,7 @@ Where there are only some hundred assignments this takes less than to propagate 
 
 from collections.abc import Iterator, Sequence
 
-from .constraint import Constraint
+from .constraint import Constraint, OneOf
 from .domain import size
 from .expression import Expression, Named, Variable
 from .search import branches
@@ -37,7 +37,11 @@ class Backtrack:
         for each in named:
             self.named[max([place[variable] + 1 for variable in each.variables()], default=0)].append(each)
         for constraint in constraints:
-            self.checks[max([place[variable] + 1 for variable in constraint.variables()], default=0)].append(constraint)
+            depths = sorted({place[variable] + 1 for variable in constraint.variables()}) or [0]
+            if isinstance(constraint, OneOf):
+                for depth in depths[:-1]:
+                    self.checks[depth].append(constraint.of({each for each, at in place.items() if at < depth}))
+            self.checks[depths[-1]].append(constraint)
 
     def __iter__(self) -> Iterator[dict[Expression, int]]:
         """All values known: of variables and of named expressions. The next one changes them."""

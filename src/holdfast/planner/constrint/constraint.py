@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ class OneOf(Constraint):
 
     def holds(self, values: Mapping[Expression, int]) -> bool:
         return tuple([part.value(values) for part in self.parts]) in self.rows
+
+    def of(self, known: AbstractSet[Variable]) -> OneOf:
+        """What it says of the parts that depend on those variables alone."""
+        places = [place for place, part in enumerate(self.parts) if all(each in known for each in part.variables())]
+        rows = dict.fromkeys(tuple([row[place] for place in places]) for row in self.rows)
+        return OneOf(tuple([self.parts[place] for place in places]), tuple(rows))
 
     def variables(self) -> list[Variable]:
         return list(dict.fromkeys([variable for part in self.parts for variable in part.variables()]))

@@ -19,8 +19,8 @@ MOST_TAPS = 16
 STEPS = 4
 BYTES = 8
 LENGTHS = (64, 32, 128, 16, 8)
-# Channels of a block; the last where the first would be partly empty.
-BLOCKS = (128, 256, 64)
+# Channels of a block: the last of many where the first would be partly empty; and of few.
+BLOCKS, NARROW = (128, 256, 64), 32
 # Backward with heads, whose time is that of instructions, whole waves count more than bytes read twice.
 OF_HEADS = (48, *LENGTHS)
 # Warps for each SM, at least, before threads walk further: more than a wave and a half, so that SMs end at about one
@@ -45,7 +45,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     T, W, size, backward = problem["T"], problem["W"], ELEMENT[problem.dtype], direction == "backward"
     model, channels = KernelModel(device), _channels(problem)
     block = model.variable("block", _blocks(problem), "given")
-    if problem["D"] > BLOCKS[-1] // 2 and "heads" not in problem.traits:
+    if problem["D"] > NARROW and "heads" not in problem.traits:
         partly_empty = _padded(problem["D"], BLOCKS[-1]) < _padded(problem["D"], BLOCKS[0])
         model.add(block > (0 if partly_empty else BLOCKS[-1]), "narrow blocks where wide ones would be partly empty")
     warps = model.variable("warps", (1, 2, 4), "largest")
@@ -89,8 +89,9 @@ def _blocks(problem: Problem) -> Sequence[int]:
     """Channels of a block, the best first: of fewer than 64, a token's bytes in memory are too few for its rate."""
     if "heads" in problem.traits:
         return (_head(problem),)
-    D = problem["D"]
-    return sorted(BLOCKS, key=lambda block: _padded(D, block)) if D > BLOCKS[-1] // 2 else (32,)
+    if problem["D"] <= NARROW:
+        return (NARROW,)
+    return sorted(BLOCKS, key=lambda block: _padded(problem["D"], block))
 
 
 def _across(problem: Problem, block: Variable) -> Expression:

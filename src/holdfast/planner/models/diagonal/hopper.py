@@ -10,9 +10,9 @@ ROWS = 32
 UNIT = 16
 
 
-# The measured best where memory is what takes time comes first: wide rows. Seconds of a step of all groups where a block
-# has its SM for itself, and before a block's first step: B8 T4096 D2048 and B3 T512 D1536 in bfloat16 on an H200. By
-# numbers a block (channels, or pairs), groups of warps that share a tile, steps of each, stages (tiles in shared
+# The measured best where memory is what takes time comes first: wide rows. Seconds of a step of all groups where a
+# block has its SM for itself, and before a block's first step: B8 T4096 D2048 and B3 T512 D1536 in bfloat16 on an H200.
+# By numbers a block (channels, or pairs), groups of warps that share a tile, steps of each, stages (tiles in shared
 # memory, one of them at work), warps, and registers of a thread at most. Backward, a second group of warps takes the
 # exponential of a logarithmic gate once more, which costs more than it saves where channels are many.
 SHAPES: dict[tuple[str, bool], dict[tuple[int, ...], float]] = {
