@@ -55,8 +55,8 @@ def _candidate(problem: Problem, device: Device, direction: Direction, values: A
     if direction == "forward":
         return found
     found = _pass(problem, device, plan, values, BACKWARD_CHAIN, True).after(found)
-    gradients = hopper.gradients(problem, device) if _is_hoppers(problem, device) else None
-    gradients = gradients or additive.gradients(problem, device, plan)
+    is_hoppers = _is_hoppers(problem, device)
+    gradients = hopper.gradients(problem, device) if is_hoppers else additive.gradients(problem, device, plan)
     return replace(gradients.after(gradients.after(found)), plan=plan)
 
 
