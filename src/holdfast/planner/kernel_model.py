@@ -67,10 +67,6 @@ class KernelModel:
         """An integer to choose; greedy: the first of its values that fits, with those before it as they are."""
         return self.solver.variable(name, values, order, greedy=greedy)
 
-    def __getitem__(self, name: str) -> Expression:
-        """The variable or the expression of that name."""
-        return next(each for each in (*self.solver.variables, *self.solver.named) if each.name == name)
-
     def let(self, name: str, expression: Integer) -> Named:
         """A name for what follows from the variables, shown by it."""
         return self.solver.let(name, expression)

@@ -1,7 +1,6 @@
 """Tiles of the matrix family's kernels on Hopper."""
 
 from holdfast.planner.constrint import Expression, minimum
-from holdfast.planner.problem import Problem
 
 # tokens
 CHUNK = 64
@@ -22,8 +21,3 @@ def registers_of(warps: int) -> int:
 def registers_left(warps: Expression) -> Expression:
     """The same in a model."""
     return minimum(240, 65536 // (32 * warps) // 8 * 8)
-
-
-def chunks_of(problem: Problem) -> int:
-    """Of a sequence; one where there is no token."""
-    return max(1, -(-problem["T"] // CHUNK))

@@ -1,9 +1,10 @@
 """Hopper's sweeps: one persistent block a (sequence, head, slice of values), the state in wgmma accumulators."""
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.constrint import Expression, Variable, ceil_div, lookup
-from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
-from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, chunks_of, registers_left, registers_of, tile
+from holdfast.planner.constrint import Variable, lookup
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
+from holdfast.planner.models.matrix.segments import cut_in_segments
+from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, registers_left, registers_of, tile
 
 from .saved_states import chunks_between_states
 
@@ -87,19 +88,16 @@ def _resident(problem: Problem, device: Device, direction: Direction, values: As
     return Candidate.of(plan, device, grid, moved, operations, serial=serial)
 
 
-def cut_in_segments(model: KernelModel, problem: Problem) -> Expression:
-    """The chunks of a segment: the whole sequence, or cut in two again as long as blocks are too few for the device."""
-    segments = model.variable("segments", powers_of_two(1, 1024))
-    model.add(segments <= chunks_of(problem), "segments, of chunks")
-    model.add(segments // 2 * problem["B"] * problem["H"] < model.device.processors, "blocks of half as many segments")
-    return model.let("segment_chunks", ceil_div(chunks_of(problem), segments))
+def _segments(model: KernelModel, problem: Problem) -> None:
+    segments, segment_chunks = cut_in_segments(model, problem)
+    if problem["V"] > WIDEST or problem.varlen:
+        model.add(segments == 1, "wide values and packed sequences are not cut")
+    model.let("segment_chunks", segment_chunks)
 
 
 def forward_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
     model, key, value = KernelModel(device), tile(problem["K"]), tile(problem["V"])
-    cut_in_segments(model, problem)
-    if problem["V"] > WIDEST or problem.varlen:
-        model.add(model["segments"] == 1, "wide values and packed sequences are not cut")
+    _segments(model, problem)
     columns = model.variable("columns", (64, 128), "largest")
     model.add(columns <= value, "columns, of a tile")
     stages = model.variable("stages", range(2, 6), "largest", greedy=True)
@@ -112,9 +110,7 @@ def forward_model(problem: Problem, device: Device, direction: Direction) -> Ker
 def backward_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
     """The sweep for dq, and backward.py's for dk and dv."""
     model, key, value = KernelModel(device), tile(problem["K"]), tile(problem["V"])
-    cut_in_segments(model, problem)
-    if problem["V"] > WIDEST or problem.varlen:
-        model.add(model["segments"] == 1, "wide values and packed sequences are not cut")
+    _segments(model, problem)
     columns = model.variable("columns", (64, 128), "largest")
     model.add(columns <= key, "columns, of a tile")
     stages = model.variable("stages", range(2, STAGES + 1), "largest", greedy=True)
