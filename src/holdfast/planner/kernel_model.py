@@ -126,10 +126,7 @@ class KernelModel:
     def assignments(self) -> Iterator[Assignment]:
         """All that fit, in order."""
         for solution in self.solver.solutions():
-            found = Assignment(solution)
-            for each in self.solver.named:
-                found[each.name] = solution[each]
-            yield found
+            yield Assignment(solution.with_names(self.solver.named))
 
     def clash(self) -> str:
         """In words, what no assignment keeps; empty where one fits."""

@@ -32,9 +32,12 @@ class Constraint:
     def holds(self, values: Mapping[Expression, int]) -> bool:
         raise NotImplementedError
 
+    def operands(self) -> tuple[Expression, ...]:
+        return (self.left, self.right)
+
     def variables(self) -> list[Variable]:
         """Each variable once, in the order of writing."""
-        return list(dict.fromkeys([*self.left.variables(), *self.right.variables()]))
+        return list(dict.fromkeys([variable for part in self.operands() for variable in part.variables()]))
 
     def __bool__(self) -> NoReturn:
         raise TypeError(
@@ -75,8 +78,8 @@ class OneOf(Constraint):
         rows = dict.fromkeys(tuple([row[place] for place in places]) for row in self.rows)
         return OneOf(tuple([self.parts[place] for place in places]), tuple(rows))
 
-    def variables(self) -> list[Variable]:
-        return list(dict.fromkeys([variable for part in self.parts for variable in part.variables()]))
+    def operands(self) -> tuple[Expression, ...]:
+        return self.parts
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.parts))}) in {{{', '.join(map(str, self.rows))}}}"

@@ -109,6 +109,13 @@ def as_expression(value: object) -> Expression:
     return Constant(value)
 
 
+def divides_by_variables(expression: Expression) -> bool:
+    """Whether it has a divisor that is not a number."""
+    if isinstance(expression, Quotient) and not isinstance(expression.divisor, Constant):
+        return True
+    return any(map(divides_by_variables, expression.parts()))
+
+
 def inside(part: Expression, binds: int) -> str:
     """The part as text, in parentheses where it binds less tightly than what surrounds it."""
     return str(part) if part.binds >= binds else f"({part})"

@@ -9,7 +9,7 @@ from .conflict import Infeasible
 from .constraint import Constraint
 from .differences import contradict
 from .domain import Domain, of
-from .expression import Expression, Integer, Named, Variable, as_expression
+from .expression import Expression, Integer, Named, Variable, as_expression, divides_by_variables
 from .lower import Lowering
 from .propagate import Network
 from .search import Search, Values
@@ -113,7 +113,9 @@ class Model:
         if not isinstance(constraint, Constraint):
             raise TypeError(f"model.add: expected a constraint such as a <= b; got {constraint!r}")
         self._own(constraint.variables(), constraint)
-        Lowering(self._variables).add(constraint)
+        if any(map(divides_by_variables, constraint.operands())):
+            # which raises where a divisor may be zero or less
+            Lowering(self._variables).add(constraint)
         self._constraints.append(constraint)
         self._labels.append(label)
         self._ready = None
@@ -122,8 +124,9 @@ class Model:
     def solutions(self) -> Iterator[Solution]:
         """All solutions, one after another; none, without an error, where there is no solution."""
         if is_small(self._variables):
+            variables = self.variables
             for known in Backtrack(self._order(), self._constraints, self._named):
-                yield Solution({variable: known[variable] for variable in self._variables}, known)
+                yield Solution(variables, dict(known))
             return
         for values in self._search(self._lowered()):
             yield self._solution(values)
@@ -200,7 +203,7 @@ class Model:
         return sorted(self._variables, key=lambda variable: variable.is_auxiliary)
 
     def _solution(self, values: Values) -> Solution:
-        return Solution(dict(zip(self._variables, values, strict=True)))
+        return Solution(self.variables, dict(zip(self._variables, values, strict=True)))
 
     def _infeasible(self) -> Infeasible:
         def is_feasible(constraints: Sequence[Constraint]) -> bool:
