@@ -164,12 +164,13 @@ class Kernel:
 
     model: what there is to choose for a call. candidate: an assignment as a plan beside what it should cost. least:
     seconds that an assignment takes at the very least, where most are too slow to be worth predicting; then no two have
-    the same plan.
+    the same plan. only: what is small of the one assignment that becomes a candidate, where one is enough.
     """
 
     model: Declared
     candidate: Callable[[Problem, Device, Direction, Assignment], Candidate]
     least: Callable[[Problem, Device, Direction, Assignment], float] | None = None
+    only: Callable[[Problem, Device, Direction, Assignment], float] | None = None
 
 
 class NothingFits(tuple[Candidate, ...]):
@@ -193,7 +194,10 @@ def planned(
     """
     first: dict[Plan, tuple[Candidate, Kernel, Assignment]] = {}
     for kernel in kernels:
-        assignments = kernel.model(problem, device, direction).assignments()
+        assignments: Iterable[Assignment] = kernel.model(problem, device, direction).assignments()
+        if kernel.only is not None:
+            size = partial(kernel.only, problem, device, direction)
+            assignments = sorted(assignments, key=size)[:1]
         for values, candidate in _made(kernel, problem, device, direction, assignments, keep):
             first.setdefault(candidate.plan, (candidate, kernel, values))
     if not first:

@@ -4,21 +4,19 @@ Where there are only some hundred assignments this takes less than to propagate 
 """
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from .constraint import Constraint, OneOf
 from .domain import size
 from .expression import Expression, Named, Variable
 from .search import branches
 
-# Assignments of all variables, up to which a problem is small.
-SMALL = 4096
+# Assignments, up to which a problem is small; of a greedy variable mostly the first value is one.
+SMALL = 1 << 15
 
 
 def is_small(variables: Sequence[Variable]) -> bool:
-    count = 1
-    for variable in variables:
-        count *= size(variable.domain)
-    return count <= SMALL
+    return prod([size(variable.domain) for variable in variables if not variable.is_greedy]) <= SMALL
 
 
 class Backtrack:
