@@ -134,8 +134,10 @@ class KernelModel:
             self.solver.first()
         except Infeasible as error:
             clashing = [row for row in self.rows if any(row.constraint is each for each in error.constraints)]
-            first, *others = [self._least(row) for row in clashing]
-            return first + (f" (with {', '.join(row.label for row in clashing[1:])})" if others else "")
+            # what is counted in bytes is the hardware's, and says most
+            told = [row for row in clashing if row.unit][-1:] or clashing[:1]
+            others = [row.label for row in clashing if row not in told]
+            return " ".join([*map(self._least, told), *([f"(with {', '.join(others)})"] if others else [])])
         return ""
 
     def _least(self, row: Row) -> str:
@@ -174,15 +176,20 @@ class Kernel:
 
 
 class NothingFits(tuple[Candidate, ...]):
-    """No candidates; reason says which limit none keeps."""
+    """No candidates. reason: works out, in words, which limit no assignment keeps."""
 
-    reason: str
+    reason: Callable[[], str]
 
     @staticmethod
-    def because(reason: str) -> "NothingFits":
+    def because(reason: Callable[[], str]) -> "NothingFits":
         found = NothingFits()
         found.reason = reason
         return found
+
+
+def why_nothing_fits(candidates: tuple[Candidate, ...]) -> str:
+    """Of no candidates, which limit is in the way; empty where no model says."""
+    return candidates.reason() if isinstance(candidates, NothingFits) else ""
 
 
 def planned(
@@ -201,7 +208,7 @@ def planned(
         for values, candidate in _made(kernel, problem, device, direction, assignments, keep):
             first.setdefault(candidate.plan, (candidate, kernel, values))
     if not first:
-        return NothingFits.because(kernels[-1].model(problem, device, direction).clash())
+        return NothingFits.because(lambda: kernels[-1].model(problem, device, direction).clash())
     best = sorted(first.values(), key=lambda made: made[0].seconds)[:keep]
     return tuple(
         replace(candidate, report=partial(_report, kernel.model, problem, device, direction, values))

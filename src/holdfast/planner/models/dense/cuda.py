@@ -223,10 +223,6 @@ def _many_blocks_model(problem: Problem, device: Device, direction: Direction, s
     model.let("ranges", ceil_div(problem["B"], maximum(1, rows)))
     per_warp, count = -(-D // (GROUP * WARPS)), model.let("matrices", matrices(problem, channels, direction))
     in_registers = model.variable("in_registers", range(per_warp + 1), "largest", greedy=True)
-    turns = (problem["Gr"], 2, 1) if direction == "backward" else (1,) if streams else (2, 1)
-    at_once = model.variable("at_once", turns, "given", greedy=True)
-    registers = 8 * count * in_registers + 4 * per_warp * at_once + 4 * count + MANY_BLOCKS_OVERHEAD
-    model.add(registers <= (TAKEN if moves else EVEN), "registers of a thread that multiplies")
     in_shared = model.variable("in_shared", range(per_warp + 1), "largest", greedy=True)
     left = model.let("groups in the cache", per_warp - in_registers - in_shared)
     model.add(left >= 0, "groups in the cache")
@@ -234,6 +230,10 @@ def _many_blocks_model(problem: Problem, device: Device, direction: Direction, s
     cache = int(STREAMED * (device.l2_bytes or 0)) if streams and moves and D <= WIDEST else 0
     streamed = model.let("streamed", 1024 * count * left * WARPS * slices * heads)
     model.add(streamed <= cache, "weights in the cache", "bytes")
+    turns = (problem["Gr"], 2, 1) if direction == "backward" else (1,) if streams else (2, 1)
+    at_once = model.variable("at_once", turns, "given", greedy=True)
+    registers = 8 * count * in_registers + 4 * per_warp * at_once + 4 * count + MANY_BLOCKS_OVERHEAD
+    model.add(registers <= (TAKEN if moves else EVEN), "registers of a thread that multiplies")
     for name, value in _numbers(direction, one_gate, moves).items():
         model.let(name, value)
     # launched with as many registers as there are
