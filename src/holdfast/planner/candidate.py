@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .device import Device
 from .movement.prediction import Prediction
 from .occupancy import Grid
 from .plan import Plan
-from .report import Report
+
+if TYPE_CHECKING:
+    from .report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Candidate:
     blocks: int = 0
     shared: int = 0
     registers: int = 0
-    report: Callable[[], Report] | None = field(default=None, compare=False, repr=False)
+    report: "Callable[[], Report] | None" = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(

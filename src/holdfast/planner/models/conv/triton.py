@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Problem
 from holdfast.planner.constrint import Expression, Variable, ceil_div, lookup, maximum
-from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
-from holdfast.planner.models.norm.triton import covering
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, covering, planned
 
 # Offsets inside a tile are 32-bit: of at most LONGEST tokens.
 MOST_CHANNELS = 2**20

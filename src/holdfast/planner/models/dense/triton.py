@@ -15,11 +15,6 @@ STEP = {"forward": 2.5e-6, "backward": 4.8e-6}
 PRODUCT = {"forward": 0.07e-6, "backward": 0.53e-6}
 
 
-def block(width: int) -> int:
-    """Channels of a program: a power of two."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
 def shared(problem: Problem, wide: Integer, direction: Direction) -> Integer:
     """Bytes of shared memory of a program, at most: the matrices, and what changes from one layout to another."""
     row = 4 if direction == "forward" else 8 * (problem["G"] + problem["S"] - 1)

@@ -1,6 +1,7 @@
-"""Tiles of the matrix family's kernels on Hopper."""
+"""Tiles of the matrix family's kernels."""
 
 from holdfast.planner.constrint import Expression, minimum
+from holdfast.planner.kernel_model import covering
 
 # tokens
 CHUNK = 64
@@ -11,6 +12,11 @@ WIDEST = 128
 def tile(width: int) -> int:
     """The tile that holds so many columns."""
     return WIDEST // 2 if width <= WIDEST // 2 else WIDEST
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, that a tile of so many columns takes in Triton."""
+    return covering(width, 16)
 
 
 def registers_of(warps: int) -> int:

@@ -2,7 +2,7 @@
 
 from holdfast.planner import Candidate, Device, Direction, Problem
 from holdfast.planner.constrint import ceil_div, maximum, minimum
-from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, covering, planned
 
 # channels of a row; a row is held by one block
 WIDEST = 8192
@@ -10,11 +10,6 @@ WIDEST = 8192
 TILE_REGISTERS = {"forward": 32, "backward": 16}
 # bytes of shared memory for the sums of a row
 SHARED = 512
-
-
-def covering(size: int) -> int:
-    """The power of two that covers size."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:

@@ -2,7 +2,7 @@
 
 from holdfast.planner import Candidate, Device, Direction, Problem
 from holdfast.planner.constrint import Integer, maximum, minimum
-from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, covering, planned
 
 HIGHEST_RANK = 16
 # K that low ranks take, since a block then holds all rows.
@@ -30,11 +30,6 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     """
     is_low_rank = "low_rank" in problem.traits
     return planned(problem, device, direction, Kernel(low_rank_model if is_low_rank else model, _candidate))
-
-
-def covering(size: int, least: int = 1) -> int:
-    """Return the power of two that covers size."""
-    return max(least, 1 << (size - 1).bit_length())
 
 
 def backward_bytes(states: int, size: int) -> int:

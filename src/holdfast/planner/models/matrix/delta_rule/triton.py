@@ -5,6 +5,7 @@ from dataclasses import replace
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.constrint import Expression, Integer, as_expression, ceil_div, maximum, minimum, truth
 from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
+from holdfast.planner.models.matrix.tiles import padded
 
 # wider states leave no registers for anything else
 WIDEST = 256
@@ -21,11 +22,6 @@ WARP_RATE = 3.6e11
 STAGE_FACTORS = {3: 1.0, 2: 1.05, 1: 1.45}
 # a block of the launches over all chunks, from its first load to its last store
 PREPARE_SECONDS, GRADIENT_SECONDS = 8e-6, 2.4e-5
-
-
-def padded(width: int) -> int:
-    """The power of two, at least 16, that a tile of so many columns takes."""
-    return max(16, 1 << (width - 1).bit_length())
 
 
 def states_fit_gradients(length: int, columns: int, chunk: int) -> bool:

@@ -6,6 +6,7 @@ from functools import lru_cache, reduce
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.constrint import Expression, ceil_div, lookup, maximum, minimum, truth
 from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
+from holdfast.planner.models.matrix.tiles import padded
 
 from .saved_states import chunks_between_states
 
@@ -32,11 +33,6 @@ ALONE_FACTOR = 1.15
 ADVANCE_COLUMNS = 64
 # of that launch beside its chunks: with segments B1 T4096 H8 D128 took 0.0427 ms forward, 0.030 without this
 ADVANCE_FILL_SECONDS = 1.1e-5
-
-
-def padded(width: int) -> int:
-    """The power of two, at least 16, that a tile of so many columns takes."""
-    return max(16, 1 << (width - 1).bit_length())
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:

@@ -8,6 +8,7 @@ V128, bfloat16).
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.constrint import Expression, lookup, maximum, truth
 from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
+from holdfast.planner.models.matrix.tiles import padded
 
 CHUNK = 64
 # wider states leave no registers for anything else
@@ -28,11 +29,6 @@ STAGE_FACTORS = {3: 1.0, 2: 1.28, 1: 1.45}
 # a block's piece, two blocks an SM; of the gradients an H100 took 2.92 ms in pieces of 64, fitted as 4.2e-5, and 2.18
 PREPARE_SECONDS = 5e-6
 GRADIENT_SECONDS = 1.55e-5
-
-
-def padded(width: int) -> int:
-    """Return the power of two, at least 16, that a tile of `width` columns takes."""
-    return max(16, 1 << (width - 1).bit_length())
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
