@@ -37,7 +37,7 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: channels a block, segments of a tile, tokens read ahead, times that a thread does so, warps."""
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -99,7 +99,7 @@ def _across(problem: Problem, block: Variable) -> Expression:
     return heads + ceil_div(problem["D"] - heads * width, block)
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, D, W = (problem[name] for name in "BTDW")
     plan, grid = values.plan("triton", "block", "segments", "steps", "chunks", "warps"), values.grid(values["blocks"])
     size, length = ELEMENT[problem.dtype], values["steps"] * values["chunks"]

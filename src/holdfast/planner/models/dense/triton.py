@@ -22,7 +22,7 @@ def shared(problem: Problem, wide: Integer, direction: Direction) -> Integer:
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -34,7 +34,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     grid = values.grid(problem["H"] * -(-problem["B"] // ROWS))
     beside = -(-grid.blocks // (device.processors * max(grid.per_sm(device), 1)))
     step = STEP[direction] + PRODUCT[direction] * problem["Gr"] * (values["block"] / 64) ** 2

@@ -30,7 +30,7 @@ ENTRY = 1.5e-6
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: numbers a block, groups of warps, steps of each, stages, warps, registers a thread."""
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -58,7 +58,7 @@ def _bytes(problem: Problem, direction: Direction) -> tuple[int, int]:
     return (gate + word, word) if direction == "forward" else (gate + 2 * word, gate + word)
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, pairs = problem["B"], problem["T"], "complex" in problem.traits
     numbers, parts = _numbers(problem)
     kept = 4 * parts / ROWS if problem.needs_grad else 0

@@ -41,7 +41,7 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: channels (pairs) a block, segments and steps of a tile, stages, warps, steps a piece (0: no pieces)."""
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -81,7 +81,7 @@ def _bytes(problem: Problem, direction: Direction) -> tuple[int, int, int]:
     return read, written, gates + word
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     kind, steps = (direction, "complex" in problem.traits), problem["B"] * problem["T"] * _numbers(problem)[0]
     read, written, again = _bytes(problem, direction)
     grid = values.grid(max(values["blocks"] * values["pieces"], 1))

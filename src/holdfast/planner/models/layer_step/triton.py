@@ -12,7 +12,7 @@ MOST = {"K": decode_model.WIDEST, "W": 16, "N": 16384}
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans, the fastest first: columns, the block of V's columns; warps. The state's bytes decide, as in `decode`."""
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -20,7 +20,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return decode_model.model(problem, device, direction) if problem["K"] else KernelModel(device)
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     if not problem["K"]:
         return Candidate(values.plan("triton"))
     return replace(

@@ -30,7 +30,7 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: tokens a chunk, channels a block, numbers of state at a time, warps."""
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -43,7 +43,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, D, N, G = (problem[name] for name in "BTDNG")
     size, gate, block = ELEMENT[problem.dtype], "gate" in problem.traits, values["block_d"]
     steps = 4 if "wide_dt" in problem.traits else size

@@ -21,7 +21,7 @@ STEP, READ = {"forward": 0.2e-6, "backward": 0.5e-6}, {"forward": 1.2e-9, "backw
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Return plans: rows and columns of a block's tile, stages forward (as `group`) and backward, warps."""
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -45,7 +45,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, G, H, K, V, rank = (problem[name] for name in "BGHKVr")
     size, is_forward = triton.ELEMENT[problem.dtype], direction == "forward"
     states, factors, blocks = B * G * H * K * V, 2 * B * G * H * K * rank, V // values["block_v"]

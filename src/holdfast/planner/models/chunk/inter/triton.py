@@ -29,7 +29,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     Backward, these are of the forward pass that runs again, and `stages` of what follows.
     """
     is_low_rank = "low_rank" in problem.traits
-    return planned(problem, device, direction, Kernel(low_rank_model if is_low_rank else model, _candidate))
+    return planned(problem, device, direction, Kernel(low_rank_model if is_low_rank else model, candidate))
 
 
 def backward_bytes(states: int, size: int) -> int:
@@ -87,7 +87,7 @@ def _rank(problem: Problem) -> int:
     return problem["r"] if "low_rank" in problem.traits else 0
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, G, H, K, V = (problem[name] for name in "BGHKV")
     rank, size, is_forward = _rank(problem), ELEMENT[problem.dtype], direction == "forward"
     states = B * G * H * K * V

@@ -37,9 +37,9 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     Where query heads serve several value heads, gradients are the Triton kernels', under their own name.
     """
     if direction == "forward":
-        return planned(problem, device, direction, Kernel(model, _candidate))
+        return planned(problem, device, direction, Kernel(model, candidate))
     if problem["Hq"] == problem["H"]:
-        return planned(problem, device, direction, Kernel(single_tile_model, _single_tile), Kernel(tiled_model, _tiled))
+        return planned(problem, device, direction, *GRADIENTS)
     return intra_chunk_gradients.candidates(problem, device)
 
 
@@ -57,7 +57,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     chunks, tiles = -(-T // C), C // TILE
     grid = values.grid(max(tiles * chunks * B * H, 1))
@@ -84,7 +84,7 @@ def single_tile_model(problem: Problem, device: Device, direction: Direction) ->
     return model
 
 
-def _single_tile(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def single_tile(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     grid = values.grid(max(-(-T // C) * B * H, 1))
     return _gradient(problem, device, grid, values.plan("hopper", "warps"), SINGLE_TILE[K + V][0], True)
@@ -98,7 +98,7 @@ def tiled_model(problem: Problem, device: Device, direction: Direction) -> Kerne
     return model
 
 
-def _tiled(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def tiled(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     tiles, has_states = C // TILE, "states" in problem.traits
     programs = 2 * tiles + has_states
@@ -113,3 +113,6 @@ def _gradient(problem: Problem, device: Device, grid: Grid, plan: Plan, taken: f
     moved = intra_chunk_gradients.moved(problem, single_tile)
     operations = intra_chunk_gradients.operations(problem, TILE, single_tile)
     return Candidate.of(plan, device, grid, moved, operations, True, serial)
+
+
+GRADIENTS = (Kernel(single_tile_model, single_tile), Kernel(tiled_model, tiled))

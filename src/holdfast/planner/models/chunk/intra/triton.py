@@ -20,7 +20,7 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
     """Return plans of the forward pass: steps and values of a block, stages, warps."""
-    return planned(problem, device, "forward", Kernel(model, _candidate))
+    return planned(problem, device, "forward", Kernel(model, candidate))
 
 
 def covering(size: int) -> int:
@@ -89,7 +89,7 @@ def _registers(block: Expression, columns: Expression, keys: int, warps: Express
     return maximum(minimum(255, 32 + held), limit * is_limited)
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
     block, columns, warps, tiles = (values[name] for name in ("block", "columns", "warps", "tiles"))
     across = values["across"]

@@ -25,7 +25,7 @@ AHEAD = {1: 1.0, 2: 0.93}
 
 def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
     """Return plans: steps of a tile, columns of a tile of the state, stages, warps."""
-    return planned(problem, device, "backward", Kernel(model, _candidate))
+    return planned(problem, device, "backward", Kernel(model, candidate))
 
 
 def is_single_tile(block: int, columns: int, chunk: int, keys: int, values: int) -> bool:
@@ -77,7 +77,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, H, Hq, C = (problem[name] for name in ("B", "T", "H", "Hq", "C"))
     keys, wide, has_states = covering(problem["K"]), covering(problem["V"]), "states" in problem.traits
     block, tiles, programs, single = (values[name] for name in ("block", "tiles", "programs", "single_tile"))

@@ -26,7 +26,7 @@ GRADIENT_SECONDS, BLOCK_SECONDS = 2.4e-5, 3.0e-6
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """The one plan of each pass, of the values that matrix/delta_rule/triton/launch.py reads."""
-    return planned(as_batch(problem) if problem.varlen else problem, device, direction, Kernel(model, _candidate))
+    return planned(as_batch(problem) if problem.varlen else problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -44,7 +44,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     prepared = prepare(problem, device, CHUNK)
     names = ("chunk", "prepare_warps")
     if direction == "forward":

@@ -41,7 +41,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     Backward also reverse_stages; grad_columns and grad_warps of the launch for the gradients; windows, the parts of the
     sequence that it takes one after another.
     """
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -66,7 +66,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     prepared = prepare(problem, device, values["chunk"])
     names = ("chunk", "columns", "warps", "stages", "prepare_warps")
     if direction == "forward":
@@ -173,6 +173,7 @@ def gradients_of(problem: Problem, device: Device, values: Assignment) -> Candid
     operations = 2 * grid.blocks * chunk * ((2 + 3 / parts) * K * V + chunk * (6 * K + 5 * V))
     whole = Candidate.of(plan, device, grid, moved, int(operations), serial=GRADIENT_SECONDS)
     # each window is two launches more
+    launch = Candidate.of(plan, device, Grid(1, 32), 0, 0)
     for _ in range(2 * (values["windows"] - 1)):
-        whole = whole.after(Candidate.of(plan, device, Grid(1, 32), 0, 0))
+        whole = whole.after(launch)
     return replace(whole, blocks=grid.blocks, shared=grid.shared, registers=grid.registers)

@@ -41,7 +41,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     values: chunk; columns, the block of V's columns (backward: key_columns, value_columns of K's and V's); warps;
     stages of loads in flight; segments that each sequence is cut into; keep (backward), in chunks.
     """
-    return planned(problem, device, direction, Kernel(model, _candidate, _least))
+    return planned(problem, device, direction, Kernel(model, candidate, _least))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -100,7 +100,7 @@ def _least(problem: Problem, device: Device, direction: Direction, values: Assig
     return chains + sum([each.seconds for each in _between(problem, device, direction, values)])
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     """All launches, one after another."""
     columns = ("columns",) if direction == "forward" else ("key_columns", "value_columns")
     keep = () if direction == "forward" else ("keep",)

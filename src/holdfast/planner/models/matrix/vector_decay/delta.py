@@ -31,7 +31,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
     values: columns, the block of V's columns of the passes; warps; stages of loads in flight.
     """
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -47,7 +47,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     plan = values.plan("triton", "columns", "warps", "stages")
     found = _pass(problem, device, plan, values, FORWARD_CHAIN, direction == "backward").after(
         _prepared(problem, device, plan)

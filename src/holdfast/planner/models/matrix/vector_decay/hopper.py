@@ -28,7 +28,7 @@ def plan(saves: bool) -> Plan:
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Return the one plan of each pass; packed sequences are taken to be equally long."""
-    return planned(as_batch(problem) if problem.varlen else problem, device, direction, Kernel(model, _candidate))
+    return planned(as_batch(problem) if problem.varlen else problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -42,7 +42,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     found = _forward(problem, device, values)
     if direction == "forward":
         return found

@@ -36,7 +36,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
     values, of `gla_chunk_fwd`: columns, the block of V's columns; warps; stages of loads in flight.
     """
-    return planned(problem, device, direction, Kernel(model, _candidate))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
@@ -50,7 +50,7 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     plan = values.plan("triton", "columns", "warps", "stages")
     found = _all_chunks(problem, device, plan, "gla_chunk_prepare")
     if direction == "forward":
