@@ -17,9 +17,9 @@ def told(report: Report) -> list[str]:
     chosen = [f"{name} = {value:,} of {of}" for name, value, of in report.chosen]
     named = [f"{name} = {value:,}" + (f" = {text}" if text != str(value) else "") for name, value, text in report.named]
     binding = [_binding(limit) for limit in report.binding] or ["no limit: the values next to the chosen ones fit too"]
-    fitting = f"{report.fitting} assignment{'' if report.fitting == 1 else 's'}"
+    fitting = "the only assignment that fits" if report.fitting == 1 else f"the fastest of {report.fitting} that fit"
     return [
-        *_lines("chooses", [*chosen, f"the fastest of {fitting} that fit{'s' if report.fitting == 1 else ''}"]),
+        *_lines("chooses", [*chosen, fitting]),
         *_lines("where", named),
         *_lines("within", _aligned([_limit(limit) for limit in report.limits])),
         *_lines("binds", binding),
@@ -45,8 +45,12 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _binding(limit: Limit) -> str:
-    stops = [f"{name} = {value:,} would take {taken:,}" for name, value, taken in limit.stops]
-    return f"{limit.label}, {limit.room:,}: {'; '.join(stops)}"
+    if limit.taken is None:
+        return (
+            f"{limit.label}: no other value next to that of {', '.join(dict.fromkeys(stop[0] for stop in limit.stops))}"
+        )
+    stops = [f"{name} = {value:,} would take {taken:,} of {room:,}" for name, value, taken, room in limit.stops]
+    return f"{limit.label}: {'; '.join(stops)}"
 
 
 def _lines(word: str, texts: Iterable[str]) -> list[str]:

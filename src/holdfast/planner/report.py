@@ -34,7 +34,7 @@ class Row:
 class Limit:
     """A constraint at the optimum. taken, room: its sides, None where it is no limit but says what must hold.
 
-    stops: the next value of each variable that would break it, and what it would take.
+    stops: the next values of variables that would break it, each with what it would take and of how much.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Limit:
     text: str
     taken: int | None
     room: int | None
-    stops: tuple[tuple[str, int, int], ...] = ()
+    stops: tuple[tuple[str, int, int, int], ...] = ()
 
     @property
     def slack(self) -> int | None:
@@ -86,16 +86,14 @@ def _choice(variable: Variable) -> str:
 
 
 def _limit(row: Row, values: dict[Expression, int]) -> Limit:
-    sides = row.sides(values)
-    if sides is None:
-        return Limit(row.label, row.unit, str(row.constraint), None, None)
     stops = []
     for variable in row.constraint.variables():
         for value in _next_to(variable, values[variable]):
-            taken, room = row.sides(values | {variable: value}) or (0, 0)
-            if taken > room:
-                stops.append((variable.name, value, taken))
-    return Limit(row.label, row.unit, str(row.constraint), *sides, tuple(stops))
+            other = values | {variable: value}
+            if not row.constraint.holds(other):
+                stops.append((variable.name, value, *(row.sides(other) or (0, 0))))
+    taken, room = row.sides(values) or (None, None)
+    return Limit(row.label, row.unit, str(row.constraint), taken, room, tuple(stops))
 
 
 def _next_to(variable: Variable, value: int) -> Iterator[int]:

@@ -94,8 +94,8 @@ def one_block_shared(
 def matrices(sizes: Mapping[str, int] | Problem, channels: Integer, direction: Direction) -> Integer:
     """Of 16 rows of weights each, in a block that has so many channels of a head."""
     if direction == "forward":
-        return -(-sizes["Gr"] * channels // 16)
-    return sizes["Gr"] * -(-channels // 16)
+        return (sizes["Gr"] * channels + 15) // 16
+    return sizes["Gr"] * ((channels + 15) // 16)
 
 
 def many_blocks_shared(
