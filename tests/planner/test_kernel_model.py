@@ -1,6 +1,8 @@
 """Kernels' plans as integer problems: what a model says of its optimum, of what binds, and of what does not fit."""
 
+import inspect
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from holdfast.planner.kernel_model import (
 from holdfast.planner.models import ranked
 from holdfast.planner.models.dense import triton as dense
 from holdfast.planner.models.matrix.scalar_decay import hopper
+from holdfast.planner.models.matrix.vector_decay import triton as vector_decay
 from holdfast.planner.movement import Prediction
 from planner.test_models import CASES, MATRIX, WIDE_CASES, offers
 
@@ -177,3 +180,8 @@ def test_what_no_kernel_takes_for_wide_states_is_told_of_the_kernel():
     tight = replace(H200, shared_per_block=20000)
     assert hopper.candidates(problem, tight, "forward").reason().startswith("shared memory of sweep ")
     assert ranked([]) == ()
+
+
+def test_the_page_shows_a_model_as_it_stands():
+    page = (Path(__file__).parents[2] / "docs" / "planner" / "planning.md").read_text(encoding="utf-8")
+    assert inspect.getsource(vector_decay.model).rstrip() in page
