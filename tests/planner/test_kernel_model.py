@@ -10,6 +10,7 @@ import torch
 from holdfast.ops.explain import named_problem
 from holdfast.planner import Candidate, Device, Grid, Problem
 from holdfast.planner.constrint import Infeasible, maximum
+from holdfast.planner.constrint.backtrack import Backtrack
 from holdfast.planner.kernel_model import (
     Kernel,
     KernelModel,
@@ -185,3 +186,18 @@ def test_what_no_kernel_takes_for_wide_states_is_told_of_the_kernel():
 def test_the_page_shows_a_model_as_it_stands():
     page = (Path(__file__).parents[2] / "docs" / "planner" / "planning.md").read_text(encoding="utf-8")
     assert inspect.getsource(vector_decay.model).rstrip() in page
+
+
+@pytest.mark.parametrize("name", ["h200", "rtx3090"])
+def test_a_plan_takes_few_steps(name, monkeypatch):
+    """Assignments of some variables that are checked: as many as a CPU core takes within some 15 ms.
+
+    The dense backends plan before they say that they serve a call, which counts too.
+    """
+    steps, most, holds = [], {}, Backtrack.holds
+    monkeypatch.setattr(Backtrack, "holds", lambda *given: steps.append(1) or holds(*given))
+    for op, shape in [*CASES, *WIDE_CASES]:
+        for _, direction, backend, found in offers(op, shape, Device.named(name)):
+            most[backend.name, direction] = max(most.get((backend.name, direction), 0), len(steps))
+            steps.clear()
+    assert max(most.values()) < 2000, most
