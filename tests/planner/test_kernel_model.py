@@ -197,7 +197,7 @@ def test_a_plan_takes_few_steps(name, monkeypatch):
     steps, most, holds = [], {}, Backtrack.holds
     monkeypatch.setattr(Backtrack, "holds", lambda *given: steps.append(1) or holds(*given))
     for op, shape in [*CASES, *WIDE_CASES]:
-        for _, direction, backend, found in offers(op, shape, Device.named(name)):
+        for _, direction, backend, _ in offers(op, shape, Device.named(name)):
             most[backend.name, direction] = max(most.get((backend.name, direction), 0), len(steps))
             steps.clear()
     assert max(most.values()) < 2000, most
