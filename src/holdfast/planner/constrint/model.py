@@ -190,7 +190,7 @@ class Model:
         variables = tuple(self._variables)
 
         def check(values: Values) -> bool:
-            named = dict(zip(variables, values, strict=True))
+            named: dict[Expression, int] = dict(zip(variables, values, strict=True))
             return all(constraint.holds(named) for constraint in wanted)
 
         objective = None

@@ -53,7 +53,18 @@ PAUSE_OF_ONE_GATE = 200
 # Stages of the ring of a block with a head.
 RINGS = (3, 4, 6, 8)
 # What a plan with a head over several blocks says.
-MANY_BLOCKS = ("blocks", "rows", "heads", "channels", "warps", "in_registers", "in_shared", "taken", "left", "at_once")
+MANY_BLOCKS: tuple[str, ...] = (
+    "blocks",
+    "rows",
+    "heads",
+    "channels",
+    "warps",
+    "in_registers",
+    "in_shared",
+    "taken",
+    "left",
+    "at_once",
+)
 MANY_BLOCKS += ("pause",)
 
 

@@ -124,8 +124,13 @@ def _whole(problem: Problem, device: Device, direction: Direction, cut: Cut, fou
     if moved := _added(problem, direction, cut):
         sums = Candidate.of(found.plan, device, Grid(device.processors, 128, 32), moved, 0, tensor_cores=False)
         whole = sums.after(whole)
-    costs = {"prediction": whole.prediction, "moved": whole.moved, "operations": whole.operations}
-    return replace(found, plan=cut.planned(found.plan), **costs)
+    return replace(
+        found,
+        plan=cut.planned(found.plan),
+        prediction=whole.prediction,
+        moved=whole.moved,
+        operations=whole.operations,
+    )
 
 
 def _added(problem: Problem, direction: Direction, cut: Cut) -> int:

@@ -49,9 +49,9 @@ def backward_model(problem: Problem, device: Device, direction: Direction) -> Ke
     elements = CHUNK * (stages * 2 * (key + value) + CHUNK)
     floats = CHUNK * (8 * stages + key // 16 + 5)
     model.block(warps, registers_of(warps), 2 * elements + 4 * floats + SCRATCH, "dq")
-    elements = CHUNK * (5 * (key + value) + 2 * CHUNK) + key * value
-    floats = 2 * (CHUNK * (9 + 4 + key // 16 + 2 * (key // 64)) + 2 * key) + (save - 1) * (CHUNK + 2)
-    model.block(warps, registers_of(warps), 2 * elements + 4 * floats + SCRATCH, "dk and dv")
+    of_two = CHUNK * (5 * (key + value) + 2 * CHUNK) + key * value
+    kept = 2 * (CHUNK * (9 + 4 + key // 16 + 2 * (key // 64)) + 2 * key) + (save - 1) * (CHUNK + 2)
+    model.block(warps, registers_of(warps), 2 * of_two + 4 * kept + SCRATCH, "dk and dv")
     return model
 
 
