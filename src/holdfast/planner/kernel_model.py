@@ -5,9 +5,10 @@ A kernel's model file declares a `KernelModel` for a call, and says what one ass
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from .candidate import Candidate
 from .constrint import Constraint, Expression, Infeasible, Model, Variable, ceil_div, minimum
@@ -20,12 +21,25 @@ from .plan import Direction, Plan
 from .problem import Problem
 from .report import Report, Row, report_of
 
+Found = TypeVar("Found")
 # candidates of a kernel that are weighed against others
 KEPT = 12
 
 
 class Assignment(dict[str, int]):
-    """Each variable's value and each named expression's, by name."""
+    """Each variable's value and each named expression's, by name.
+
+    known: what was worked out for other assignments of the same model, to be made once.
+    """
+
+    def __init__(self, values: Mapping[str, int], known: dict[object, Any]) -> None:
+        super().__init__(values)
+        self.known = known
+
+    def once(self, key: object, make: Callable[[], Found]) -> Found:
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     def plan(self, backend: str, *names: str) -> Plan:
         """Of these values."""
@@ -125,8 +139,9 @@ class KernelModel:
 
     def assignments(self) -> Iterator[Assignment]:
         """All that fit, in order."""
+        known: dict[object, Any] = {}
         for solution in self.solver.solutions():
-            yield Assignment(solution.with_names(self.solver.named))
+            yield Assignment(solution.with_names(self.solver.named), known)
 
     def clash(self) -> str:
         """In words, what no assignment keeps; empty where one fits."""
@@ -152,7 +167,7 @@ class KernelModel:
         taken, room = row.sides({each: found[each] for each in self.solver.variables}) or (0, 0)
         return f"{row.label} {taken:,} of {room:,}{row.unit and ' '}{row.unit}"
 
-    def report(self, values: Assignment) -> Report:
+    def report(self, values: Mapping[str, int]) -> Report:
         fitting = sum(1 for _ in self.solver.solutions())
         return report_of(self.solver.variables, self.solver.named, self.rows, values, fitting)
 
@@ -211,7 +226,7 @@ def planned(
         return NothingFits.because(lambda: kernels[-1].model(problem, device, direction).clash())
     best = sorted(first.values(), key=lambda made: made[0].seconds)[:keep]
     return tuple(
-        replace(candidate, report=partial(_report, kernel.model, problem, device, direction, values))
+        replace(candidate, report=partial(_report, kernel.model, problem, device, direction, dict(values)))
         for candidate, kernel, values in best
     )
 
@@ -239,5 +254,7 @@ def _made(
     return [made[place] for place in sorted(made)]
 
 
-def _report(model: Declared, problem: Problem, device: Device, direction: Direction, values: Assignment) -> Report:
+def _report(
+    model: Declared, problem: Problem, device: Device, direction: Direction, values: Mapping[str, int]
+) -> Report:
     return model(problem, device, direction).report(values)

@@ -1,7 +1,7 @@
 """One program a (sequence or segment, head, block of columns), the state in registers from first token to last."""
 
 from dataclasses import replace
-from functools import lru_cache, reduce
+from functools import reduce
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
 from holdfast.planner.constrint import Expression, ceil_div, lookup, maximum, minimum, truth
@@ -111,26 +111,24 @@ def candidate(problem: Problem, device: Device, direction: Direction, values: As
 
 def _sweeps(problem: Problem, device: Device, direction: Direction, values: Assignment) -> "list[Sweep]":
     """The launches over all tokens; they are the same for any number of segments."""
-    names = ("block", "chunk", "warps", "stages", "shared")
-    return _sweeps_of(problem, device, direction, *[values[name] for name in names])
+    of = tuple([values[name] for name in ("block", "chunk", "warps", "stages")])
+    return values.once(of, lambda: _sweeps_of(problem, device, direction, values))
 
 
-@lru_cache(maxsize=64)
-def _sweeps_of(
-    problem: Problem, device: Device, direction: Direction, block: int, chunk: int, warps: int, stages: int, shared: int
-) -> "list[Sweep]":
+def _sweeps_of(problem: Problem, device: Device, direction: Direction, values: Assignment) -> "list[Sweep]":
     names = ["o"] if direction == "forward" else ["dv", "dk", "dq"]
     if direction == "backward" and "normalizer" in problem.traits:
         names.append("o")
-    grid = Grid(1, 32 * warps, REGISTERS[warps], shared)
-    return [Sweep(problem, device, grid, name, block, chunk, stages) for name in names]
+    block, chunk, stages, one = values["block"], values["chunk"], values["stages"], values.grid(1)
+    return [Sweep(problem, device, one, name, block, chunk, stages) for name in names]
 
 
 def _between(problem: Problem, device: Device, direction: Direction, values: Assignment) -> list[Candidate]:
     """The launches that find the states between segments, backward their gradients too."""
     if values["segments"] == 1:
         return []
-    found = _composition(problem, device, values["chunk"], values["stages"], values["segments"])
+    of = (values["chunk"], values["stages"], values["segments"])
+    found = values.once(of, lambda: _composition(problem, device, *of))
     return [found] * (1 if direction == "forward" else 2)
 
 
@@ -184,7 +182,6 @@ class Sweep:
         return Candidate.of(plan, self.device, grid, moved, operations, serial=self.chain(segments))
 
 
-@lru_cache(maxsize=64)
 def _composition(problem: Problem, device: Device, chunk: int, stages: int, segments: int) -> Candidate:
     """The local states of the segments and the scan over them."""
     size, K, V, pairs = _size(problem), problem["K"], problem["V"], problem["B"] * problem["H"]
