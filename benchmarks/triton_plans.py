@@ -13,7 +13,7 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from holdfast.ops import chunk_primitives
 from holdfast.ops.diagonal import BACKENDS as SCANS
 from holdfast.ops.diagonal import ENTRY_STEPS
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.kernel_model import Kernel, planned
 from holdfast.planner.models.chunk.inter import hopper as inter_chunk_hopper
 from holdfast.planner.models.chunk.inter import triton as inter_chunk_scan
 from holdfast.planner.models.chunk.intra import hopper as intra_chunk_hopper
@@ -59,22 +60,26 @@ class Case:
     problem: Problem
     direction: Direction
     backends: tuple[Backend, ...]
-    models: dict[str, Callable[[Problem, Device], Iterator[Candidate]]]
+    models: dict[str, Sequence[Kernel]]
     make: Callable[[], Any]
     run: Callable[[Plan, Any], Any]
 
     def plans(self, device: Device) -> list[Candidate]:
         """All that fit, least predicted time first."""
         found: dict[Plan, Candidate] = {}
-        for name, model in self.models.items():
+        for name, kernels in self.models.items():
             if named(self.backends, name).reject(self.problem, device) is None:
-                for candidate in model(self.problem, device):
+                for candidate in planned(self.problem, device, self.direction, *kernels, keep=10**6):
                     found.setdefault(candidate.plan, candidate)
         return sorted(found.values(), key=lambda candidate: candidate.seconds)
 
     def chosen(self, device: Device) -> Plan:
         """The plan that the op takes."""
         return resolve(self.backends, self.problem, device, None, self.direction)[1]
+
+
+def kernel(model: Any) -> tuple[Kernel]:
+    return (Kernel(model.model, model.candidate),)
 
 
 def scan(B: int, T: int, D: int, pairs: bool, direction: Direction) -> Case:
@@ -92,12 +97,9 @@ def scan(B: int, T: int, D: int, pairs: bool, direction: Direction) -> Case:
             return backend.forward(plan, call, None, entries)
         return backend.backward(plan, call, None, None, grad, None, entries)
 
-    def model(which: Any) -> Callable[[Problem, Device], Iterator[Candidate]]:
-        return lambda problem, device: which.every(problem, device, direction)
-
     op, traits = "rotlru" if pairs else "rglru", {"complex": pairs, "needs_grad": True}
     problem = Problem.of(op, "diagonal", "bfloat16", {"B": B, "T": T, "D": D}, traits)
-    models = {"triton": model(diagonal_scan), "hopper": model(diagonal_hopper)}
+    models = {"triton": kernel(diagonal_scan), "hopper": kernel(diagonal_hopper)}
     return Case(f"{op} B{B} T{T} D{D} {direction}", problem, direction, SCANS, models, make, run)
 
 
@@ -119,10 +121,8 @@ def states(direction: Direction, B: int, G: int, H: int, K: int, V: int, rank: i
     traits["needs_grad"] = direction == "backward"
     problem = Problem.of("inter_chunk_scan", "diagonal", "bfloat16", sizes, traits)
     kind = f" rank {rank}" * (rank > 0) + " decay a row" * rows
-    models = {
-        "triton": lambda problem, device: inter_chunk_scan.every(problem, device, direction),
-        "hopper": lambda problem, device: inter_chunk_hopper.every(problem, device, direction),
-    }
+    low_rank = (Kernel(inter_chunk_scan.low_rank_model, inter_chunk_scan.candidate),)
+    models = {"triton": low_rank if rank else kernel(inter_chunk_scan), "hopper": kernel(inter_chunk_hopper)}
     name = f"inter_chunk_scan B{B} H{H} G{G} {K}x{V}{kind} {direction}"
     return Case(name, problem, direction, STATES, models, make, run)
 
@@ -145,9 +145,9 @@ def inside(direction: Direction, B: int, T: int, H: int, C: int, width: int) -> 
     traits = {"states": True, "gate=silu": True, "decay=scalar": True, "needs_grad": direction == "backward"}
     problem = Problem.of("intra_chunk", "matrix", "float16", sizes, traits)
     if direction == "forward":
-        models = {"triton": intra_chunk.every, "hopper": intra_chunk_hopper.every}
+        models = {"triton": kernel(intra_chunk), "hopper": kernel(intra_chunk_hopper)}
     else:
-        models = {"triton": intra_chunk_gradients.every, "hopper": intra_chunk_hopper.every_gradient}
+        models = {"triton": kernel(intra_chunk_gradients), "hopper": intra_chunk_hopper.GRADIENTS}
     return Case(f"intra_chunk B{B} T{T} H{H} C{C} d{width} {direction}", problem, direction, INSIDE, models, make, run)
 
 

@@ -31,6 +31,8 @@ SWAPS = {
 ALSO = {
     "src/holdfast/planner": ["tests/test_said_out.py"],
     "src/holdfast/planner/candidate.py": ["tests/planner/test_recorded_plans.py"],
+    "src/holdfast/planner/kernel_model.py": ["tests/planner/test_recorded_plans.py"],
+    "src/holdfast/planner/report.py": ["tests/planner/test_kernel_model.py"],
     "src/holdfast/planner/movement": [
         "tests/planner/test_movement.py",
         "tests/planner/test_prediction.py",
@@ -39,6 +41,7 @@ ALSO = {
     "src/holdfast/planner/constrint": [
         "tests/planner/test_constrint_strength.py",
         "tests/planner/test_constrint_oracles.py",
+        "tests/planner/test_constrint_small.py",
     ],
     "src/holdfast/planner/models": ["tests/planner/test_recorded_plans.py"],
     "src/holdfast/ops": [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_rules import hand_made_plans
 from source_tree import imported_names, nodes, parse, python_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -192,6 +193,10 @@ def test_floors_import_downwards():
     assert forbidden_imports(SOURCE) == []
 
 
+def test_every_plan_is_a_solution_of_an_integer_problem():
+    assert hand_made_plans(SOURCE) == []
+
+
 def test_no_file_is_too_long():
     assert long_files(ROOT) == []
 
@@ -332,6 +337,49 @@ def test_other_parts_of_os_are_allowed(plant):
 def test_a_missing_docstring_is_found(plant):
     plant("ops/a.py", '"""Has one."""\n')
     assert modules_without_docstring(plant("ops/b.py", "x = 1\n")) == ["ops/b.py"]
+
+
+MODEL = """
+def candidates(problem, device, direction):
+    return planned(problem, device, direction, Kernel(model, candidate))
+
+def model(problem, device, direction):
+    model = KernelModel(device)
+    model.variable("rows", powers_of_two(16, 64), "largest")
+    model.block(4, 255, 1024)
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("for rows in (16, 32):\n    pass", "a loop over numbers of its own"),
+        ("ROWS = (16, 32)\nfor rows in ROWS if x else (4,):\n    pass", "a loop over numbers of its own"),
+        ("WARPS = {2: (4, 8)}\n[x for x in WARPS[size] if x]", "a loop over numbers of its own"),
+        ("{rows: f(rows) for rows in powers_of_two(16, 64)}", "a loop over numbers of its own"),
+        ("min(range(B // 4, -1, -1), key=seconds)", "min of numbers of its own"),
+        ("next(filter(right, [16, 32]))", "filter of numbers of its own"),
+        ("while rows * columns > 64:\n    rows //= 2", "a loop until something fits"),
+        ("if grid.fits(device):\n    pass", "asks whether a launch fits, which constraints say"),
+        ("for found in given:\n    yield found", "a loop makes candidates"),
+        ("[Candidate.of(plan) for plan in plans]", "a loop makes candidates"),
+    ],
+)
+def test_a_plan_made_by_hand_is_found(plant, code, said):
+    line = len((MODEL + code).splitlines()) - code.count(":\n")
+    assert hand_made_plans(plant("planner/models/a.py", MODEL + code)) == [f"planner/models/a.py:{line}: {said}"]
+
+
+@pytest.mark.parametrize("code", ["def candidates(): return ranked(f())", "p = Plan('decode', (('columns', 32),))"])
+def test_a_plan_without_a_model_is_found(plant, code):
+    assert hand_made_plans(plant("planner/models/a.py", code)) == ["planner/models/a.py: declares no model"]
+
+
+def test_models_and_loops_over_names_and_launches_are_allowed(plant):
+    plant("planner/models/pytorch.py", "def predicted(): ...\nfor rows in (16, 32):\n    pass")
+    more = 'B, T = (problem[name] for name in "BT")\nfor _ in range(windows - 1):\n    whole = whole.after(last)'
+    assert hand_made_plans(plant("planner/models/a.py", MODEL + more)) == []
 
 
 @pytest.mark.parametrize("code", ["def gla(q, **kwargs): ...", "class Gla:\n    def run(self, **rest): ..."])

@@ -3,8 +3,8 @@
     PYTHONPATH=src:tests python -m planner.recorded_plans
 
 writes tests/planner/plans.txt anew. One line a call and device: of each pass the floor, the plan that runs and what it
-should cost, then how many candidates there are and a digest of all of them, of the reasons why others do not run and of
-every launch that was weighed, on the way or in vain.
+should cost, then how many candidates there are, with digests of all of them, of the reasons why others do not run and
+of every launch that was weighed, on the way or in vain: apart, so that a line says what a change has changed.
 """
 
 import hashlib
@@ -227,16 +227,19 @@ def line(call: Call, name: str) -> str:
     forget()
     with watched() as launches:
         decision = decide(call.backends, call.problem, Device.named(name), None)
-    parts = [f"{call.named} {name}"]
-    weighed = [f"{backend} {reason}" for backend, reason in decision.passed_over.items()]
+    parts, weighed = [f"{call.named} {name}"], []
     for direction, ranked in decision.ranked.items():
         chosen, least = ranked[0], _floor(call.problem, direction)
         seconds = "no model" if chosen.candidate.prediction is None else f"{chosen.seconds:.4g} s"
         parts.append(f"{direction} {chosen.candidate.plan}: {seconds}{least}")
         weighed += map(_cost, ranked)
-    weighed += map(str, sorted(launches))
-    digest = hashlib.blake2b("\n".join(weighed).encode(), digest_size=4).hexdigest()
-    return "; ".join([*parts, f"{sum(map(len, decision.ranked.values()))} candidates, {digest}"])
+    reasons = [f"{backend} {reason}" for backend, reason in decision.passed_over.items()]
+    parts.append(f"{len(weighed)} candidates {_digest(weighed)}")
+    return "; ".join([*parts, f"reasons {_digest(reasons)}, launches {_digest(map(str, sorted(launches)))}"])
+
+
+def _digest(said: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(said).encode(), digest_size=4).hexdigest()
 
 
 def lines() -> list[str]:

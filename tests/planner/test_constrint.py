@@ -250,7 +250,7 @@ def test_bad_models() -> None:
         model.variable("a", range(5))
     with pytest.raises(TypeError, match=r"variable c: expected integers; got 1\.5"):
         model.variable("c", (1, 1.5))
-    with pytest.raises(ValueError, match=r'expected the order "smallest" or "largest"; got .up.'):
+    with pytest.raises(ValueError, match=r'expected the order "smallest", "largest" or "given"; got .up.'):
         model.variable("c", range(5), order="up")
     with pytest.raises(ValueError, match=r"exponent of 0 or more; got a \*\* -1"):
         a**-1

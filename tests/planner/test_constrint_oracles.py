@@ -3,12 +3,14 @@
 import itertools
 import random
 import time
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.planner.constrint import Infeasible, Model
+from holdfast.planner.constrint import model as models
 from planner import random_models
 
 REASON = "OR-Tools, the solver's oracle, is a development dependency"
@@ -23,6 +25,12 @@ def enumerate_all(model: Model) -> set[tuple[int, ...]]:
     return found
 
 
+def searched(model: Model) -> list[tuple[int, ...]]:
+    """All solutions by propagation, which small problems do without."""
+    with mock.patch.object(models, "is_small", return_value=False):
+        return [tuple(solution.values()) for solution in model.solutions()]
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_all_solutions_by_enumeration(source: random.Random) -> None:
@@ -30,6 +38,7 @@ def test_all_solutions_by_enumeration(source: random.Random) -> None:
     found = [tuple(solution.values()) for solution in model.solutions()]
     assert len(found) == len(set(found))
     assert set(found) == enumerate_all(model)
+    assert searched(model) == found
 
 
 @settings(max_examples=100, deadline=None)
@@ -53,7 +62,7 @@ def test_entangled_equalities_by_enumeration() -> None:
         source = random.Random(seed)
         model = random_models.entangled(source)
         expected = enumerate_all(model)
-        found = [tuple(solution.values()) for solution in model.solutions()]
+        found = searched(model)
         assert len(found) == len(set(found))
         assert set(found) == expected, seed
         with_solutions += bool(expected)

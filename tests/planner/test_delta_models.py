@@ -1,8 +1,9 @@
 """Where the delta rules' models draw the line between plans."""
 
 from holdfast.planner import Device, Problem
-from holdfast.planner.models.matrix.delta_rule.hopper import _segment_chunks
-from holdfast.planner.models.matrix.delta_rule.triton import gradients_of, states_fit_gradients
+from holdfast.planner.kernel_model import KernelModel
+from holdfast.planner.models.matrix.delta_rule.triton import gradient_block, states_fit_gradients
+from holdfast.planner.models.matrix.segments import cut_in_segments
 
 
 def test_states_take_the_place_of_gradients_only_where_they_fit():
@@ -16,7 +17,10 @@ def test_a_sequence_is_cut_in_halves_down_to_a_chunk_as_long_as_blocks_are_too_f
     h200 = Device.named("h200")
 
     def segment_chunks(T, B=1):
-        return list(_segment_chunks(Problem("delta_rule", "matrix", "bfloat16", (("B", B), ("T", T), ("H", 1))), h200))
+        model = KernelModel(h200)
+        _, chunks = cut_in_segments(model, Problem("delta_rule", "matrix", "bfloat16", (("B", B), ("T", T), ("H", 1))))
+        model.let("chunks", chunks)
+        return [each["chunks"] for each in model.assignments()]
 
     assert segment_chunks(4 * 64) == [4, 2, 1]
     assert segment_chunks(5 * 64 - 1) == [5, 3, 2]
@@ -32,8 +36,10 @@ def test_gradients_take_the_widest_block_that_fits():
 
     def columns_and_bytes(name, width):
         sizes = (("B", 2), ("T", 256), ("H", 4), ("Hq", 4), ("K", width), ("V", width))
-        found = gradients_of(Problem("delta_rule", "matrix", "float32", sizes), Device.named(name), 32, 4, 1)
-        return found.plan["grad_columns"], found.shared
+        model = KernelModel(Device.named(name))
+        gradient_block(model, Problem("delta_rule", "matrix", "float32", sizes), 32, 4)
+        (found,) = model.assignments()
+        return found["grad_columns"], found["shared of gradients"]
 
     # of blocks of 99 KiB
     assert columns_and_bytes("rtx3090", 128) == (32, 84 * 1024)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem, tables
+from holdfast.planner.kernel_model import why_nothing_fits
 
 from .backend import Backend, Rejected, no_backend_error, usable
 
@@ -66,15 +67,17 @@ def decide(backends: tuple[Backend, ...], problem: Problem, device: Device, name
     known, ignored = _timings(problem, device, directions)
     by_backend: dict[str, dict[Direction, list[ScoredCandidate]]] = {}
     for backend in serving:
+        offered = {direction: backend.candidates(problem, device, direction) for direction in directions}
         found = {
             direction: [
-                ScoredCandidate(backend, candidate, known[direction].get(candidate.plan))
-                for candidate in backend.candidates(problem, device, direction)
+                ScoredCandidate(backend, candidate, known[direction].get(candidate.plan)) for candidate in candidates
             ]
-            for direction in directions
+            for direction, candidates in offered.items()
         }
         if empty := [direction for direction in directions if not found[direction]]:
             reasons[backend.name] = f"no plan of its {' and '.join(empty)} fits {device.name}"
+            if clash := why_nothing_fits(offered[empty[0]]):
+                reasons[backend.name] += f": {clash}"
             if name:
                 raise Rejected(
                     f"backend: {name!r} cannot run {problem.op} here: {reasons[backend.name]}", reasons[backend.name]

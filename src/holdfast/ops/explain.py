@@ -13,6 +13,7 @@ from holdfast.planner import Candidate, Device, Direction, Floor, Plan, Problem,
 from holdfast.planner.choices import no_choice
 from holdfast.recurrences import RECURRENCES, Draw, Recurrence, Sizes
 
+from . import explain_model
 from .chunk_primitives import CHUNK_PRIMITIVES
 from .families import backends_of, problem_of
 from .parity import leaves
@@ -240,6 +241,8 @@ def _told(each: Pass) -> list[str]:
         lines.append(f"    takes    {_footprint(chosen.candidate)}")
     seconds = "" if each.floor_seconds is None else f", {_time(each.floor_seconds)}"
     lines.append(f"    floor    {_bytes(least.moved)}, {_operations(least.operations)}{seconds}")
+    if chosen.candidate.report is not None:
+        lines += explain_model.told(chosen.candidate.report())
     lines += _beaten(each)
     return lines
 

@@ -1,11 +1,16 @@
 """A plan beside what it is predicted to cost: what the planner compares and `explain` shows."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .device import Device
 from .movement.prediction import Prediction
 from .occupancy import Grid
 from .plan import Plan
+
+if TYPE_CHECKING:
+    from .report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +19,8 @@ class Candidate:
 
     prediction: how long it should take; None where no model says. moved: bytes to and from memory. operations:
     arithmetic, a multiply-add is two. blocks: thread blocks of the launch that counts most. shared: bytes of shared
-    memory a block. registers: 32-bit registers a thread.
+    memory a block. registers: 32-bit registers a thread. report: makes the integer problem that the plan comes from, as
+    explain tells it; None for a plan that was not chosen.
     """
 
     plan: Plan
@@ -24,6 +30,7 @@ class Candidate:
     blocks: int = 0
     shared: int = 0
     registers: int = 0
+    report: "Callable[[], Report] | None" = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(

@@ -7,6 +7,7 @@ K are independent in the additive recurrences: a slice of K is a call, whose out
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,14 +50,13 @@ class Wide:
             return self.variant.candidates(problem, device, direction)
         # what a pass saves of slices it would save in slices
         asked = replace(problem, traits=problem.traits - {"needs_grad"}) if direction == "forward" else problem
-        found: list[Candidate] = []
+        offers = [model.candidates(asked, device, direction, cut, self.variant.candidates) for cut in cuts]
         if self.variant.reject(problem, device) is None:
-            found += self.variant.candidates(problem, device, direction)
+            offers.insert(0, self.variant.candidates(problem, device, direction))
         elif self.variant.reject(asked, device) is None:
-            found += self.variant.candidates(asked, device, direction)
-        for cut in cuts:
-            found += model.candidates(asked, device, direction, cut, self.variant.candidates)
-        return ranked(found)
+            offers.insert(0, self.variant.candidates(asked, device, direction))
+        # where there is none, the first says why
+        return ranked(chain(*offers)) or offers[0]
 
     def _serving(self, problem: Problem, device: Device) -> list[Cut]:
         if max(problem["K"], problem["V"]) <= model.WIDEST and self.variant.reject(problem, device) is None:

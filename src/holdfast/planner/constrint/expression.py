@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from .constraint import Comparison, Constraint, Divisibility
+from .constraint import Comparison, Constraint, Divisibility, OneOf
 from .domain import Domain
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Expression:
     __slots__ = ()
     binds = ATOM
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         """Its value where every variable has one; ZeroDivisionError cannot occur, divisors being positive."""
         raise NotImplementedError
 
@@ -109,6 +109,13 @@ def as_expression(value: object) -> Expression:
     return Constant(value)
 
 
+def divides_by_variables(expression: Expression) -> bool:
+    """Whether it has a divisor that is not a number."""
+    if isinstance(expression, Quotient) and not isinstance(expression.divisor, Constant):
+        return True
+    return any(map(divides_by_variables, expression.parts()))
+
+
 def inside(part: Expression, binds: int) -> str:
     """The part as text, in parentheses where it binds less tightly than what surrounds it."""
     return str(part) if part.binds >= binds else f"({part})"
@@ -124,7 +131,7 @@ class Constant(Expression):
     def binds(self) -> int:  # type: ignore[override]
         return ATOM if self.number >= 0 else SUM
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         return self.number
 
     def __str__(self) -> str:
@@ -134,19 +141,18 @@ class Constant(Expression):
 class Variable(Expression):
     """A number to be found; Model.variable and Model.constant make them."""
 
-    __slots__ = ("domain", "index", "is_auxiliary", "largest_first", "model", "name")
+    __slots__ = ("domain", "index", "is_auxiliary", "is_greedy", "largest_first", "model", "name", "ranks")
 
-    def __init__(
-        self, model: Model, index: int, name: str, domain: Domain, largest_first: bool, is_auxiliary: bool
-    ) -> None:
+    def __init__(self, model: Model, index: int, name: str, domain: Domain) -> None:
         self.model = model
         self.index = index
         self.name = name
         self.domain = domain
-        self.largest_first = largest_first
-        self.is_auxiliary = is_auxiliary
+        # how the search decides it: ranks, the place of each value where they have an order of their own
+        self.largest_first = self.is_auxiliary = self.is_greedy = False
+        self.ranks: Mapping[int, int] | None = None
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         return values[self]
 
     def variables(self) -> Iterator[Variable]:
@@ -173,7 +179,7 @@ class Sum(Expression):
         start = left[1].terms if isinstance(left[1], Sum) else (left,)
         return Sum((*start, right))
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         return sum(sign * term.value(values) for sign, term in self.terms)
 
     def parts(self) -> tuple[Expression, ...]:
@@ -200,7 +206,7 @@ class Product(Expression):
     def of(left: Expression, right: Expression) -> Product:
         return Product((*left.factors, right) if isinstance(left, Product) else (left, right))
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         result = 1
         for factor in self.factors:
             result *= factor.value(values)
@@ -222,7 +228,7 @@ class Power(Expression):
         self.base = base
         self.exponent = exponent
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         return self.base.value(values) ** self.exponent
 
     def parts(self) -> tuple[Expression, ...]:
@@ -248,7 +254,7 @@ class Quotient(Expression):
     def binds(self) -> int:  # type: ignore[override]
         return ATOM if self.rounds_up else PRODUCT
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         dividend, divisor = self.dividend.value(values), self.divisor.value(values)
         return -(-dividend // divisor) if self.rounds_up else dividend // divisor
 
@@ -272,7 +278,7 @@ class Extreme(Expression):
         self.options = options
         self.is_maximum = is_maximum
 
-    def value(self, values: Mapping[Variable, int]) -> int:
+    def value(self, values: Mapping[Expression, int]) -> int:
         return (max if self.is_maximum else min)(option.value(values) for option in self.options)
 
     def parts(self) -> tuple[Expression, ...]:
@@ -280,6 +286,63 @@ class Extreme(Expression):
 
     def __str__(self) -> str:
         return f"{'maximum' if self.is_maximum else 'minimum'}({', '.join(map(str, self.options))})"
+
+
+class Named(Expression):
+    """An expression that is shown by a name; whoever has worked it out may hand it over among the variables' values."""
+
+    __slots__ = ("expression", "name")
+
+    def __init__(self, name: str, expression: Expression) -> None:
+        self.name = name
+        self.expression = expression
+
+    def value(self, values: Mapping[Expression, int]) -> int:
+        known = values.get(self)
+        return self.expression.value(values) if known is None else known
+
+    def parts(self) -> tuple[Expression, ...]:
+        return (self.expression,)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Truth(Expression):
+    """1 where a comparison holds, else 0."""
+
+    __slots__ = ("comparison",)
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+
+    def value(self, values: Mapping[Expression, int]) -> int:
+        return int(self.comparison.holds(values))
+
+    def parts(self) -> tuple[Expression, ...]:
+        return (self.comparison.left, self.comparison.right)
+
+    def __str__(self) -> str:
+        return f"({self.comparison})"
+
+
+class Lookup(Expression):
+    """What a table has for each value of a variable."""
+
+    __slots__ = ("key", "table")
+
+    def __init__(self, key: Variable, table: Mapping[int, int]) -> None:
+        self.key = key
+        self.table = dict(table)
+
+    def value(self, values: Mapping[Expression, int]) -> int:
+        return self.table[self.key.value(values)]
+
+    def parts(self) -> tuple[Expression, ...]:
+        return (self.key,)
+
+    def __str__(self) -> str:
+        return f"{{{', '.join(f'{key}: {self.table[key]}' for key in self.key.domain)}}}[{self.key}]"
 
 
 def ceil_div(dividend: Integer, divisor: Integer) -> Expression:
@@ -293,6 +356,28 @@ def minimum(*options: Integer) -> Expression:
 
 def maximum(*options: Integer) -> Expression:
     return Extreme(tuple(map(as_expression, options)), is_maximum=True)
+
+
+def truth(comparison: Constraint) -> Expression:
+    """1 where the comparison holds, else 0: `16 * truth(warps > 4)`."""
+    if not isinstance(comparison, Comparison):
+        raise TypeError(f"truth: expected a comparison such as a <= b; got {comparison!r}")
+    return Truth(comparison)
+
+
+def lookup(key: Variable, table: Mapping[int, int]) -> Expression:
+    """table[key]; raises ValueError where the table lacks a value of the variable's domain."""
+    if missing := [value for value in key.domain if value not in table]:
+        raise ValueError(f"lookup: expected what each value of {key} stands for; got none for {missing[0]}")
+    return Lookup(key, table)
+
+
+def one_of(expressions: Sequence[Integer], rows: Sequence[Sequence[int]]) -> Constraint:
+    """The constraint that the expressions, together, have the values of one of the rows."""
+    for row in rows:
+        if len(row) != len(expressions):
+            raise ValueError(f"one_of: expected rows of {len(expressions)} integers; got {tuple(row)}")
+    return OneOf(tuple(map(as_expression, expressions)), tuple(map(tuple, rows)))
 
 
 def divides(divisor: Integer, multiple: Integer) -> Constraint:

@@ -7,10 +7,24 @@ shared by all that mention it.
 from collections.abc import Iterable, Sequence
 from math import gcd
 
-from .constraint import Comparison, Constraint, Divisibility
-from .domain import Domain, clip, interval, stride
-from .expression import Constant, Expression, Extreme, Power, Product, Quotient, Sum, Variable
-from .nonlinear import Divide, Divides, Largest, Multiply, Raise
+from .constraint import Comparison, Constraint, Divisibility, OneOf
+from .domain import Domain, clip, interval, of, stride
+from .expression import (
+    Constant,
+    Expression,
+    Extreme,
+    Lookup,
+    Named,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Truth,
+    Variable,
+    maximum,
+    minimum,
+)
+from .nonlinear import Divide, Divides, Largest, Multiply, Raise, Rows
 from .propagate import AtMostZero, IsNotZero, IsZero, Linear, Network, Rule
 
 # sum(coefficient * node) + constant
@@ -51,6 +65,8 @@ class Lowering:
         if isinstance(constraint, Divisibility):
             divisor, multiple = self.node(constraint.left), self.node(constraint.right)
             self.rules.append(Divides(divisor, multiple))
+        elif isinstance(constraint, OneOf):
+            self.rules.append(Rows(tuple([self.node(part) for part in constraint.parts]), constraint.rows))
         elif isinstance(constraint, Comparison):
             self.compare(constraint)
         else:
@@ -168,6 +184,12 @@ class Lowering:
             return self.quotient(expression)
         if isinstance(expression, Extreme):
             return self.extreme(expression)
+        if isinstance(expression, Named):
+            return self.form(expression.expression)
+        if isinstance(expression, Truth):
+            return self.truth(expression.comparison)
+        if isinstance(expression, Lookup):
+            return self.lookup(expression)
         raise TypeError(f"expected an integer expression; got {expression!r}")
 
     def product(self, forms: Iterable[Form]) -> Form:
@@ -214,14 +236,17 @@ class Lowering:
         return self.known[key]
 
     def quotient(self, expression: Quotient) -> Form:
-        divisor = self.node(expression.divisor)
         shift = int(expression.rounds_up)
+        (number, above), (by, below) = self.form(expression.dividend), self.form(expression.divisor)
+        if not number and not by and below > 0:
+            return {}, (above - shift) // below + shift
+        divisor = self.node_of((by, below))
         small, large = self.domains[divisor][0], self.domains[divisor][-1]
         if small < 1:
             raise ValueError(
                 f"division: expected a positive divisor; {expression.divisor} can be {small}: {expression}"
             )
-        dividend = self.node(expression.dividend)
+        dividend = self.node_of((number, above))
         key = ("quotient", shift, dividend, divisor)
         if key not in self.known:
             numbers = [self.domains[dividend][0], self.domains[dividend][-1]]
@@ -230,13 +255,38 @@ class Lowering:
         return {self.known[key]: 1}, 0
 
     def extreme(self, expression: Extreme) -> Form:
-        options = tuple(sorted({self.node(option) for option in expression.options}))
+        forms = [self.form(option) for option in expression.options]
+        if not any(terms for terms, _ in forms):
+            return {}, (max if expression.is_maximum else min)(constant for _, constant in forms)
+        options = tuple(sorted({self.node_of(form) for form in forms}))
         key = ("extreme", expression.is_maximum, *options)
         if key not in self.known:
             pick = max if expression.is_maximum else min
             low = pick(self.domains[node][0] for node in options)
             high = pick(self.domains[node][-1] for node in options)
             self.rules.append(Largest(self.number(key, low, high), options, expression.is_maximum))
+        return {self.known[key]: 1}, 0
+
+    def truth(self, comparison: Comparison) -> Form:
+        """A comparison of integers as the ends of a difference."""
+        left, right, sign = comparison.left, comparison.right, comparison.sign
+        if sign in (">=", ">"):
+            left, right, sign = right, left, {">=": "<=", ">": "<"}[sign]
+        if sign in ("<=", "<"):
+            return self.form(minimum(1, maximum(0, right - left + int(sign == "<="))))
+        same = minimum(1, maximum(0, right - left + 1)) * minimum(1, maximum(0, left - right + 1))
+        return self.form(same if sign == "==" else 1 - same)
+
+    def lookup(self, expression: Lookup) -> Form:
+        own, table = self.domains[expression.key.index], expression.table
+        if own[0] == own[-1]:
+            return {}, table[own[0]]
+        key = ("lookup", expression.key.index, *table.items())
+        if key not in self.known:
+            values = of([table[value] for value in own])
+            made = self.number(key, values[0], values[-1])
+            self.domains[made] = values
+            self.rules.append(Rows((expression.key.index, made), tuple(table.items())))
         return {self.known[key]: 1}, 0
 
 

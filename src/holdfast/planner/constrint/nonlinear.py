@@ -420,6 +420,27 @@ class Largest:
         return True
 
 
+class Rows:
+    """Some numbers have, together, the values of one of some rows."""
+
+    __slots__ = ("nodes", "rows")
+
+    def __init__(self, nodes: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> None:
+        self.nodes = nodes
+        self.rows = rows
+
+    def renamed(self, old: int, new: int) -> "Rows":
+        return Rows(tuple([new if node == old else node for node in self.nodes]), self.rows)
+
+    def revise(self, domains: list[Domain], changed: list[int]) -> bool:
+        of_columns = [domains[node] for node in self.nodes]
+        able = [row for row in self.rows if all(value in own for value, own in zip(row, of_columns, strict=True))]
+        return bool(able) and all(
+            restrict(domains, node, sorted(set(values)), changed)
+            for node, values in zip(self.nodes, zip(*able, strict=True), strict=True)
+        )
+
+
 class Divides:
     """divisor divides multiple; 0 divides 0 alone."""
 

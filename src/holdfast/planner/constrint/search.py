@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from .domain import Domain, clip, size
+from .expression import Variable
 from .propagate import Network
 
 # Domains up to this size are tried value by value; of longer ones, the first value and then halves of the rest.
@@ -15,8 +16,11 @@ class SearchLimit(RuntimeError):
     """The search took more steps than Model.limit allows."""
 
 
-def branches(domain: Domain, largest_first: bool) -> list[Domain]:
+def branches(domain: Domain, variable: Variable) -> list[Domain]:
     """Parts of a domain that together make it up, those to try first at the front."""
+    largest_first, ranks = variable.largest_first, variable.ranks
+    if ranks is not None:
+        return [(value,) for value in sorted(domain, key=ranks.__getitem__)]
     if size(domain) <= FEW:
         return [(value,) for value in (reversed(domain) if largest_first else domain)]
     half = size(domain) // 2
@@ -28,7 +32,7 @@ def branches(domain: Domain, largest_first: bool) -> list[Domain]:
 class Search:
     """The assignments of the variables that the rules and a final check admit, in a fixed order.
 
-    order: the variables' nodes, in the order to decide them, each with whether its largest values come first.
+    order: the variables, in the order to decide them.
     check: judges a full assignment by the constraints as written.
     objective: a node and a function that gives its value; after each solution only smaller values are looked for.
     """
@@ -37,7 +41,7 @@ class Search:
         self,
         network: Network,
         domains: Sequence[Domain],
-        order: Sequence[tuple[int, bool]],
+        order: Sequence[Variable],
         check: Callable[[Values], bool],
         limit: int,
         objective: tuple[int, Callable[[Values], int]] | None = None,
@@ -45,6 +49,8 @@ class Search:
         self.network = network
         self.domains = domains
         self.order = tuple(order)
+        greedy = [place for place, variable in enumerate(order) if variable.is_greedy]
+        self.greedy = frozenset(greedy if objective is None else ())
         self.check = check
         self.limit = limit
         self.objective = objective
@@ -56,22 +62,25 @@ class Search:
         if not self.network.reduce(domains):
             return
         bound: int | None = None
-        count = len(self.order)
+        nodes, count = [variable.index for variable in self.order], len(self.order)
         # The domains before a decision, the node to decide, its part of the domain, the place in the order.
         pending: list[tuple[list[Domain], int, Domain, int]] = []
         place = 0
         while True:
             if domains is not None:
-                while place < count and domains[self.order[place][0]][0] == domains[self.order[place][0]][-1]:
+                while place < count and domains[nodes[place]][0] == domains[nodes[place]][-1]:
                     place += 1
                 if place < count:
-                    node, largest_first = self.order[place]
-                    for part in reversed(branches(domains[node], largest_first)):
+                    node = nodes[place]
+                    for part in reversed(branches(domains[node], self.order[place])):
                         pending.append((domains, node, part, place))
                 else:
                     values = tuple([domains[node][0] for node in range(count)])
                     if self.check(values):
                         yield values
+                        if self.greedy:
+                            # what is pending are other values of the variables on the way to this solution
+                            pending = [other for other in pending if other[3] not in self.greedy]
                         if self.objective is not None:
                             bound = self.objective[1](values) - 1
             if not pending:

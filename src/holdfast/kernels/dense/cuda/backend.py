@@ -13,6 +13,7 @@ from holdfast.kernels.dense.saved import gates_dtype, shapes
 from holdfast.kernels.dense.weight_grad.select import weight_grads
 from holdfast.kernels.runtime import nvrtc
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.kernel_model import why_nothing_fits
 from holdfast.planner.models.dense import cuda as model
 from holdfast.recurrences.cell import Cell, lookup
 from holdfast.recurrences.definition import DenseCall
@@ -53,10 +54,10 @@ class Fused:
         if reason := cpp.unprintable(cell_of(problem)):
             return reason
         for direction in ("forward", "backward") if problem.needs_grad else ("forward",):
-            if not self.candidates(problem, device, direction):
+            if not (found := self.candidates(problem, device, direction)):
                 return (
                     f"R of one head ({problem['Gr']} x {problem['D']} x {problem['D']}) is too large for the chip "
-                    f"at a batch of {problem['B']}, {direction} pass"
+                    f"at a batch of {problem['B']}, {direction} pass: {why_nothing_fits(found)}"
                 )
         return None
 

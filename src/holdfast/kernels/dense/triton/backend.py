@@ -13,6 +13,7 @@ from holdfast.kernels.dense.saved import gates_dtype, shapes
 from holdfast.kernels.dense.weight_grad.select import weight_grads
 from holdfast.kernels.lib.triton.support import refusal
 from holdfast.planner import Candidate, Device, Direction, Plan, Problem
+from holdfast.planner.kernel_model import why_nothing_fits
 from holdfast.planner.models.dense import triton as model
 from holdfast.recurrences.cell import Cell
 from holdfast.recurrences.definition import DenseCall
@@ -41,9 +42,9 @@ class TritonLoop:
             return reason
         passes: tuple[Direction, ...] = ("forward", "backward") if problem.needs_grad else ("forward",)
         for direction in passes:
-            if not self.candidates(problem, device, direction):
+            if not (found := self.candidates(problem, device, direction)):
                 size = f"{problem['Gr']} x {problem['D']} x {problem['D']}"
-                return f"R of one head ({size}) is too large for a block's {direction} pass"
+                return f"R of one head ({size}) is too large for a block's {direction} pass: {why_nothing_fits(found)}"
         return None
 
     def candidates(self, problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:

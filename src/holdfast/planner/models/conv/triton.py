@@ -1,10 +1,10 @@
 """The short convolution: x is read once and y written once; a thread walks tokens of some channels."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
-from holdfast.planner.models.norm.triton import covering
+from holdfast.planner import Candidate, Device, Direction, Grid, Problem
+from holdfast.planner.constrint import Expression, Variable, ceil_div, lookup, maximum
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, covering, planned
 
 # Offsets inside a tile are 32-bit: of at most LONGEST tokens.
 MOST_CHANNELS = 2**20
@@ -18,6 +18,8 @@ MOST_TAPS = 16
 STEPS = 4
 BYTES = 8
 LENGTHS = (64, 32, 128, 16, 8)
+# Channels of a block: the last of many where the first would be partly empty; and of few.
+BLOCKS, NARROW = (128, 256, 64), 32
 # Backward with heads, whose time is that of instructions, whole waves count more than bytes read twice.
 OF_HEADS = (48, *LENGTHS)
 # Warps for each SM, at least, before threads walk further: more than a wave and a half, so that SMs end at about one
@@ -35,69 +37,80 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: channels a block, segments of a tile, tokens read ahead, times that a thread does so, warps."""
-    return ranked(every(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
-def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """All that fit, in no order."""
-    B, T, W = (problem[name] for name in "BTW")
-    size = ELEMENT[problem.dtype]
-    is_heads = direction == "backward" and "heads" in problem.traits
-    for block in _blocks(problem):
-        # fewer where the taps of so many channels do not fit registers
-        channels = max(1, BYTES // size // (1 if W <= 4 else 2 if W <= 8 else 4))
-        if "heads" in problem.traits and W <= 4:
-            # a head's sums stay within a warp, which waits for no other
-            channels = max(channels, min(block // 32, 8))
-        steps = STEPS if channels <= 4 or direction == "forward" else STEPS // 2
-        for warps in (4, 2, 1):
-            segments = 32 * warps * channels // block
-            for length in OF_HEADS if is_heads else LENGTHS:
-                rows = segments * length
-                if not segments or rows > LONGEST:
-                    continue
-                tiles = T // rows + problem["N"] if problem.varlen else B * -(-T // rows)
-                blocks = tiles * _across(problem, block)
-                if length > LENGTHS[-1] and blocks * warps < PER_SM * device.processors:
-                    continue
-                shared = 1024 + (AHEAD * (2 * size + 4) * steps * segments * block if direction == "backward" else 0)
-                grid = Grid(blocks, 32 * warps, _registers(direction, channels, steps, W, size), shared)
-                if not grid.fits(device):
-                    continue
-                values = {"block": block, "segments": segments, "steps": steps, "chunks": length // steps}
-                plan = Plan("triton", (*values.items(), ("warps", warps)))
-                yield _candidate(plan, problem, device, direction, grid, tiles)
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    T, W, size, backward = problem["T"], problem["W"], ELEMENT[problem.dtype], direction == "backward"
+    model, channels = KernelModel(device), _channels(problem)
+    block = model.variable("block", _blocks(problem), "given")
+    if problem["D"] > NARROW and "heads" not in problem.traits:
+        partly_empty = _padded(problem["D"], BLOCKS[-1]) < _padded(problem["D"], BLOCKS[0])
+        model.add(block > (0 if partly_empty else BLOCKS[-1]), "narrow blocks where wide ones would be partly empty")
+    warps = model.variable("warps", (1, 2, 4), "largest")
+    length = model.variable("length", OF_HEADS if backward and "heads" in problem.traits else LENGTHS, "given")
+    segments = model.let("segments", 32 * warps * channels // block)
+    rows = model.let("rows", segments * length)
+    model.add(segments >= 1, "a tile has a segment")
+    model.add(rows <= LONGEST, "tokens of a tile")
+    a_tile = maximum(rows, 1)
+    tiles = T // a_tile + problem["N"] if problem.varlen else problem["B"] * ceil_div(T, a_tile)
+    blocks = model.let("blocks", model.let("tiles", tiles) * _across(problem, block))
+    least = lookup(length, dict.fromkeys(LENGTHS + OF_HEADS, PER_SM * device.processors) | {LENGTHS[-1]: 0})
+    model.add(blocks * warps >= least, "warps for the device before a thread walks further")
+    steps = STEPS if channels <= 4 or not backward else STEPS // 2
+    model.let("chunks", length // model.let("steps", steps))
+    shared = 1024 + (AHEAD * (2 * size + 4) * steps * segments * block if backward else 0)
+    model.block(warps, _registers(direction, channels, steps, W, size), shared)
+    return model
 
 
-def _blocks(problem: Problem) -> tuple[int, ...]:
-    """Channels of a block, the best first."""
+def _channels(problem: Problem) -> int:
+    """Of a thread: fewer where the taps of so many do not fit registers."""
+    W = problem["W"]
+    channels = max(1, BYTES // ELEMENT[problem.dtype] // (1 if W <= 4 else 2 if W <= 8 else 4))
+    if "heads" in problem.traits and W <= 4:
+        # a head's sums stay within a warp, which waits for no other
+        channels = max(channels, min(_head(problem) // 32, 8))
+    return channels
+
+
+def _head(problem: Problem) -> int:
+    """Channels of a block that normalises a head."""
+    return max(16, covering(problem["K"]))
+
+
+def _padded(channels: int, block: int) -> int:
+    return -(-channels // block) * block
+
+
+def _blocks(problem: Problem) -> Sequence[int]:
+    """Channels of a block, the best first: of fewer than 64, a token's bytes in memory are too few for its rate."""
     if "heads" in problem.traits:
-        return (max(16, covering(problem["K"])),)
-    # of fewer than 64, a token's bytes in memory are too few for its rate; 64 where 128 would be partly empty
-    D = problem["D"]
-    if D <= 32:
-        return (32,)
-    widths = {block: -(-D // block) * block for block in (128, 256, 64)}
-    return tuple(sorted((b for b in widths if b != 64 or widths[64] < widths[128]), key=widths.__getitem__))
+        return (_head(problem),)
+    if problem["D"] <= NARROW:
+        return (NARROW,)
+    return sorted(BLOCKS, key=lambda block: _padded(problem["D"], block))
 
 
-def _across(problem: Problem, block: int) -> int:
+def _across(problem: Problem, block: Variable) -> Expression:
     """Blocks of channels: one for each head that is normalised."""
     heads, width = (problem["H"], problem["K"]) if "heads" in problem.traits else (0, 0)
-    return heads + -(-(problem["D"] - heads * width) // block)
+    return heads + ceil_div(problem["D"] - heads * width, block)
 
 
-def _candidate(plan: Plan, problem: Problem, device: Device, direction: Direction, grid: Grid, tiles: int) -> Candidate:
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, D, W = (problem[name] for name in "BTDW")
-    size, length = ELEMENT[problem.dtype], plan["steps"] * plan["chunks"]
+    plan, grid = values.plan("triton", "block", "segments", "steps", "chunks", "warps"), values.grid(values["blocks"])
+    size, length = ELEMENT[problem.dtype], values["steps"] * values["chunks"]
     turn = TURN if direction == "backward" and "heads" in problem.traits else LATENCY
-    serial = turn * (1 + plan["chunks"])
+    serial = turn * (1 + values["chunks"])
     # what is read twice comes from a cache, at some four times the rate
     again = (W - 1) / (4 * length)
     if direction == "forward":
         moved = int(size * B * T * D * (2 + again))
         return Candidate.of(plan, device, grid, moved, B * T * D * (2 * W + 30), False, serial)
-    sums = 4 * tiles * D * (W + ("bias" in problem.traits))
+    sums = 4 * values["tiles"] * D * (W + ("bias" in problem.traits))
     moved = int(size * B * T * D * (3 + 3 * again)) + sums
     last = Candidate.of(plan, device, Grid(-(-D // REDUCED) * (W + 1), 128, 40, 1024), sums, sums // 4, False)
     return Candidate.of(plan, device, grid, moved, B * T * D * (6 * W + 45), False, serial).after(last)

@@ -1,9 +1,10 @@
 """The whole time loop in one launch, R on chip: a head in one block, or spread over many that exchange h every step."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.constrint import Expression, Integer, ceil_div, maximum, minimum, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
 from holdfast.planner.models import ranked
 
 HALF, FLOAT = 2, 4
@@ -49,8 +50,22 @@ SLOTS = 4
 # are ready sooner: Elman 0.869, 0.861, 0.907 at 150, 200, 300.
 PAUSE = {"forward": 350, "backward": 400}
 PAUSE_OF_ONE_GATE = 200
-# Sequences that a block with a head may have.
-ROWS = {"forward": (2, 4), "backward": (2,)}
+# Stages of the ring of a block with a head.
+RINGS = (3, 4, 6, 8)
+# What a plan with a head over several blocks says.
+MANY_BLOCKS: tuple[str, ...] = (
+    "blocks",
+    "rows",
+    "heads",
+    "channels",
+    "warps",
+    "in_registers",
+    "in_shared",
+    "taken",
+    "left",
+    "at_once",
+)
+MANY_BLOCKS += ("pause",)
 
 
 def padded(bytes_a_row: int, remainder: int) -> int:
@@ -68,7 +83,9 @@ def one_block_threads(width: int) -> int:
     return 32 * -(-width // 16)
 
 
-def one_block_shared(sizes: Mapping[str, int] | Problem, width: int, rows: int, stages: int, way: Direction) -> int:
+def one_block_shared(
+    sizes: Mapping[str, int] | Problem, width: int, rows: int, stages: Integer, way: Direction
+) -> Integer:
     """Bytes of shared memory of a block that has a head; in the backward pass as if all states were needed."""
 
     def row(count: int, element: int) -> int:
@@ -85,16 +102,21 @@ def one_block_shared(sizes: Mapping[str, int] | Problem, width: int, rows: int, 
     return rows * (2 * vectors + stages * stage)
 
 
-def matrices(sizes: Mapping[str, int] | Problem, channels: int, direction: Direction) -> int:
+def matrices(sizes: Mapping[str, int] | Problem, channels: Integer, direction: Direction) -> Integer:
     """Of 16 rows of weights each, in a block that has so many channels of a head."""
     if direction == "forward":
-        return -(-sizes["Gr"] * channels // 16)
-    return sizes["Gr"] * -(-channels // 16)
+        return (sizes["Gr"] * channels + 15) // 16
+    return sizes["Gr"] * ((channels + 15) // 16)
 
 
 def many_blocks_shared(
-    sizes: Mapping[str, int] | Problem, tiles: int, channels: int, warps: int, in_shared: int, direction: Direction
-) -> int:
+    sizes: Mapping[str, int] | Problem,
+    tiles: Integer,
+    channels: Integer,
+    warps: int,
+    in_shared: Integer,
+    direction: Direction,
+) -> Integer:
     """Bytes of shared memory of a block that has a slice of a head: weights, two sets of sums, a ring, states."""
     weights, cells = matrices(sizes, channels, direction) * in_shared * 1024 * warps, 8 * channels
     if direction == "forward":
@@ -107,62 +129,79 @@ def many_blocks_shared(
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    return ranked([*_one_block(problem, device, direction), *_slices(problem, device, direction)])
+    """A head in one block, or over several: with the first number of channels that holds all weights, else with any."""
+    one = planned(problem, device, direction, Kernel(one_block_model, _one_block, only=_seconds))
+    on_chip, streamed = Kernel(on_chip_model, _many_blocks), Kernel(streamed_model, _many_blocks)
+    several = planned(problem, device, direction, on_chip) or planned(problem, device, direction, streamed)
+    return ranked([*one, *several]) or several
 
 
-def _one_block(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
+def one_block_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
     """A head in one block, which has two sequences or, in the forward pass of a large batch, four."""
-    B, H, T = problem["B"], problem["H"], problem["T"]
-    fitting = {rows: found for rows in ROWS[direction] if (found := _stages(problem, device, direction, rows))}
-    if 2 not in fitting:
-        return
+    model, width = KernelModel(device), -(-problem["D"] // 8) * 8
+    model.let("blocks", 1)
+    model.let("rows", 2)
+    model.let("turns", TURNS.get((problem["S"], problem["Gr"]), 1))
+    stages = model.variable("stages_2", RINGS, "largest", greedy=True)
+    shared = one_block_shared(problem, width, 2, stages, direction)
+    model.block(one_block_threads(width) // 32, _registers(problem, 2), shared, "two")
+    if direction == "backward":
+        model.variable("fours", (0,))
+        return model
+    # 0: there are no blocks of four
+    stages = model.variable("stages_4", (0, *RINGS), "largest", greedy=True)
+    exist, shared = truth(stages > 0), one_block_shared(problem, width, 4, stages, direction)
+    model.block(one_block_threads(width) // 32, maximum(8, exist * _registers(problem, 4)), exist * shared, "four")
+    fours = model.variable("fours", range(-(-problem["B"] // 4) + 1), "largest")
+    model.add(fours <= exist * -(-problem["B"] // 4), "blocks of four, of a batch")
+    return model
+
+
+def _registers(problem: Problem, rows: int) -> int:
+    """Of a thread of a block that has so many sequences; they come in eights."""
+    steps, recurrent = -(-problem["D"] // 16), problem["Gr"]
+    matrices, cells = (2 * -(-recurrent // 2), 2) if rows == 4 else (recurrent, 1)
+    registers = 4 * matrices * steps + 2 * steps + 4 * matrices + cells * problem["S"] + OVERHEAD
+    return -(-registers // 8) * 8
+
+
+def _grid(problem: Problem, values: Assignment) -> Grid:
+    """Blocks of four and of two sequences."""
+    return values.grid(sum(_counts(problem, values)), "four" if values.get("stages_4") else "two")
+
+
+def _counts(problem: Problem, values: Assignment) -> tuple[int, int]:
+    """Blocks of four and of two sequences."""
+    B, H, fours = problem["B"], problem["H"], values["fours"]
+    return fours * H, max(0, -(-(B - 4 * fours) // 2)) * H
+
+
+def _seconds(problem: Problem, device: Device, direction: Direction, values: Assignment) -> float:
+    """Of all steps. Of like ones the most blocks of four: LSTM B 64, H 12, 0.282 ms with 11 a head, one an SM, and
+    0.311 with 10."""
     more = max(problem["S"] - 2, 0)
     step = STEP[direction] + STATE[direction] * more
     step += SQUARE[direction] * problem["Gr"] * (8 * -(-problem["D"] // 8)) ** 2
     of_four = (OF_FOUR_KEEPING if problem.needs_grad else OF_FOUR) + OF_FOUR_STATE * more
     steps = {2: step, 4: step * of_four}
-    _, grid = fitting[4 if 4 in fitting else 2]
-    sms = device.processors
     # what fits an SM at a time; the rest waits
+    grid, sms = _grid(problem, values), device.processors
     room = max(1, grid.per_sm(device))
-
-    def counts(fours: int) -> tuple[int, int]:
-        """Blocks of four and of two sequences."""
-        return fours * H, max(0, -(-(B - 4 * fours) // 2)) * H
-
-    def seconds(fours: int) -> float:
-        wide, narrow = counts(fours)
-        # blocks go to SMs in turn, those of four first
-        blocks = -(-(wide + narrow) // sms)
-        of_fours = -(-wide // sms)
-        share = min(1.0, grid.threads / WHOLE)
-        total = share * (of_fours * SHARE[4] * steps[4] + (blocks - of_fours) * SHARE[2] * steps[2])
-        longest = max(steps[4] if wide else 0.0, steps[2] if narrow else 0.0)
-        return T * max(total, longest * -(-blocks // room))
-
-    # of like ones the most blocks of four: LSTM B 64, H 12, 0.282 ms with 11 a head, one an SM, and 0.311 with 10
-    fours = min(range(-(-B // 4) if 4 in fitting else 0, -1, -1), key=seconds)
-    numbers = {"blocks": 1, "rows": 2, "fours": fours, "turns": TURNS.get((problem["S"], problem["Gr"]), 1)}
-    numbers |= {f"stages_{rows}": stages for rows, (stages, _) in fitting.items()}
-    grid = replace(grid, blocks=sum(counts(fours)))
-    plan, serial = Plan("fused", tuple(numbers.items())), seconds(fours) / grid.waves(device)
-    yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=serial)
+    wide, narrow = _counts(problem, values)
+    # blocks go to SMs in turn, those of four first
+    blocks = -(-(wide + narrow) // sms)
+    of_fours = -(-wide // sms)
+    share = min(1.0, grid.threads / WHOLE)
+    total = share * (of_fours * SHARE[4] * steps[4] + (blocks - of_fours) * SHARE[2] * steps[2])
+    longest = max(steps[4] if wide else 0.0, steps[2] if narrow else 0.0)
+    return problem["T"] * max(total, longest * -(-blocks // room))
 
 
-def _stages(problem: Problem, device: Device, direction: Direction, rows: int) -> tuple[int, Grid] | None:
-    """Of a ring that fits beside R when a block has so many sequences, and the launch; None if none does."""
-    width, recurrent = -(-problem["D"] // 8) * 8, problem["Gr"]
-    threads, steps = one_block_threads(width), -(-width // 16)
-    if threads > (device.threads_per_block or 0):
-        return None
-    matrices, cells = (2 * -(-recurrent // 2), 2) if rows == 4 else (recurrent, 1)
-    registers = 4 * matrices * steps + 2 * steps + 4 * matrices + cells * problem["S"] + OVERHEAD
-    for stages in (8, 6, 4, 3):
-        shared = one_block_shared(problem, width, rows, stages, direction)
-        grid = Grid(problem["H"] * -(-problem["B"] // rows), threads, -(-registers // 8) * 8, shared)
-        if grid.fits(device):
-            return stages, grid
-    return None
+def _one_block(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    rings = [name for name in ("stages_2", "stages_4") if values.get(name)]
+    plan, grid = values.plan("fused", "blocks", "rows", "fours", "turns", *rings), _grid(problem, values)
+    serial = _seconds(problem, device, direction, values) / grid.waves(device)
+    return Candidate.of(plan, device, grid, *costs(problem, direction), serial=serial)
 
 
 def stages_of(plan: Plan) -> dict[int, int]:
@@ -171,113 +210,87 @@ def stages_of(plan: Plan) -> dict[int, int]:
     return {int(name.removeprefix(stem)): count for name, count in plan.values if name.startswith(stem)}
 
 
-def _slices(problem: Problem, device: Device, direction: Direction) -> list[Candidate]:
-    """A head over several blocks: with the first number of channels whose weights fit the chip, else with any."""
-    found = []
-    for channels in OF_ONE_GATE if direction == "forward" and problem["Gr"] == 1 else SLICES:
-        for candidate in _many_blocks(problem, device, direction, channels):
-            if not streams(candidate.plan, problem["D"]):
-                return [candidate]
-            found.append(candidate)
-    return found
+def on_chip_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """A head over several blocks, the first number of channels of which holds all weights."""
+    return _many_blocks_model(problem, device, direction, False)
 
 
-def _many_blocks(problem: Problem, device: Device, direction: Direction, channels: int) -> Iterator[Candidate]:
+def streamed_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """The same with weights that are read from the cache."""
+    return _many_blocks_model(problem, device, direction, True)
+
+
+def _many_blocks_model(problem: Problem, device: Device, direction: Direction, streams: bool) -> KernelModel:
     """A head over a block for so many channels each, and that once for each range of sequences; all run at once."""
-    B, T, H, D = (problem[name] for name in "BTHD")
-    width = -(-D // 8) * 8
-    slices, groups, eights = -(-width // channels), -(-width // GROUP), -(-B // 8)
-    sms = device.processors
+    model, sms, D = KernelModel(device), device.processors, problem["D"]
+    one_gate, moves = direction == "forward" and problem["Gr"] == 1, device.capability == (9, 0)
+    channels = model.variable("channels", OF_ONE_GATE if one_gate else SLICES, "given", greedy=not streams)
+    slices = model.let("blocks", ceil_div(-(-D // 8) * 8, channels))
+    model.add(slices >= 2, "blocks of a head")
     # blocks wait for one another: each needs an SM of its own
-    if slices > sms or slices == 1:
-        return
-    heads = min(H, sms // slices)
-    room = sms // (slices * heads)
-    tiles = -(-eights // min(eights, room))
-    # with one gate a step is so short that reading half as much shows: Elman B 16, D 768 0.93 ms with 4, 1.02 with 8
-    rows = -(-B // min(B, room)) if problem["Gr"] == 1 and room > eights else 8 * tiles
-    ranges = -(-B // rows)
-    per_warp, count = -(-groups // WARPS), matrices(problem, channels, direction)
-    moves = device.capability == (9, 0)
-    limit = TAKEN if moves else EVEN
-    found = _on_chip(problem, device, direction, channels, tiles, limit)
-    if found is None:
-        return
-    in_registers, in_shared, at_once, shared = found
-    # launched with as many registers as there are
-    grid = Grid(slices * ranges * heads, 32 * (WARPS + 4), LAUNCHED, shared)
-    if not grid.fits(device):
-        return
-    streamed = 1024 * count * (per_warp - in_registers - in_shared) * WARPS * slices * heads
+    model.add(slices <= sms, "blocks of a head, of processors")
+    heads = model.let("heads", minimum(problem["H"], maximum(1, sms // slices)))
+    tiles, rows = _ranges(model, problem, sms // (slices * heads))
+    model.let("ranges", ceil_div(problem["B"], maximum(1, rows)))
+    per_warp, count = -(-D // (GROUP * WARPS)), model.let("matrices", matrices(problem, channels, direction))
+    in_registers = model.variable("in_registers", range(per_warp + 1), "largest", greedy=True)
+    in_shared = model.variable("in_shared", range(per_warp + 1), "largest", greedy=True)
+    left = model.let("groups in the cache", per_warp - in_registers - in_shared)
+    model.add(left >= 0, "groups in the cache")
     # weights that every tile reads again have to stay in the cache; only Hopper's has been tried
-    if streamed > (STREAMED * (device.l2_bytes or 0) if moves and D <= WIDEST else 0):
-        return
-    kib = count * in_shared * WARPS
-    tile = CELLS + PRODUCT * count * per_warp * 2 * WARPS / 4 + SHARED_KIB * kib + streamed / (slices * heads) / STREAM
-    rounds = -(-H // heads)
+    cache = int(STREAMED * (device.l2_bytes or 0)) if streams and moves and D <= WIDEST else 0
+    streamed = model.let("streamed", 1024 * count * left * WARPS * slices * heads)
+    model.add(streamed <= cache, "weights in the cache", "bytes")
+    turns = (problem["Gr"], 2, 1) if direction == "backward" else (1,) if streams else (2, 1)
+    at_once = model.variable("at_once", turns, "given", greedy=True)
+    registers = 8 * count * in_registers + 4 * per_warp * at_once + 4 * count + MANY_BLOCKS_OVERHEAD
+    model.add(registers <= (TAKEN if moves else EVEN), "registers of a thread that multiplies")
+    for name, value in _numbers(direction, one_gate, moves).items():
+        model.let(name, value)
+    # launched with as many registers as there are
+    shared = many_blocks_shared(problem, tiles, channels, WARPS, in_shared, direction)
+    model.block(WARPS + 4, LAUNCHED, shared, "slice")
+    return model
+
+
+def _ranges(model: KernelModel, problem: Problem, room: Expression) -> tuple[Expression, Expression]:
+    """Tiles of eight sequences, and sequences, that a block takes in turn. room: ranges that run at once."""
+    eights = -(-problem["B"] // 8)
+    room = model.let("room", maximum(1, room))
+    tiles = model.let("tiles", ceil_div(eights, maximum(1, minimum(eights, room))))
+    rows = 8 * tiles
+    if problem["Gr"] == 1:
+        # a step is so short that reading half as much shows: Elman B 16, D 768 0.93 ms with 4, 1.02 with 8
+        spread = ceil_div(problem["B"], minimum(problem["B"], room))
+        rows = truth(room > eights) * spread + truth(room <= eights) * rows
+    return tiles, model.let("rows", rows)
+
+
+def _numbers(direction: Direction, one_gate: bool, moves: bool) -> dict[str, int]:
+    """Of every plan with a head over several blocks."""
+    pause = PAUSE_OF_ONE_GATE if one_gate else PAUSE[direction]
+    return {"warps": WARPS, "taken": TAKEN if moves else 0, "left": LEFT if moves else 0, "pause": pause}
+
+
+def _many_blocks(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    T, H, D = (problem[name] for name in "THD")
+    slices, heads, tiles, count = (values[name] for name in ("blocks", "heads", "tiles", "matrices"))
+    per_warp, grid = -(-D // (GROUP * WARPS)), values.grid(slices * values["ranges"] * heads, "slice")
+    kib = count * values["in_shared"] * WARPS
+    tile = CELLS + PRODUCT * count * per_warp * 2 * WARPS / 4 + SHARED_KIB * kib
+    tile += values["streamed"] / (slices * heads) / STREAM
     step = max(EXCHANGE + PARTNER * grid.blocks + tile, tiles * tile)
     if direction == "backward":
         step += BACKWARD + grid.blocks * tiles * 8 * HALF * problem["Gr"] * D / EXCHANGED
-    serial = rounds * T * step + FILL
-    numbers = {
-        "blocks": slices,
-        "rows": rows,
-        "heads": heads,
-        "channels": channels,
-        "warps": WARPS,
-        "in_registers": in_registers,
-        "in_shared": in_shared,
-        "taken": TAKEN if moves else 0,
-        "left": LEFT if moves else 0,
-        "at_once": at_once,
-        "pause": PAUSE_OF_ONE_GATE if direction == "forward" and problem["Gr"] == 1 else PAUSE[direction],
-    }
-    plan = Plan("fused", tuple(numbers.items()))
-    yield Candidate.of(plan, device, grid, *costs(problem, direction), serial=serial)
+    serial = -(-H // heads) * T * step + FILL
+    plan = values.plan("fused", *MANY_BLOCKS)
+    return Candidate.of(plan, device, grid, *costs(problem, direction), serial=serial)
 
 
 def streams(plan: Plan, width: int) -> bool:
     """Whether a head over several blocks has weights that do not fit on the chip."""
     groups = -(-width // GROUP)
     return (plan["in_registers"] + plan["in_shared"]) * plan["warps"] < groups
-
-
-def _on_chip(
-    problem: Problem, device: Device, direction: Direction, channels: int, tiles: int, limit: int
-) -> tuple[int, int, int, int] | None:
-    """(groups of weights in registers, groups in shared memory, at_once, bytes of shared memory), most of the first.
-
-    limit: registers of a thread that multiplies. None if not even operands fit.
-    """
-    groups, count = -(-problem["D"] // GROUP), matrices(problem, channels, direction)
-    per_warp = -(-groups // WARPS)
-    for streams in (False, True):
-        fit = _weights(per_warp, count, problem["Gr"], limit, direction, streams)
-        if fit is None:
-            continue
-        in_registers, at_once = fit
-        for in_shared in range(per_warp - in_registers, -1 if streams else per_warp - in_registers - 1, -1):
-            shared = many_blocks_shared(problem, tiles, channels, WARPS, in_shared, direction)
-            if shared <= device.block_memory:
-                return in_registers, in_shared, at_once, shared
-    return None
-
-
-def _weights(
-    per_warp: int, count: int, gates: int, limit: int, direction: Direction, streams: bool
-) -> tuple[int, int] | None:
-    """(groups of weights in registers, gates or in the forward pass turns asked for together), most of both.
-
-    streams: whether there are groups that lie in memory, beside which one turn's vectors suffice. None if not even
-    operands fit.
-    """
-    for in_registers in range(per_warp, -1, -1):
-        for at_once in (gates, 2, 1) if direction == "backward" else (1,) if streams else (2, 1):
-            operands = 4 * per_warp * at_once
-            registers = 8 * count * in_registers + operands + 4 * count + MANY_BLOCKS_OVERHEAD
-            if at_once <= max(gates, 2) and registers <= limit:
-                return in_registers, at_once
-    return None
 
 
 def costs(problem: Problem, direction: Direction) -> tuple[int, int]:

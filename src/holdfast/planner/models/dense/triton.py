@@ -1,7 +1,8 @@
 """The dense family in portable Triton: a head of up to 128 channels in one program."""
 
-from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner import Candidate, Device, Direction, Problem
+from holdfast.planner.constrint import Integer, lookup
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
 
 from .cuda import costs
 
@@ -14,27 +15,28 @@ STEP = {"forward": 2.5e-6, "backward": 4.8e-6}
 PRODUCT = {"forward": 0.07e-6, "backward": 0.53e-6}
 
 
-def block(width: int) -> int:
-    """Channels of a program: a power of two."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def shared(problem: Problem, wide: int, direction: Direction) -> int:
+def shared(problem: Problem, wide: Integer, direction: Direction) -> Integer:
     """Bytes of shared memory of a program, at most: the matrices, and what changes from one layout to another."""
     row = 4 if direction == "forward" else 8 * (problem["G"] + problem["S"] - 1)
     return 2 * problem["Gr"] * wide * wide + row * ROWS * wide + 256
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
-    B, T, H, D = (problem[name] for name in "BTHD")
-    if D > MOST:
-        return ()
-    wide = block(D)
-    warps = 4 if wide < 64 else 8
-    grid = Grid(H * -(-B // ROWS), 32 * warps, 255 if wide > 64 else 184, shared(problem, wide, direction))
-    if not grid.fits(device):
-        return ()
+    return planned(problem, device, direction, Kernel(model, candidate))
+
+
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    model = KernelModel(device)
+    wide = model.variable("block", powers_of_two(16, MOST), greedy=True)
+    model.add(problem["D"] <= wide, "channels of a head in one program")
+    warps = lookup(wide, {16: 4, 32: 4, 64: 8, 128: 8})
+    model.block(warps, lookup(wide, {16: 184, 32: 184, 64: 184, 128: 255}), shared(problem, wide, direction))
+    return model
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    grid = values.grid(problem["H"] * -(-problem["B"] // ROWS))
     beside = -(-grid.blocks // (device.processors * max(grid.per_sm(device), 1)))
-    step = STEP[direction] + PRODUCT[direction] * problem["Gr"] * (wide / 64) ** 2
-    plan = Plan("triton", (("block", wide), ("warps", warps)))
-    return ranked([Candidate.of(plan, device, grid, *costs(problem, direction), serial=T * step * beside)])
+    step = STEP[direction] + PRODUCT[direction] * problem["Gr"] * (values["block"] / 64) ** 2
+    plan, serial = values.plan("triton", "block", "warps"), problem["T"] * step * beside
+    return Candidate.of(plan, device, grid, *costs(problem, direction), serial=serial)

@@ -1,9 +1,8 @@
 """The scan over channels: every byte once, or its inputs twice where sequences are cut into pieces."""
 
-from collections.abc import Iterator
-
-from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner import Candidate, Device, Direction, Problem
+from holdfast.planner.constrint import ceil_div, maximum, minimum, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
 
 # Threads hold SEGMENTS x STEPS steps of a tile between them. One shape for both passes: the backward pass finds the
 # states that the forward pass left every ROWS steps, and computes those between again, bit for bit.
@@ -42,50 +41,56 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: channels (pairs) a block, segments and steps of a tile, stages, warps, steps a piece (0: no pieces)."""
-    return ranked(every(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
-def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """All that fit, in no order."""
-    B, T, D = (problem[name] for name in "BTD")
-    pairs = "complex" in problem.traits
-    numbers, parts = (D // 2, 2) if pairs else (D, 1)
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    T, pairs = problem["T"], "complex" in problem.traits
+    numbers, parts = _numbers(problem)
+    model, kind = KernelModel(device), (direction, pairs)
+    block = model.variable("block", BLOCKS[kind], "given")
+    stages = model.variable("stages", list(COST[kind]), "given")
+    # none, or so many that two or four blocks come on each SM
+    each = model.variable("pieces on each SM", (0,) if problem.varlen else (0, 2, 4))
+    warps = model.let("warps", block * SEGMENTS // (32 * EACH[kind]))
+    blocks = model.let("blocks", ceil_div(numbers, block) * problem["B"])
+    pieces = model.let("pieces", maximum(1, each * device.processors // maximum(blocks, 1)))
+    model.add(pieces > minimum(each, 1), "several pieces or none")
+    model.add(pieces <= maximum(1, minimum(each, 1) * (T // (4 * ROWS))), "pieces of four tiles at least")
+    rows = model.let("rows", ceil_div(ceil_div(T, pieces), ROWS) * ROWS)
+    model.let("piece", rows * truth(pieces > 1))
+    model.let("segments", SEGMENTS)
+    model.let("steps", STEPS)
+    # a pipeline of n stages has n - 1 buffers; the scan over segments exchanges four numbers a channel
+    shared = (stages - 1) * ROWS * block * _bytes(problem, direction)[0] + 16 * block * parts * warps
+    model.block(warps, 255, shared)
+    return model
+
+
+def _numbers(problem: Problem) -> tuple[int, int]:
+    """Channels, or pairs of them, and the parts of each."""
+    return (problem["D"] // 2, 2) if "complex" in problem.traits else (problem["D"], 1)
+
+
+def _bytes(problem: Problem, direction: Direction) -> tuple[int, int, int]:
+    """Read and written of a number and step, and read where only a piece's last state is wanted."""
+    parts = _numbers(problem)[1]
     word = parts * ELEMENT[problem.dtype]
     gates = parts * (4 if "wide_gate" in problem.traits else ELEMENT[problem.dtype])
     read, written = (gates + word, word) if direction == "forward" else (gates + 2 * word, gates + word)
-    operations = 12 * B * T * numbers * (4 if pairs else 1)
-    for block in BLOCKS[direction, pairs]:
-        warps = block * SEGMENTS // (32 * EACH[direction, pairs])
-        blocks = -(-numbers // block) * B
-        for stages, cost in COST[direction, pairs].items():
-            # a pipeline of n stages has n - 1 buffers; the scan over segments exchanges four numbers a channel
-            shared = (stages - 1) * ROWS * block * read + 16 * block * parts * warps
-            for pieces in _pieces(problem, blocks, device):
-                rows = -(-T // pieces // ROWS) * ROWS
-                grid = Grid(max(blocks * pieces, 1), 32 * warps, 255, shared)
-                if not grid.fits(device):
-                    continue
-                assert device.sms is not None
-                together = min(grid.per_sm(device), max(1.0, grid.blocks / device.sms))
-                tiles = rows // ROWS
-                serial = ENTRY + max(tiles * TILE[direction, pairs], together * tiles * ROWS * block * cost)
-                values = {"block": block, "segments": SEGMENTS, "steps": STEPS, "stages": stages, "warps": warps}
-                plan = Plan("triton", (*values.items(), ("piece", rows if pieces > 1 else 0)))
-                moved = B * T * numbers * (read + written)
-                found = Candidate.of(plan, device, grid, moved, operations, False, serial)
-                if pieces > 1:
-                    again = B * T * numbers * (gates + word)
-                    first = Candidate.of(plan, device, grid, again, operations, False, serial, 1, CARRY)
-                    found = found.after(first)
-                yield found
+    return read, written, gates + word
 
 
-def _pieces(problem: Problem, blocks: int, device: Device) -> Iterator[int]:
-    """Into how many pieces to cut a sequence: none, or so that two or four blocks come on each SM."""
-    yield 1
-    if problem.varlen or device.sms is None:
-        return
-    for each in (2, 4):
-        pieces = each * device.sms // max(blocks, 1)
-        if 1 < pieces <= problem["T"] // (4 * ROWS):
-            yield pieces
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    kind, steps = (direction, "complex" in problem.traits), problem["B"] * problem["T"] * _numbers(problem)[0]
+    read, written, again = _bytes(problem, direction)
+    grid = values.grid(max(values["blocks"] * values["pieces"], 1))
+    together = min(grid.per_sm(device), max(1.0, grid.blocks / device.processors))
+    tiles, cost = values["rows"] // ROWS, COST[kind][values["stages"]]
+    serial = ENTRY + max(tiles * TILE[kind], together * tiles * ROWS * values["block"] * cost)
+    plan = values.plan("triton", "block", "segments", "steps", "stages", "warps", "piece")
+    operations = 12 * steps * (4 if kind[1] else 1)
+    found = Candidate.of(plan, device, grid, steps * (read + written), operations, False, serial)
+    if values["pieces"] == 1:
+        return found
+    return found.after(Candidate.of(plan, device, grid, steps * again, operations, False, serial, 1, CARRY))

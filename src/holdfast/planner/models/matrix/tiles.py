@@ -1,4 +1,7 @@
-"""Tiles of the matrix family's kernels on Hopper."""
+"""Tiles of the matrix family's kernels."""
+
+from holdfast.planner.constrint import Expression, minimum
+from holdfast.planner.kernel_model import covering
 
 # tokens
 CHUNK = 64
@@ -16,6 +19,16 @@ def chunk_places(length: int, sequences: int | None) -> int:
     return -(-length // CHUNK) if sequences is None else length // CHUNK + sequences
 
 
+def padded(width: int) -> int:
+    """The power of two, at least 16, that a tile of so many columns takes in Triton."""
+    return covering(width, 16)
+
+
 def registers_of(warps: int) -> int:
     """Of a thread, at most, where a block has an SM's 65536 to itself: they come in eights."""
     return min(240, 65536 // (32 * warps) // 8 * 8)
+
+
+def registers_left(warps: Expression) -> Expression:
+    """The same in a model."""
+    return minimum(240, 65536 // (32 * warps) // 8 * 8)

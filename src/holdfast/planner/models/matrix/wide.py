@@ -4,13 +4,15 @@ Columns of V do not know of one another in any matrix recurrence. Rows of K do n
 are sums over them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.constrint import Model, ceil_div, maximum, truth
 from holdfast.planner.floors import ELEMENT_BYTES
 from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.tiles import WIDEST, tile
+from holdfast.planner.models.matrix.tiles import WIDEST
 
 # of V's slices; the widest that a kernel takes, and those of the tiles
 WIDTHS = (256, 128, 64)
@@ -55,28 +57,39 @@ def _aligned(width: int) -> int:
     return -(-width // ALIGNED) * ALIGNED
 
 
-def cuts(problem: Problem, rows: bool) -> Iterator[Cut]:
+def cuts(problem: Problem, rows: bool) -> tuple[Cut, ...]:
     """The ways to cut a call, where K or V is wider than the tiles. rows: whether K may be."""
-    K, V = problem["K"], problem["V"]
-    for keys in dict.fromkeys((1, key_slices(K))) if rows else (1,):
-        for values in dict.fromkeys([1, *(_even(V, -(-V // width)) for width in WIDTHS if width < V)]):
-            if (keys, values) != (1, 1):
-                yield Cut(keys, values)
+    return _cuts(problem["K"] if rows else 1, problem["V"])
 
 
+@lru_cache(maxsize=256)
+def _cuts(K: int, V: int) -> tuple[Cut, ...]:
+    model = Model()
+    # 2: slices of V are equal, of rows of 16 bytes; 1: they are equal; 0: the last is filled up
+    width = model.variable("width", {V, *WIDTHS}, "largest")
+    even = model.variable("even", (0, 1, 2), "largest", greedy=True)
+    values = model.variable("value_slices", range(1, 2 * -(-V // WIDTHS[-1]) + 1), greedy=True)
+    model.add(width <= V)
+    fewest = ceil_div(V, width)
+    model.add(values >= fewest)
+    model.add(values <= maximum(fewest, truth(even > 0) * (2 * fewest - 1)))
+    unit = values * (1 + (ALIGNED - 1) * truth(even == 2))
+    model.add(truth(even > 0) * (V - V // unit * unit) == 0)
+    keys = model.variable("key_slices", (1, key_slices(K)))
+    model.add(keys * values >= 2)
+    found = dict.fromkeys(Cut(each["key_slices"], each["value_slices"]) for each in model.solutions())
+    return tuple(sorted(found, key=lambda cut: cut.key_slices))
+
+
+@lru_cache(maxsize=256)
 def key_slices(K: int) -> int:
-    """Of rows that all take the same tile."""
-    slices = -(-K // WIDEST)
-    while len({tile(rows.stop - rows.start) for rows in Cut(slices).rows(K)}) > 1:
-        slices += 1
-    return max(1, slices)
-
-
-def _even(V: int, slices: int) -> int:
-    """So many slices, or some more if those divide V evenly."""
-    some = range(slices, 2 * slices)
-    aligned = (n for n in some if V % (ALIGNED * n) == 0)
-    return next(aligned, next((n for n in some if V % n == 0), slices))
+    """Of rows that all take the same tile, the fewest."""
+    model = Model()
+    slices = model.variable("slices", range(max(1, -(-K // WIDEST)), max(2, -(-K // ALIGNED) + 1)))
+    width = ceil_div(ceil_div(K, slices), ALIGNED) * ALIGNED
+    last = K - (ceil_div(K, maximum(1, width)) - 1) * width
+    model.add(truth(width > WIDEST // 2) == truth(last > WIDEST // 2))
+    return model.first()["slices"]
 
 
 def sliced(problem: Problem, cut: Cut) -> Problem:
@@ -99,9 +112,8 @@ def candidates(
     of_slice: Callable[[Problem, Device, Direction], tuple[Candidate, ...]],
 ) -> tuple[Candidate, ...]:
     """Plans in such slices, the fastest first. of_slice: the kernel's own."""
-    return ranked(
-        _whole(problem, device, direction, cut, found) for found in of_slice(sliced(problem, cut), device, direction)
-    )
+    found = of_slice(sliced(problem, cut), device, direction)
+    return ranked(_whole(problem, device, direction, cut, each) for each in found) or found
 
 
 def _whole(problem: Problem, device: Device, direction: Direction, cut: Cut, found: Candidate) -> Candidate:
@@ -112,14 +124,12 @@ def _whole(problem: Problem, device: Device, direction: Direction, cut: Cut, fou
     if moved := _added(problem, direction, cut):
         sums = Candidate.of(found.plan, device, Grid(device.processors, 128, 32), moved, 0, tensor_cores=False)
         whole = sums.after(whole)
-    return Candidate(
-        cut.planned(found.plan),
-        whole.prediction,
-        whole.moved,
-        whole.operations,
-        found.blocks,
-        found.shared,
-        found.registers,
+    return replace(
+        found,
+        plan=cut.planned(found.plan),
+        prediction=whole.prediction,
+        moved=whole.moved,
+        operations=whole.operations,
     )
 
 

@@ -1,52 +1,52 @@
 """Rows of heads' outputs, normalised and gated: what counts is the bytes of o, gate and result."""
 
-from collections.abc import Iterator
-
-from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner import Candidate, Device, Direction, Problem
+from holdfast.planner.constrint import ceil_div, maximum, minimum
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, covering, planned
 
 # channels of a row; a row is held by one block
 WIDEST = 8192
 # of a tile, in float32 a thread; the backward pass holds five such tiles
 TILE_REGISTERS = {"forward": 32, "backward": 16}
-
-
-def covering(size: int) -> int:
-    """The power of two that covers size."""
-    return 1 << max(size - 1, 0).bit_length()
+# bytes of shared memory for the sums of a row
+SHARED = 512
 
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans, the fastest first. values: rows a tile; warps; parts (backward), blocks that sum a weight's gradient."""
-    return ranked(_candidates(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
-def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    B, T, H, D, G = (problem[name] for name in ("B", "T", "H", "D", "G"))
-    size = 4 if problem.dtype == "float32" else 2
-    wide, rows_of_one = covering(D), max(B * T * H // G, 1)
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    wide, rows_of_one = covering(problem["D"]), _rows(problem)
+    model, tile, is_forward = KernelModel(device), TILE_REGISTERS[direction], direction == "forward"
+    warps = model.variable("warps", (4, 8, 16))
+    share = model.variable("share", (1, 2))
+    fitting = model.let("fitting", tile * 32 * warps // (wide * share))
+    rows = model.let("rows", minimum(fitting, covering(rows_of_one)))
+    model.add(fitting >= 1, "a row fits the registers")
+    held = model.let("held", rows * wide // (32 * warps))
+    registers = model.let("registers", minimum(255, 32 + 2 * held if is_forward else 40 + 5 * held))
+    model.block(warps, registers, SHARED)
+    tiles = model.let("tiles", ceil_div(rows_of_one, maximum(rows, 1)))
+    if not is_forward:
+        # as many blocks as a device holds at a time, at most one a tile
+        together = model.let("together", model.at_once(warps, registers, SHARED))
+        model.let("parts", maximum(1, minimum(tiles, together // problem["G"])))
+    return model
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    size, gate = 4 if problem.dtype == "float32" else 2, "gate" in problem.traits
     # o, the gate and y, or their gradients beside o and the gate
-    tensors = 2 + ("gate" in problem.traits)
-    if direction == "backward":
-        tensors += 1 + ("gate" in problem.traits)
-    moved, operations = B * T * H * D * size * tensors, B * T * H * D * 12 * tensors
-    for warps in (4, 8, 16):
-        for share in (1, 2):
-            rows = TILE_REGISTERS[direction] * 32 * warps // (wide * share)
-            if rows < 1:
-                continue
-            rows = min(rows, covering(rows_of_one))
-            tiles = -(-rows_of_one // rows)
-            held = rows * wide // (32 * warps)
-            registers = min(255, 32 + 2 * held if direction == "forward" else 40 + 5 * held)
-            values = (("rows", rows), ("warps", warps))
-            if direction == "forward":
-                grid = Grid(tiles * G, 32 * warps, registers, 512)
-            else:
-                # as many blocks as a device holds at a time, at most one a tile
-                together = Grid(1, 32 * warps, registers, 512).per_sm(device) * device.processors
-                parts = max(1, min(tiles, together // G))
-                values += (("parts", parts),)
-                grid = Grid(parts * G, 32 * warps, registers, 512)
-            if grid.fits(device):
-                yield Candidate.of(Plan("triton", values), device, grid, moved, operations, tensor_cores=False)
+    tensors = 2 + gate if direction == "forward" else 3 + 2 * gate
+    cells = problem["B"] * problem["T"] * problem["H"] * problem["D"] * tensors
+    forward = direction == "forward"
+    plan = values.plan("triton", "rows", "warps", *(() if forward else ("parts",)))
+    grid = values.grid(values["tiles" if forward else "parts"] * problem["G"])
+    return Candidate.of(plan, device, grid, cells * size, cells * 12, tensor_cores=False)
+
+
+def _rows(problem: Problem) -> int:
+    """Of one weight, which all heads share or each has of its own."""
+    return max(problem["B"] * problem["T"] * problem["H"] // problem["G"], 1)

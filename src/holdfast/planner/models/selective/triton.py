@@ -1,9 +1,8 @@
 """The selective scan: bound by exponentials and instructions, not by bytes."""
 
-from collections.abc import Iterator
-
-from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner import Candidate, Device, Direction, Problem
+from holdfast.planner.constrint import lookup
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
 
 # Tokens between two states in memory. One for both passes: the backward pass starts where the forward pass left them.
 CHUNK = 16
@@ -22,7 +21,7 @@ SLOWDOWN = {"forward": 1.8, "backward": 1.45}
 # Cycles of the same where nothing else runs: loads that are waited for, chains, barriers. Estimates.
 WAITS = {("forward", 32): (450, 1500), ("forward", 64): (650, 2000), ("backward", 32): (1100, 2500)}
 # As Triton 3.6 compiles them for sm_90 in bfloat16.
-REGISTERS = {("forward", 32): 128, ("forward", 64): 216, ("backward", 32): 255}
+REGISTERS = {"forward": {32: 128, 64: 216}, "backward": {32: 255}}
 CLOCK, SCHEDULERS = 1.7e9, 4
 # Seconds before and behind the kernel: A is scaled, parts are added up. An estimate.
 AROUND = {"forward": 3e-6, "backward": 20e-6}
@@ -31,38 +30,36 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans: tokens a chunk, channels a block, numbers of state at a time, warps."""
-    return ranked(every(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
-def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """All that fit, in no order."""
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    model = KernelModel(device)
+    block = model.variable("block_d", BLOCKS[direction])
+    model.add(block <= max(32, problem["D"] // problem["G"]), "channels of a block, of a group")
+    for name, value in (("chunk", CHUNK), ("block_n", BLOCK_N)):
+        model.let(name, value)
+    model.block(WARPS, lookup(block, REGISTERS[direction]), 4 * CHUNK * BLOCK_N * block)
+    return model
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, D, N, G = (problem[name] for name in "BTDNG")
-    size, gate = ELEMENT[problem.dtype], "gate" in problem.traits
+    size, gate, block = ELEMENT[problem.dtype], "gate" in problem.traits, values["block_d"]
     steps = 4 if "wide_dt" in problem.traits else size
-    channels = D // G
-    chunks = -(-T // CHUNK)
-    for block in BLOCKS[direction]:
-        if block > max(32, channels):
-            continue
-        blocks = -(-channels // block)
-        # of B and C each block reads its own, of the second on mostly from the cache
-        tokens = B * T * (D * (size * (2 + gate) + steps) + 2 * G * N * size)
-        states = 4 * B * chunks * D * N if problem.needs_grad else 0
-        moved = tokens + states
-        if direction == "backward":
-            parts = 4 * 2 * B * T * G * N * blocks
-            moved = tokens + states + B * T * D * (size * (1 + gate) + steps) + 2 * parts
-        shared = 4 * CHUNK * BLOCK_N * block
-        grid = Grid(max(1, B * G * blocks), 32 * WARPS, REGISTERS[direction, block], shared)
-        if not grid.fits(device):
-            continue
-        assert device.sms is not None
-        # of one wave; programs that share an SM share its schedulers
-        together, iterations = min(grid.per_sm(device), -(-grid.blocks // device.sms)), -(-N // BLOCK_N)
-        (each, once), (wait, wait_once) = CYCLES[direction, block], WAITS[direction, block]
-        busy = SLOWDOWN[direction] * together * WARPS / SCHEDULERS * chunks * (iterations * each + once) / CLOCK
-        waits = chunks * (iterations * wait + wait_once) / CLOCK
-        values = {"chunk": CHUNK, "block_d": block, "block_n": BLOCK_N, "warps": WARPS}
-        plan = Plan("triton", tuple(values.items()))
-        operations = (8 if direction == "forward" else 30) * B * T * D * N
-        yield Candidate.of(plan, device, grid, moved, operations, False, max(busy, waits) + AROUND[direction])
+    chunks, blocks = -(-T // CHUNK), -(-(D // G) // block)
+    # of B and C each block reads its own, of the second on mostly from the cache
+    moved = B * T * (D * (size * (2 + gate) + steps) + 2 * G * N * size)
+    moved += 4 * B * chunks * D * N if problem.needs_grad else 0
+    if direction == "backward":
+        parts = 4 * 2 * B * T * G * N * blocks
+        moved += B * T * D * (size * (1 + gate) + steps) + 2 * parts
+    grid = values.grid(max(1, B * G * blocks))
+    # of one wave; programs that share an SM share its schedulers
+    together, iterations = min(grid.per_sm(device), -(-grid.blocks // device.processors)), -(-N // BLOCK_N)
+    (each, once), (wait, wait_once) = CYCLES[direction, block], WAITS[direction, block]
+    busy = SLOWDOWN[direction] * together * WARPS / SCHEDULERS * chunks * (iterations * each + once) / CLOCK
+    waits = chunks * (iterations * wait + wait_once) / CLOCK
+    plan = values.plan("triton", "chunk", "block_d", "block_n", "warps")
+    operations = (8 if direction == "forward" else 30) * B * T * D * N
+    return Candidate.of(plan, device, grid, moved, operations, False, max(busy, waits) + AROUND[direction])

@@ -82,7 +82,7 @@ def test_missing_gradients_and_states_on_the_emulator(grad, monkeypatch):
 @pytest.mark.sizes("columns", "warps")
 @pytest.mark.parametrize(("rank", "scalar", "dtype"), [(4, True, torch.bfloat16), (16, False, torch.float32)])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("columns", "warps"), inter_chunk_hopper.BLOCKS)
+@pytest.mark.parametrize(("columns", "warps"), [(columns, columns // 8) for columns in inter_chunk_hopper.WIDTHS])
 def test_the_kernels_compile_without_spilling(rank, scalar, dtype, direction, columns, warps):
     from holdfast.kernels.chunk.inter.hopper import backward as hopper_states_backward
     from holdfast.kernels.chunk.inter.hopper import forward as hopper_states

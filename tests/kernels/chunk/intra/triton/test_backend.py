@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.kernels.chunk.intra.triton.backend import TritonIntraChunk
-from holdfast.planner import Device, Problem
+from holdfast.planner import Device, Problem, kernel_model
 from holdfast.planner.models.chunk.intra import triton_backward as intra_chunk_gradients
 
 pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux alone")
@@ -129,7 +129,10 @@ def test_no_plan_of_the_backward_kernels_takes_more_shared_memory_than_it_says(d
     sizes = {"B": B, "T": 513, "H": 8, "Hq": 4, "K": keys, "V": values, "C": chunk}
     traits = {"decay=scalar": True, "states": True, "gate=silu": gate}
     device = Device.named("h200")
-    plans = intra_chunk_gradients.every(Problem.of("intra_chunk", "matrix", dtype, sizes, traits), device)
+    kernel = kernel_model.Kernel(intra_chunk_gradients.model, intra_chunk_gradients.candidate)
+    plans = kernel_model.planned(
+        Problem.of("intra_chunk", "matrix", dtype, sizes, traits), device, "backward", kernel, keep=10**6
+    )
     most = max(plans, key=lambda candidate: (candidate.shared, candidate.plan["columns"]))
     given, _ = arguments(32, 64, "backward", dtype=dtype)
     given |= {"BLOCK_K": keys, "BLOCK_V": values, "keys": keys, "values": values, "chunk": chunk, "length": 513}

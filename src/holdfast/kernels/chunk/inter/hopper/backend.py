@@ -24,7 +24,7 @@ class HopperInterChunkScan(TritonInterChunkScan):
             return f"W and Y have a rank of {', '.join(map(str, model.RANKS))}; got {problem['r']}"
         if problem["K"] not in model.KEYS:
             return f"it takes K of {', '.join(map(str, model.KEYS))}; got {problem['K']}"
-        if problem["V"] % (least := min(columns for columns, _ in model.BLOCKS)):
+        if problem["V"] % (least := min(model.WIDTHS)):
             return f"it copies {least} columns at a time: V must be a multiple; got {problem['V']}"
         return without_gluon() or super().reject(problem, device)
 

@@ -1,9 +1,8 @@
 """The scan of states between chunks: every state once; twice more in float32 where the backward pass runs again."""
 
-from collections.abc import Iterator
-
-from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner import Candidate, Device, Direction, Problem
+from holdfast.planner.constrint import Integer, maximum, minimum
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, covering, planned
 
 HIGHEST_RANK = 16
 # K that low ranks take, since a block then holds all rows.
@@ -29,12 +28,8 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
     Backward, these are of the forward pass that runs again, and `stages` of what follows.
     """
-    return ranked(every(problem, device, direction))
-
-
-def covering(size: int, least: int = 1) -> int:
-    """Return the power of two that covers size."""
-    return max(least, 1 << (size - 1).bit_length())
+    is_low_rank = "low_rank" in problem.traits
+    return planned(problem, device, direction, Kernel(low_rank_model if is_low_rank else model, candidate))
 
 
 def backward_bytes(states: int, size: int) -> int:
@@ -43,62 +38,63 @@ def backward_bytes(states: int, size: int) -> int:
     return states * (4 + 2 * size) + (0 if size == 4 else states * (4 + size))
 
 
-def every(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    """Yield all that fit, in no order."""
-    B, G, H, K, V = (problem[name] for name in "BGHKV")
-    rank = problem["r"] if "low_rank" in problem.traits else 0
-    size = ELEMENT[problem.dtype]
-    states = B * G * H * K * V
-    moved = (2 * states + 2 * B * G * H * K * rank) * size
-    if direction == "backward":
-        moved = backward_bytes(states, size)
-    passes = 1 if direction == "forward" else 3
-    step = STEP[direction, rank > 0]
-    tiles = _low_rank(K, rank, size) if rank else _tiles(problem, device, direction)
-    for rows, columns, group, warps, registers, shared in tiles:
-        for stages in (3, 2, 1) if direction == "backward" else (0,):
-            # history, cotangents and factors of the chunks that are on their way
-            ahead = max(stages - 1, 0) * rows * ((4 + size) * columns + 2 * size * max(rank, 1))
-            grid = Grid(
-                max(-(-K // rows) * -(-V // columns) * H * B, 1), 32 * warps, registers, max(shared, ahead + 1024)
-            )
-            if not grid.fits(device):
-                continue
-            values = {"block_k": rows, "block_v": columns, "group": group, "warps": warps}
-            plan = Plan("triton", tuple((values | ({"stages": stages} if stages else {})).items()))
-            yield Candidate.of(plan, device, grid, moved, states * (2 + 4 * rank) * passes, False, ENTRY + G * step)
-
-
-Tile = tuple[int, int, int, int, int, int]
-
-
-def _tiles(problem: Problem, device: Device, direction: Direction) -> Iterator[Tile]:
-    """Yield tiles of 1024 elements a block, or 512, in rows as long as V.
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """Declare tiles of 1024 elements a block, or 512, in rows as long as V.
 
     Where blocks fill memory's queues, half the threads with twice the elements are faster, with groups of 8 chunks: at
     B8 H16 G64 128 x 128 0.139 to 0.141 ms, 0.144 to 0.152 with 4.
     """
-    B, H, K, V = (problem[name] for name in "BHKV")
-    columns = min(covering(V), 256)
+    B, H, G, K, V = (problem[name] for name in "BHGKV")
+    model, is_forward, width = KernelModel(device), direction == "forward", min(covering(V), 256)
     # of a group of 8 chunks, whose loads are all on their way before the first is used
     full = B * H * K * V * ELEMENT[problem.dtype] * 8 // device.processors > IN_FLIGHT
-    for each in (16, 8) if full else (8, 16):
-        for elements in (1024, 512):
-            rows = min(max(1, elements // columns), covering(K))
-            warps = max(1, rows * columns // (32 * each))
-            if direction == "backward":
-                yield rows, columns, 8, warps, 128, 4096
-                continue
-            for group in (8, 4, 16) if full else (16, 8, 4):
-                # a group beyond the last chunk is work for nothing
-                if group > covering(problem["G"], 4):
-                    continue
-                yield rows, columns, group, warps, min(255, 16 + 3 * each * group // 2), 4096
+    each = model.variable("each", (8, 16), "largest" if full else "smallest")
+    elements = model.variable("elements", (512, 1024), "largest")
+    groups = ((8, 4, 16) if full else (16, 8, 4)) if is_forward else (8,)
+    group = model.variable("group", groups, "given")
+    if is_forward:
+        model.add(group <= covering(G, 4), "a group has no chunks beyond the last")
+    rows = model.let("block_k", minimum(maximum(1, elements // width), covering(K)))
+    model.let("block_v", width)
+    warps = model.let("warps", maximum(1, rows * width // (32 * each)))
+    registers = minimum(255, 16 + 3 * each * group // 2) if is_forward else 128
+    _stages(model, problem, direction, warps, registers, 4096)
+    return model
 
 
-def _low_rank(keys: int, rank: int, size: int) -> Iterator[Tile]:
-    rows = covering(keys, 16)
-    warps = max(1, rows * COLUMNS // 512)
-    for stages in (4, 3, 2, 1):
-        buffers = (stages - 1) * rows * (COLUMNS + 2 * max(16, covering(rank))) * size
-        yield rows, COLUMNS, stages, warps, 255, buffers + 4 * rows * COLUMNS
+def low_rank_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """Declare tiles of all rows, a few columns wide."""
+    model, rows, size = KernelModel(device), covering(problem["K"], 16), ELEMENT[problem.dtype]
+    model.let("block_k", rows)
+    model.let("block_v", COLUMNS)
+    group = model.variable("group", (1, 2, 3, 4), "largest")
+    buffers = (group - 1) * rows * (COLUMNS + 2 * max(16, covering(problem["r"]))) * size
+    _stages(model, problem, direction, max(1, rows * COLUMNS // 512), 255, buffers + 4 * rows * COLUMNS)
+    return model
+
+
+def _stages(
+    model: KernelModel, problem: Problem, direction: Direction, warps: Integer, registers: Integer, shared: Integer
+) -> None:
+    """Declare how many chunks' history, cotangents and factors are on their way, backward, and the block."""
+    stages = model.variable("stages", (0,) if direction == "forward" else (1, 2, 3), "largest")
+    size, rank, (rows, columns) = ELEMENT[problem.dtype], max(_rank(problem), 1), model.solver.named[:2]
+    ahead = maximum(stages - 1, 0) * rows * ((4 + size) * columns + 2 * size * rank)
+    model.block(warps, registers, maximum(shared, ahead + 1024))
+
+
+def _rank(problem: Problem) -> int:
+    return problem["r"] if "low_rank" in problem.traits else 0
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    B, G, H, K, V = (problem[name] for name in "BGHKV")
+    rank, size, is_forward = _rank(problem), ELEMENT[problem.dtype], direction == "forward"
+    states = B * G * H * K * V
+    moved = (2 * states + 2 * B * G * H * K * rank) * size if is_forward else backward_bytes(states, size)
+    grid = values.grid(max(-(-K // values["block_k"]) * -(-V // values["block_v"]) * H * B, 1))
+    names = ("block_k", "block_v", "group", "warps")
+    plan = values.plan("triton", *names, *(() if is_forward else ("stages",)))
+    operations = states * (2 + 4 * rank) * (1 if is_forward else 3)
+    serial = ENTRY + G * STEP[direction, rank > 0]
+    return Candidate.of(plan, device, grid, moved, operations, False, serial)

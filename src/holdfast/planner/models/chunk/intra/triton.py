@@ -1,9 +1,8 @@
 """Outputs inside chunks: tiles that fit, and how long an SM takes for the blocks that share it."""
 
-from collections.abc import Iterator
-
-from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner import Candidate, Device, Direction, Problem
+from holdfast.planner.constrint import Expression, ceil_div, maximum, minimum, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
 
 CHUNKS = (16, 512)
 WIDTHS = (16, 256)
@@ -21,7 +20,7 @@ ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def candidates(problem: Problem, device: Device) -> tuple[Candidate, ...]:
     """Return plans of the forward pass: steps and values of a block, stages, warps."""
-    return ranked(every(problem, device))
+    return planned(problem, device, "forward", Kernel(model, candidate))
 
 
 def covering(size: int) -> int:
@@ -51,48 +50,56 @@ def moved_bytes(problem: Problem, direction: Direction) -> int:
     return inputs + o if direction == "forward" else 2 * inputs + o
 
 
-def every(problem: Problem, device: Device) -> Iterator[Candidate]:
-    """Yield all that fit, in no order."""
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """Declare the tiles of a block, what it holds in registers and what in shared memory."""
+    model, size, keys = KernelModel(device), ELEMENT[problem.dtype], covering(problem["K"])
+    block = model.variable("block", list(UNIT))
+    columns = model.variable("columns", list(WIDER))
+    warps, stages = model.variable("warps", (4, 8)), model.variable("stages", (1, 2))
+    model.add(block <= covering(problem["C"]), "steps of a block, of a chunk")
+    model.add(columns <= covering(problem["V"]), "columns of a block, of V")
+    tiles = model.let("tiles", ceil_div(problem["C"], block))
+    model.add(stages <= 1 + truth(tiles > 2), "stages where several tiles follow one another")
+    tile = block * (keys + columns)
+    parts = _parts(problem)
+    shared = model.let("shared", size * ((stages - 1) * tile + parts * (tile + block * keys + keys * columns)))
+    # float32 sums, and as much again for what is on its way
+    held = model.let("held", 2 * (block * (columns + block) // (32 * warps)))
+    model.add(held <= 224, "sums, of registers")
+    if (device.capability or (0, 0)) < (9, 0):
+        # tensor cores take operands from registers too
+        model.add(block * columns <= 16 * 32 * warps, "operands in registers")
+    model.block(warps, _registers(block, columns, keys, warps, held), shared)
+    spare = size * (keys + block) * columns + 2048
+    model.add(shared + spare <= device.block_memory, "beside a float32 state on its way", "bytes")
+    model.let("across", ceil_div(problem["V"], columns))
+    return model
+
+
+def _parts(problem: Problem) -> int:
+    """Return the parts of an operand: three TF32 products have two of each."""
+    return 2 if problem.dtype == "float32" else 1
+
+
+def _registers(block: Expression, columns: Expression, keys: int, warps: Expression, held: Expression) -> Expression:
+    """Return the most that a thread is taken to have, or is let have."""
+    limit = most_registers(64, 64, keys, 4) or 0
+    is_limited = truth(block == 64) * truth(columns == 64) * truth(warps == 4)
+    # more than what it is else taken to have there
+    return maximum(minimum(255, 32 + held), limit * is_limited)
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, H, K, V, C = (problem[name] for name in "BTHKVC")
-    size = ELEMENT[problem.dtype]
-    # three TF32 products have two parts of each operand
-    parts = 2 if size == 4 else 1
-    chunks, keys, wide = -(-T // C), covering(K), covering(V)
-    assert device.capability is not None
-    for block in UNIT:
-        if block > covering(C):
-            continue
-        tiles = -(-C // block)
-        for columns in sorted(WIDER):
-            if columns > wide:
-                continue
-            for warps in (4, 8):
-                for stages in (1, 2) if tiles > 2 else (1,):
-                    tile = block * (keys + columns)
-                    shared = size * ((stages - 1) * tile + parts * (tile + block * keys + keys * columns))
-                    # for a float32 state on its way to the inputs' dtype
-                    spare = size * (keys + block) * columns + 2048
-                    held = block * (columns + block) // (32 * warps)
-                    # float32 sums, and as much again for what is on its way
-                    if 2 * held > 224:
-                        continue
-                    # before Hopper, tensor cores take operands from registers too
-                    if device.capability < (9, 0) and block * columns > 16 * 32 * warps:
-                        continue
-                    across = -(-V // columns)
-                    registers = most_registers(block, columns, keys, warps) or min(255, 32 + 2 * held)
-                    grid = Grid(max(tiles * across * chunks * B * H, 1), 32 * warps, registers, shared)
-                    if not grid.fits(device) or shared + spare > device.block_memory:
-                        continue
-                    assert device.sms is not None
-                    together = min(grid.per_sm(device), -(-grid.blocks // device.sms))
-                    units = (tiles + 1) / 2 + ("states" in problem.traits)
-                    unit = UNIT[block] * WIDER[columns] * AHEAD[stages] * parts
-                    # twice the warps finish no sooner: they wait for one another
-                    serial = together * units * unit * (1.3 if warps > 4 and block < 128 else 1.0)
-                    serial += ENTRY / grid.waves(device)
-                    operations = 2 * B * H * T * (across * K + V) * (C + block) // 2 + 2 * B * H * T * K * V
-                    plan = Plan(
-                        "triton", (("block", block), ("columns", columns), ("stages", stages), ("warps", warps))
-                    )
-                    yield Candidate.of(plan, device, grid, moved_bytes(problem, "forward"), operations, True, serial)
+    block, columns, warps, tiles = (values[name] for name in ("block", "columns", "warps", "tiles"))
+    across = values["across"]
+    grid = values.grid(max(tiles * across * -(-T // C) * B * H, 1))
+    together = min(grid.per_sm(device), -(-grid.blocks // device.processors))
+    units = (tiles + 1) / 2 + ("states" in problem.traits)
+    unit = UNIT[block] * WIDER[columns] * AHEAD[values["stages"]] * _parts(problem)
+    # twice the warps finish no sooner: they wait for one another
+    serial = together * units * unit * (1.3 if warps > 4 and block < 128 else 1.0)
+    serial += ENTRY / grid.waves(device)
+    operations = 2 * B * H * T * (across * K + V) * (C + block) // 2 + 2 * B * H * T * K * V
+    plan = values.plan("triton", "block", "columns", "stages", "warps")
+    return Candidate.of(plan, device, grid, moved_bytes(problem, "forward"), operations, True, serial)

@@ -1,12 +1,12 @@
 """The delta rule on Hopper: all chunks' inverses in one launch, then a persistent block a (sequence, head, columns)."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import product
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, registers_of, tile
+from holdfast.planner.constrint import Variable, ceil_div, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
+from holdfast.planner.models.matrix.segments import chunks_of, cut_in_segments
+from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, registers_left, tile
 from holdfast.planner.models.varlen import as_batch
 
 from . import hopper_backward, triton
@@ -29,6 +29,8 @@ SWEEP_SECONDS = {64: 1.2e-6, 128: 1.85e-6}
 ADVANCE_SECONDS = {64: 0.75e-6, 128: 1.15e-6}
 FILL_SECONDS = 1.0e-5
 SCAN_SECONDS = 3.7e-6
+# of both passes
+PLAN = ("columns", "state_columns", "stages", "segment_chunks")
 # columns of the state that a program of the scan carries
 COMPOSED = 16
 # segment_dstates.py's launch: a thread's registers, a block's shared memory, and seconds of a chunk
@@ -46,63 +48,66 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     """
     if direction == "backward" and problem["V"] > WIDEST:
         return triton.candidates(problem, device, direction)
-    find = _candidates if direction == "forward" else _gradients
-    if not problem.varlen:
-        return ranked(find(problem, device))
-    apart = as_batch(problem)
-    whole = {_chunks(apart): _chunks(problem)}
-    return tuple(_with_segment_chunks(found, whole) for found in ranked(find(apart, device)))
+    return planned(problem, device, direction, Kernel(model, _forward if direction == "forward" else _backward))
 
 
-def _with_segment_chunks(candidate: Candidate, others: Mapping[int, int]) -> Candidate:
-    """With another number of a segment's chunks in the plan, where there is one for it."""
-    values = dict(candidate.plan.values)
-    values["segment_chunks"] = others.get(values["segment_chunks"], values["segment_chunks"])
-    return replace(candidate, plan=Plan(candidate.plan.backend, tuple(values.items())))
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    model, one, wide = KernelModel(device), _one(problem), tile(problem["K"])
+    widths = (COLUMNS, 2 * COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,)
+    segments, walked = cut_in_segments(model, one)
+    walked = model.let("walked", walked)
+    # a packed sequence has as many chunks as the longest may have
+    whole = truth(segments == 1) * (chunks_of(problem) - chunks_of(one)) if problem.varlen else 0
+    model.let("segment_chunks", walked + whole)
+    parts = model.let("parts", ceil_div(max(1, one["T"]), walked * CHUNK))
+    state_columns = model.variable("state_columns", widths, "largest")
+    model.add(state_columns >= widths[-1] * truth(parts == 1), "one segment has no states to find")
+    columns = model.variable("columns", widths, "largest")
+    model.let("stages", STAGES)
+    model.block(1, PREPARE_REGISTERS, 2 * CHUNK * wide + SCRATCH, "prepare")
+    _sweep_block(model, wide, state_columns, True, False, "states")
+    if direction == "forward":
+        model.let("saves", int(saves_inverses(problem)))
+        _sweep_block(model, wide, columns, True, True, "sweep")
+    else:
+        _sweep_block(model, wide, state_columns, False, True, "transitions")
+        hopper_backward.blocks(model, problem, columns)
+    return model
 
 
-def _chunks(problem: Problem) -> int:
-    return max(1, -(-problem["T"] // CHUNK))
+def _one(problem: Problem) -> Problem:
+    """As the kernels walk over it: packed sequences are a batch of equally long ones."""
+    return as_batch(problem) if problem.varlen else problem
 
 
-def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
-    """The whole sequence, and segments of it as long as blocks are too few for the device."""
-    chunks = _chunks(problem)
-    pairs, segments = problem["B"] * problem["H"], 1
-    yield chunks
-    while 2 * segments <= chunks and pairs * segments < device.processors:
-        segments *= 2
-        yield -(-chunks // segments)
+def _sweep_block(model: KernelModel, wide: int, columns: Variable, has_values: bool, outputs: bool, name: str) -> None:
+    """One launch of matrix/delta_rule/hopper/forward.py."""
+    warps = 4 * (columns // COLUMNS) + OTHER_WARPS + outputs * SCORE_WARPS
+    staged = (1 + outputs) * (wide + CHUNK) + (columns if has_values else 0)
+    elements = CHUNK * (STAGES * staged + (columns if outputs else 0))
+    warps = model.let(f"warps of {name}", warps)
+    model.block(warps, registers_left(warps), 2 * elements + STAGES * 4 * CHUNK * 4 + SCRATCH, name)
 
 
-def _columns(problem: Problem) -> tuple[int, ...]:
-    return (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,)
+def _forward(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    one = _one(problem)
+    launches = [prepare(one, device, values)]
+    if values["parts"] > 1:
+        launches += [_sweep(one, device, values, "states", one["V"], one["K"], False), _scan(one, device, values)]
+    launches.append(_sweep(one, device, values, "sweep", one["V"], 0, True))
+    return replace(in_turn(launches), plan=values.plan("hopper", *PLAN, "saves"))
 
 
-def _segments(problem: Problem, segment_chunks: int) -> int:
-    return -(-max(1, problem["T"]) // (segment_chunks * CHUNK))
-
-
-def _boundary_states(problem: Problem, device: Device, back: bool) -> Iterator[tuple[int, int, list[Candidate]]]:
-    """segment_chunks and state_columns, and the launches until the states that enter the segments are there.
-
-    back: and the gradients of those that leave them. The forward pass has left the inverses, but of slices.
-    """
-    prepared, widths = prepare(problem, device), _columns(problem)
-    for segment_chunks in _segment_chunks(problem, device):
-        segments = _segments(problem, segment_chunks)
-        for columns in widths if segments > 1 else widths[:1]:
-            launches = [] if back and "slices" not in problem.traits else [prepared]
-            if segments > 1 and back:
-                scan = _scan(problem, device, segments)
-                transitions = _sweep(problem, device, columns, segment_chunks, 0, problem["K"], True)
-                states = _sweep(problem, device, columns, segment_chunks, problem["V"], 0, False)
-                launches += [transitions, _pull(problem, device, segment_chunks), scan, states, scan]
-            elif segments > 1:
-                states = _sweep(problem, device, columns, segment_chunks, problem["V"], problem["K"], False)
-                launches += [states, _scan(problem, device, segments)]
-            if None not in launches:
-                yield segment_chunks, columns, launches
+def _backward(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    one = _one(problem)
+    # the forward pass has left the inverses, but of slices
+    launches = [prepare(one, device, values)] if "slices" in problem.traits else []
+    if values["parts"] > 1:
+        transitions = _sweep(one, device, values, "transitions", 0, one["K"], True)
+        states, scan = _sweep(one, device, values, "states", one["V"], 0, False), _scan(one, device, values)
+        launches += [transitions, _pull(one, device, values), scan, states, scan]
+    launches += hopper_backward.launches(one, device, values)
+    return replace(in_turn(launches), plan=values.plan("hopper", *PLAN))
 
 
 def saves_inverses(problem: Problem) -> bool:
@@ -110,32 +115,10 @@ def saves_inverses(problem: Problem) -> bool:
     return problem.needs_grad and max(problem["K"], problem["V"]) <= WIDEST
 
 
-def _candidates(problem: Problem, device: Device) -> Iterator[Candidate]:
-    pairs = product(_boundary_states(problem, device, False), _columns(problem))
-    for (segment_chunks, state_columns, launches), columns in pairs:
-        values = (
-            ("columns", columns),
-            ("state_columns", state_columns),
-            ("stages", STAGES),
-            ("segment_chunks", segment_chunks),
-            ("saves", int(saves_inverses(problem))),
-        )
-        if found := _sweep(problem, device, columns, segment_chunks, problem["V"], 0, True):
-            yield replace(in_turn([*launches, found]), plan=Plan("hopper", values))
-
-
-def _gradients(problem: Problem, device: Device) -> Iterator[Candidate]:
-    for segment_chunks, state_columns, launches in _boundary_states(problem, device, True):
-        yield from hopper_backward.candidates(problem, device, launches, segment_chunks, state_columns)
-
-
-def prepare(problem: Problem, device: Device) -> Candidate | None:
+def prepare(problem: Problem, device: Device, values: Assignment) -> Candidate:
     """The launch of matrix/delta_rule/hopper/chunk_inverse.py."""
-    pairs, chunks = problem["B"] * problem["H"], -(-problem["T"] // CHUNK)
-    wide = tile(problem["K"])
-    grid = Grid(pairs * chunks, 32, PREPARE_REGISTERS, 2 * CHUNK * wide + SCRATCH)
-    if not grid.fits(device):
-        return None
+    pairs, chunks, wide = problem["B"] * problem["H"], -(-problem["T"] // CHUNK), tile(problem["K"])
+    grid = values.grid(pairs * chunks, "prepare")
     keys = 2 * problem["K"] * problem["Hq"] / problem["H"]
     moved = int(pairs * problem["T"] * (keys + 2 * CHUNK + 8))
     operations = grid.blocks * 2 * CHUNK * CHUNK * (wide + CHUNK)
@@ -143,47 +126,41 @@ def prepare(problem: Problem, device: Device) -> Candidate | None:
 
 
 def _sweep(
-    problem: Problem, device: Device, columns: int, segment_chunks: int, values: int, transitions: int, outputs: bool
-) -> Candidate | None:
+    problem: Problem, device: Device, found: Assignment, name: str, values: int, transitions: int, outputs: bool
+) -> Candidate:
     """One launch of matrix/delta_rule/hopper/forward.py over so many of v's columns and of the transitions'.
 
     Without outputs, of all segments but the last: the state that it leaves behind is found with them.
     """
-    wide, consumers = tile(problem["K"]), columns // COLUMNS
-    pairs, K = problem["B"] * problem["H"], problem["K"]
-    segments = max(1, _segments(problem, segment_chunks) - (not outputs))
+    wide, columns = tile(problem["K"]), found["columns" if name == "sweep" else "state_columns"]
+    pairs, K, walked = problem["B"] * problem["H"], problem["K"], found["walked"]
+    segments = max(1, found["parts"] - (not outputs))
     slices = -(-values // columns) + -(-transitions // columns)
-    warps = 4 * consumers + OTHER_WARPS + outputs * SCORE_WARPS
-    staged = (1 + outputs) * (wide + CHUNK) + (columns if values else 0)
-    elements = CHUNK * (STAGES * staged + outputs * columns)
-    shared = 2 * elements + STAGES * 4 * CHUNK * 4 + SCRATCH
-    grid = Grid(pairs * slices * segments, 32 * warps, registers_of(warps), shared)
-    if not grid.fits(device):
-        return None
+    grid = found.grid(pairs * slices * segments, name)
     keys = K * problem["Hq"] / problem["H"] * (2 if outputs else 1)
     states = 4 * pairs * segments * K * (values * (1 + outputs) + transitions)
     written = (values + transitions) * outputs
     moved = int(pairs * problem["T"] * 2 * (keys + values + written + CHUNK)) + states
     # of a chunk: keys and queries with the state, A, scores with what is written, and what is written with keys
     products = columns * ((2 + outputs) * wide + (1 + outputs) * CHUNK) + outputs * CHUNK * wide
-    operations = grid.blocks * segment_chunks * 2 * CHUNK * products
+    operations = grid.blocks * walked * 2 * CHUNK * products
     seconds = (SWEEP_SECONDS if outputs else ADVANCE_SECONDS)[columns]
-    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=FILL_SECONDS + segment_chunks * seconds)
+    return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=FILL_SECONDS + walked * seconds)
 
 
-def _pull(problem: Problem, device: Device, segment_chunks: int) -> Candidate:
+def _pull(problem: Problem, device: Device, values: Assignment) -> Candidate:
     """The launch of matrix/delta_rule/triton/segment_dstates.py."""
-    pairs, K, V, segments = problem["B"] * problem["H"], problem["K"], problem["V"], _segments(problem, segment_chunks)
+    pairs, K, V, segments = problem["B"] * problem["H"], problem["K"], problem["V"], values["parts"]
     grid = Grid(pairs * segments, 256, PULL_REGISTERS, PULL_SHARED)
     moved = 2 * pairs * problem["T"] * (K + V) + 4 * pairs * segments * K * V
     operations = 2 * pairs * problem["T"] * tile(K) * tile(V)
-    serial = FILL_SECONDS + segment_chunks * PULL_SECONDS
+    serial = FILL_SECONDS + values["walked"] * PULL_SECONDS
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 
 
-def _scan(problem: Problem, device: Device, segments: int) -> Candidate:
+def _scan(problem: Problem, device: Device, values: Assignment) -> Candidate:
     """The launch of matrix/delta_rule/triton/segment_scan.py."""
-    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
+    pairs, K, V, segments = problem["B"] * problem["H"], problem["K"], problem["V"], values["parts"]
     blocks = -(-V // COMPOSED)
     grid = Grid(pairs * blocks, 256, 255, 2**17)
     moved = 4 * pairs * segments * K * (2 * V + K)

@@ -1,11 +1,13 @@
 """The delta rule's backward pass on Hopper: inverses, states, then a sweep back with all gradients."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import reduce
 
-from holdfast.planner import Candidate, Device, Grid, Plan, Problem
-from holdfast.planner.models.matrix.tiles import CHUNK, registers_of, tile
+from holdfast.planner import Candidate, Device, Plan, Problem
+from holdfast.planner.constrint import Variable
+from holdfast.planner.kernel_model import Assignment, KernelModel
+from holdfast.planner.models.matrix.segments import chunks_of
+from holdfast.planner.models.matrix.tiles import CHUNK, registers_left, tile
 
 # columns of v whose state four warps hold
 COLUMNS = 64
@@ -31,72 +33,51 @@ def in_turn(launches: Sequence[Candidate]) -> Candidate:
     return reduce(lambda before, after: after.after(before), launches)
 
 
-def candidates(
-    problem: Problem, device: Device, entered: list[Candidate], segment_chunks: int, state_columns: int
-) -> Iterator[Candidate]:
-    """Plans, in no order; none where no block fits.
-
-    entered: the launches, if any, until the states that enter the segments of `segment_chunks`, and the gradients of
-    those that leave them, are there, found by blocks of state_columns. values: columns of v a block of the sweep that
-    saves states; stages of tiles in flight of it; segment_chunks and state_columns.
-    """
-    gradients = _gradients(problem, device, segment_chunks)
-    for columns in (2 * COLUMNS, COLUMNS) if problem["V"] > COLUMNS else (COLUMNS,):
-        launches = [*entered, _walk(problem, device, columns, segment_chunks), gradients]
-        if None in launches:
-            continue
-        values = (
-            ("columns", columns),
-            ("state_columns", state_columns),
-            ("stages", STAGES),
-            ("segment_chunks", segment_chunks),
-        )
-        yield replace(in_turn(launches), plan=Plan("hopper", values))
+def blocks(model: KernelModel, problem: Problem, columns: Variable) -> None:
+    """The launches that find the gradients. columns: of v a block of the sweep that saves states."""
+    wide, V = tile(problem["K"]), tile(problem["V"])
+    staged, kept = STAGES * CHUNK * (columns + CHUNK + wide), columns * (wide + CHUNK)
+    warps = model.let("warps of walk", 4 * (columns // COLUMNS) + OTHER_WARPS)
+    model.block(warps, registers_left(warps), 2 * (staged + kept) + STAGES * 5 * CHUNK * 4 + SCRATCH, "walk")
+    # two chunks of q, k and dO; U, Y; S, dS'; A and scores
+    shared = 2 * (2 * CHUNK * (2 * wide + V) + 2 * CHUNK * V + 2 * wide * V + 4 * CHUNK * CHUNK) + 3 * SCRATCH
+    model.block(V // 16 + 4 + OTHER_WARPS, ADJOINT_REGISTERS, shared, "adjoint")
 
 
-def _chunks(problem: Problem) -> int:
-    return max(1, -(-problem["T"] // CHUNK))
+def launches(problem: Problem, device: Device, values: Assignment) -> list[Candidate]:
+    """Them, once the states that enter the segments, and the gradients of those that leave them, are there."""
+    return [_walk(problem, device, values), _gradients(problem, device, values)]
 
 
 def _states(problem: Problem) -> int:
     """Bytes of the rounded states of all chunks."""
-    return 2 * problem["B"] * problem["H"] * _chunks(problem) * problem["K"] * tile(problem["V"])
+    return 2 * problem["B"] * problem["H"] * chunks_of(problem) * problem["K"] * tile(problem["V"])
 
 
-def _walk(problem: Problem, device: Device, columns: int, segment_chunks: int) -> Candidate | None:
-    """The sweep that saves states, over segments of `segment_chunks`."""
-    wide, pairs, chunks = tile(problem["K"]), problem["B"] * problem["H"], _chunks(problem)
-    segments = -(-chunks // segment_chunks)
-    staged, kept = STAGES * CHUNK * (columns + CHUNK + wide), columns * (wide + CHUNK)
-    shared = 2 * (staged + kept) + STAGES * 5 * CHUNK * 4 + SCRATCH
-    warps = 4 * (columns // COLUMNS) + OTHER_WARPS
+def _walk(problem: Problem, device: Device, values: Assignment) -> Candidate:
+    """The sweep that saves states."""
+    wide, pairs, chunks = tile(problem["K"]), problem["B"] * problem["H"], chunks_of(problem)
+    columns, segments = values["columns"], -(-chunks // values["walked"])
     slices = pairs * -(-problem["V"] // columns)
-    grid = Grid(slices * segments, 32 * warps, registers_of(warps), shared)
-    if not grid.fits(device):
-        return None
+    grid = values.grid(slices * segments, "walk")
     keys = problem["K"] * problem["Hq"] / problem["H"]
     moved = int(2 * pairs * problem["T"] * (keys + 2 * problem["V"] + CHUNK)) + _states(problem)
     moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
     operations = slices * chunks * 2 * CHUNK * columns * (2 * wide + CHUNK)
     crowd = 1 + CROWDED * min(1.0, grid.blocks / device.processors)
-    serial = FILL_SECONDS + segment_chunks * STATES_SECONDS[columns] * crowd
+    serial = FILL_SECONDS + values["walked"] * STATES_SECONDS[columns] * crowd
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)
 
 
-def _gradients(problem: Problem, device: Device, segment_chunks: int) -> Candidate | None:
-    """The sweep back with all gradients, over segments of `segment_chunks`."""
-    wide, V, pairs, chunks = tile(problem["K"]), tile(problem["V"]), problem["B"] * problem["H"], _chunks(problem)
-    segments = -(-chunks // segment_chunks)
-    # two chunks of q, k and dO; U, Y; S, dS'; A and scores
-    shared = 2 * (2 * CHUNK * (2 * wide + V) + 2 * CHUNK * V + 2 * wide * V + 4 * CHUNK * CHUNK) + 3 * SCRATCH
-    warps = V // 16 + 4 + OTHER_WARPS
-    grid = Grid(pairs * segments, 32 * warps, ADJOINT_REGISTERS, shared)
-    if not grid.fits(device):
-        return None
+def _gradients(problem: Problem, device: Device, values: Assignment) -> Candidate:
+    """The sweep back with all gradients."""
+    wide, V, pairs, chunks = tile(problem["K"]), tile(problem["V"]), problem["B"] * problem["H"], chunks_of(problem)
+    segments = -(-chunks // values["walked"])
+    grid = values.grid(pairs * segments, "adjoint")
     keys = problem["K"] * problem["Hq"] / problem["H"]
     tokens = 2 * keys + 2 * problem["K"] + 3 * problem["V"] + CHUNK
     moved = int(2 * pairs * problem["T"] * tokens) + _states(problem)
     moved += 4 * pairs * segments * problem["K"] * problem["V"] * (segments > 1)
     operations = 2 * pairs * chunks * CHUNK * (6 * wide * V + CHUNK * (7 * wide + 4 * V))
-    serial = FILL_SECONDS + segment_chunks * ADJOINT_SECONDS
+    serial = FILL_SECONDS + values["walked"] * ADJOINT_SECONDS
     return Candidate.of(Plan("hopper"), device, grid, moved, operations, serial=serial)

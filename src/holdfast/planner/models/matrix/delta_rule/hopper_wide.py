@@ -1,10 +1,13 @@
 """The delta rule on Hopper with keys of more than 128 columns: walks of 64 of v's columns, Triton's other launches."""
 
+from dataclasses import replace
+
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
 from holdfast.planner.models.matrix.tiles import CHUNK
 from holdfast.planner.models.varlen import as_batch
 
-from .triton import gradients_of, prepare, windows_of
+from .triton import gradient_block, gradients_of, prepare, windows_of
 
 # of the state's keys; its rounded copy takes half of the shared memory that chunks do
 WIDEST = 256
@@ -23,20 +26,33 @@ GRADIENT_SECONDS, BLOCK_SECONDS = 2.4e-5, 3.0e-6
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """The one plan of each pass, of the values that matrix/delta_rule/triton/launch.py reads."""
-    planned = as_batch(problem) if problem.varlen else problem
-    prepared = prepare(planned, device, CHUNK)
-    common = (("chunk", CHUNK), ("prepare_warps", 4))
+    return planned(as_batch(problem) if problem.varlen else problem, device, direction, Kernel(model, candidate))
+
+
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """Walks as they were compiled; the widest block of the gradients is to be found."""
+    model = KernelModel(device)
+    model.let("chunk", CHUNK)
+    model.let("prepare_warps", 4)
     if direction == "forward":
-        walk = _walk(planned, device, "forward")
-        return () if walk is None else (_with_plan(walk.after(prepared), Plan("hopper", common)),)
-    windows = windows_of(problem, CHUNK, 2)
-    last = gradients_of(planned, device, CHUNK, 2, windows)
-    states, reverse = (_walk(planned, device, name) for name in ("states", "reverse"))
-    if last is None or states is None or reverse is None:
-        return ()
-    blocks = (("grad_columns", last.plan["grad_columns"]), ("grad_warps", last.plan["grad_warps"]))
-    whole = _more(planned, device, last).after(reverse.after(states.after(prepared)))
-    return (_with_plan(whole, Plan("hopper", (*common, *blocks, ("windows", windows)))),)
+        _walk_block(model, "forward")
+        return model
+    _walk_block(model, "states")
+    _walk_block(model, "reverse")
+    gradient_block(model, problem, CHUNK, 2)
+    model.let("windows", windows_of(problem, CHUNK, 2))
+    return model
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    prepared = prepare(problem, device, CHUNK)
+    names = ("chunk", "prepare_warps")
+    if direction == "forward":
+        found = _walk(problem, device, values, "forward").after(prepared)
+        return replace(found, plan=values.plan("hopper", *names))
+    states, reverse = (_walk(problem, device, values, name) for name in ("states", "reverse"))
+    found = _more(problem, device, gradients_of(problem, device, values)).after(reverse.after(states.after(prepared)))
+    return replace(found, plan=values.plan("hopper", *names, "grad_columns", "grad_warps", "windows"))
 
 
 def _more(problem: Problem, device: Device, last: Candidate) -> Candidate:
@@ -46,20 +62,19 @@ def _more(problem: Problem, device: Device, last: Candidate) -> Candidate:
     return Candidate.of(last.plan, device, grid, last.moved, last.operations, serial=serial)
 
 
-def _with_plan(found: Candidate, plan: Plan) -> Candidate:
-    return Candidate(plan, found.prediction, found.moved, found.operations, found.blocks, found.shared, found.registers)
-
-
-def _walk(problem: Problem, device: Device, name: str) -> Candidate | None:
-    """One launch of matrix/delta_rule/hopper/wide/kernel.py: "forward", "states" or "reverse"."""
-    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
-    chunks, slices = max(1, -(-problem["T"] // CHUNK)), -(-V // COLUMNS)
+def _walk_block(model: KernelModel, name: str) -> None:
+    """Of one launch of matrix/delta_rule/hopper/wide/kernel.py: "forward", "states" or "reverse"."""
     reads = 1 if name == "states" else 2
     tiles = STAGES * CHUNK * (reads * WIDEST + COLUMNS + CHUNK + (reads - 1) * CHUNK)
     shared = 2 * (tiles + COLUMNS * WIDEST + (name == "forward") * CHUNK * COLUMNS) + SCRATCH
-    grid = Grid(pairs * slices, 32 * (WARPS if reads == 2 else WARPS - 4), 168, shared)
-    if not grid.fits(device):
-        return None
+    model.block(WARPS if reads == 2 else WARPS - 4, 168, shared, name)
+
+
+def _walk(problem: Problem, device: Device, values: Assignment, name: str) -> Candidate:
+    """The same."""
+    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
+    chunks, slices, reads = max(1, -(-problem["T"] // CHUNK)), -(-V // COLUMNS), 1 if name == "states" else 2
+    grid = values.grid(pairs * slices, name)
     keys = K * problem["Hq"] / problem["H"] * reads
     kept = 0 if name == "forward" else 2 * pairs * chunks * K * V
     moved = int(2 * pairs * problem["T"] * (keys + V * (1 + (name == "forward")) + CHUNK)) + kept + 4 * pairs * K * V

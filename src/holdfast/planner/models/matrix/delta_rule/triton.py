@@ -1,10 +1,11 @@
 """The delta rule in Triton: launches over all chunks at once, and walks with the state in registers."""
 
-from collections.abc import Iterator
-from functools import cache
+from dataclasses import replace
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner.constrint import Expression, Integer, as_expression, ceil_div, maximum, minimum, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
+from holdfast.planner.models.matrix.tiles import padded
 
 # wider states leave no registers for anything else
 WIDEST = 256
@@ -21,11 +22,6 @@ WARP_RATE = 3.6e11
 STAGE_FACTORS = {3: 1.0, 2: 1.05, 1: 1.45}
 # a block of the launches over all chunks, from its first load to its last store
 PREPARE_SECONDS, GRADIENT_SECONDS = 8e-6, 2.4e-5
-
-
-def padded(width: int) -> int:
-    """The power of two, at least 16, that a tile of so many columns takes."""
-    return max(16, 1 << (width - 1).bit_length())
 
 
 def states_fit_gradients(length: int, columns: int, chunk: int) -> bool:
@@ -45,55 +41,46 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     Backward also reverse_stages; grad_columns and grad_warps of the launch for the gradients; windows, the parts of the
     sequence that it takes one after another.
     """
-    return ranked(_candidates(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
-def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    K, V, size = padded(problem["K"]), padded(problem["V"]), 4 if problem.dtype == "float32" else 2
-    limit = device.block_memory
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """Chunks as long as anything fits; of these walks of several widths, and the widest block of gradients."""
+    model, K, V, size = KernelModel(device), padded(problem["K"]), padded(problem["V"]), _size(problem)
     narrow = _is_narrow(problem, device)
-    found = False
-    for chunk in (64, 32, 16):
-        # 64 rows of float32 leave no registers
-        if found or (chunk > 16 and chunk >= 2 * problem["T"]) or ((size == 4 or narrow) and chunk == 64):
-            continue
-        gradients = cache(lambda windows, chunk=chunk: gradients_of(problem, device, chunk, size, windows))
-        prepared = prepare(problem, device, chunk)
-        for columns in (block for block in (128, 64, 32, 16) if block < 2 * V):
-            warps = 8 if columns > 64 else 4
-            if K * columns > STATE_REGISTERS * 32 * warps or (narrow and columns > 32):
-                continue
-            for stages in (1,) if narrow else (3, 2, 1):
-                shared = _walk_shared(chunk, K, columns, stages, size)
-                if shared > limit:
-                    continue
-                common = (("chunk", chunk), ("columns", columns), ("warps", warps), ("stages", stages))
-                common += (("prepare_warps", 4),)
-                if direction == "forward":
-                    plan = Plan("triton", common)
-                    found = True
-                    yield _walk(problem, device, plan, "forward", shared, stages).after(prepared)
-                    continue
-                windows = windows_of(problem, chunk, size)
-                last = gradients(windows)
-                if last is None:
-                    continue
-                blocks = (("grad_columns", last.plan["grad_columns"]), ("grad_warps", last.plan["grad_warps"]))
-                plan = Plan("triton", (*common, ("reverse_stages", stages), *blocks, ("windows", windows)))
-                states = _walk(problem, device, plan, "states", shared, stages).after(prepared)
-                reverse = _walk(problem, device, plan, "reverse", shared, stages)
-                found = True
-                # the plan is the last launch's
-                whole = last.after(reverse.after(states))
-                yield Candidate(
-                    plan,
-                    whole.prediction,
-                    whole.moved,
-                    whole.operations,
-                    reverse.blocks,
-                    reverse.shared,
-                    reverse.registers,
-                )
+    chunk = model.variable("chunk", powers_of_two(16, 64), "largest", greedy=True)
+    model.add(chunk <= max(16, 2 * problem["T"] - 1), "tokens of a chunk, of a sequence")
+    # 64 rows of float32 leave no registers
+    model.add(chunk <= (32 if size == 4 or narrow else 64), "tokens of a chunk that registers hold")
+    columns = model.variable("columns", powers_of_two(16, 128), "largest")
+    model.add(columns <= min(2 * V - 1, 32 if narrow else 128), "columns, of V")
+    stages = model.variable("stages", (1,) if narrow else (1, 2, 3), "largest")
+    warps = model.let("warps", 4 + 4 * truth(columns > 64))
+    model.add(K * columns <= STATE_REGISTERS * 32 * warps, "numbers of a state, of those in registers")
+    model.block(warps, 255 - 23 * truth(columns > 64), _walk_shared(chunk, K, columns, stages, size))
+    model.let("prepare_warps", 4)
+    if direction == "backward":
+        model.let("reverse_stages", stages)
+        gradient_block(model, problem, chunk, size)
+        model.let("windows", windows_of(problem, chunk, size))
+    return model
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    prepared = prepare(problem, device, values["chunk"])
+    names = ("chunk", "columns", "warps", "stages", "prepare_warps")
+    if direction == "forward":
+        return _walk(problem, device, values.plan("triton", *names), values, "forward").after(prepared)
+    plan = values.plan("triton", *names, "reverse_stages", "grad_columns", "grad_warps", "windows")
+    states = _walk(problem, device, plan, values, "states").after(prepared)
+    reverse = _walk(problem, device, plan, values, "reverse")
+    whole = gradients_of(problem, device, values).after(reverse.after(states))
+    # the plan is the last launch's
+    return replace(whole, plan=plan, blocks=reverse.blocks, shared=reverse.shared, registers=reverse.registers)
+
+
+def _size(problem: Problem) -> int:
+    return 4 if problem.dtype == "float32" else 2
 
 
 def _is_narrow(problem: Problem, device: Device) -> bool:
@@ -105,24 +92,23 @@ def _is_narrow(problem: Problem, device: Device) -> bool:
     return (device.capability or (0, 0)) < (9, 0) and max(problem["K"], problem["V"]) > 64
 
 
-def windows_of(problem: Problem, chunk: int, size: int) -> int:
+def windows_of(problem: Problem, chunk: Integer, size: int) -> Integer:
     """Parts of each sequence, so that their states' gradients stay within KEPT_BYTES, or within one chunk each."""
     if problem.varlen:
         return 1
-    chunks = max(1, -(-problem["T"] // chunk))
+    chunks = maximum(1, ceil_div(problem["T"], chunk))
     kept = problem["B"] * problem["H"] * chunks * problem["K"] * problem["V"] * size
-    return min(chunks, max(1, -(-kept // KEPT_BYTES)))
+    return minimum(chunks, maximum(1, ceil_div(kept, KEPT_BYTES)))
 
 
-def _walk_shared(chunk: int, K: int, columns: int, stages: int, size: int) -> int:
+def _walk_shared(chunk: Expression, K: int, columns: Expression, stages: Expression, size: int) -> Expression:
     """Bytes of a block of delta_rule_triton_dstates, which takes most; a bound of what Triton 3.6 allots at 16 bits."""
     tiles = size * chunk * (2 * K + columns + chunk) + 512
     return stages * tiles + size * chunk * (columns + 3 * chunk)
 
 
 def prepare(problem: Problem, device: Device, chunk: int) -> Candidate:
-    size = 4 if problem.dtype == "float32" else 2
-    pairs, K = problem["B"] * problem["H"], padded(problem["K"])
+    size, pairs, K = _size(problem), problem["B"] * problem["H"], padded(problem["K"])
     grid = Grid(pairs * max(1, -(-problem["T"] // chunk)), 128, 192, size * chunk * (K + 2 * chunk))
     moved = int(pairs * problem["T"] * (size * (problem["K"] * problem["Hq"] / problem["H"] + chunk) + 8))
     products = 3 * (chunk.bit_length() - 2)
@@ -130,12 +116,12 @@ def prepare(problem: Problem, device: Device, chunk: int) -> Candidate:
     return Candidate.of(Plan("triton"), device, grid, moved, operations, serial=PREPARE_SECONDS)
 
 
-def _walk(problem: Problem, device: Device, plan: Plan, name: str, shared: int, stages: int) -> Candidate:
+def _walk(problem: Problem, device: Device, plan: Plan, values: Assignment, name: str) -> Candidate:
     """One launch through the sequence: "forward", "states" or "reverse"."""
-    size, chunk, columns, warps = 4 if problem.dtype == "float32" else 2, plan["chunk"], plan["columns"], plan["warps"]
+    size, chunk, columns, warps = _size(problem), values["chunk"], values["columns"], values["warps"]
     pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
     chunks, splits = max(1, -(-problem["T"] // chunk)), -(-V // columns)
-    grid = Grid(pairs * splits, 32 * warps, 255 if warps == 4 else 232, shared)
+    grid = values.grid(pairs * splits)
     # q and k of a group of heads, and of the splits of a head, are read at the same time: once from memory
     share = problem["Hq"] / problem["H"]
     widths = {"forward": 2 * K * share + 2 * V, "states": K * share + V, "reverse": 2 * K * share + V}[name] + chunk
@@ -146,37 +132,48 @@ def _walk(problem: Problem, device: Device, plan: Plan, name: str, shared: int, 
     scores = 0 if name == "states" else padded(K) * chunk
     operations = 2 * chunk * (columns * (by_key * padded(K) + by_chunk * chunk) + scores)
     working = min(warps, max(1, columns // 16))
-    serial = STAGE_FACTORS[stages] * chunks * (CHUNK_SECONDS[name] + operations / (working * WARP_RATE))
+    serial = STAGE_FACTORS[values["stages"]] * chunks * (CHUNK_SECONDS[name] + operations / (working * WARP_RATE))
     return Candidate.of(plan, device, grid, moved, grid.blocks * chunks * operations, serial=serial)
 
 
-def gradients_of(problem: Problem, device: Device, chunk: int, size: int, windows: int) -> Candidate | None:
-    """The launches for the gradients; None where no block fits."""
-    K, V, pairs = padded(problem["K"]), padded(problem["V"]), problem["B"] * problem["H"]
-    narrow = _is_narrow(problem, device)
+def gradient_block(model: KernelModel, problem: Problem, chunk: Integer, size: int) -> None:
+    """Declares the widest block of the launch for the gradients."""
+    K, V, narrow = padded(problem["K"]), padded(problem["V"]), _is_narrow(problem, model.device)
     parts = gradient_parts(problem["K"])
-    widest = 32 if parts > 1 else 64 if narrow else 128
-    for columns in (block for block in (128, 64, 32, 16) if block < 2 * V and block <= widest):
-        shared = size * (2 * columns * K + 2 * chunk * K + 3 * chunk * columns + 2 * chunk * chunk)
-        if parts > 1:
-            # own rows of both states beside the whole
-            shared += size * columns * K
-        if chunk < 64 and not narrow:
-            # a gradient changes hands between warps, in float32, beside all of that
-            shared += size * chunk * columns + 4 * chunk * max(K, V) + 512
-        warps = 8 if max(K, columns) > 64 and not narrow else 4
-        grid = Grid(parts * pairs * max(1, -(-problem["T"] // chunk)), 32 * warps, 255, shared)
-        if not grid.fits(device):
-            continue
-        plan = Plan("triton", (("grad_columns", columns), ("grad_warps", warps)))
-        share = problem["Hq"] / problem["H"]
-        widths = 2 * problem["K"] * (1 + share) + 3 * problem["V"] + chunk
-        states = 2 * problem["K"] * problem["V"] * size
-        moved = int(pairs * problem["T"] * (size * widths + 16)) + grid.blocks * states
-        operations = 2 * grid.blocks * chunk * ((2 + 3 / parts) * K * V + chunk * (6 * K + 5 * V))
-        whole = Candidate.of(plan, device, grid, moved, int(operations), serial=GRADIENT_SECONDS)
-        # each window is two launches more
-        for _ in range(2 * (windows - 1)):
-            whole = whole.after(Candidate.of(plan, device, Grid(1, 32), 0, 0))
-        return Candidate(plan, whole.prediction, whole.moved, whole.operations, grid.blocks, shared, grid.registers)
-    return None
+    columns = model.variable("grad_columns", powers_of_two(16, 128), "largest", greedy=True)
+    model.add(columns <= min(2 * V - 1, 32 if parts > 1 else 64 if narrow else 128), "columns of gradients, of V")
+    shared = size * (2 * columns * K + 2 * chunk * K + 3 * chunk * columns + 2 * chunk * chunk)
+    if parts > 1:
+        # own rows of both states beside the whole
+        shared += size * columns * K
+    if not narrow:
+        # a gradient changes hands between warps, in float32, beside all of that
+        exchanged = size * chunk * columns + 4 * chunk * maximum(K, V) + 512
+        shared += truth(as_expression(chunk) < 64) * exchanged
+    warps = model.let("grad_warps", 4 if narrow else 4 + 4 * truth(maximum(K, columns) > 64))
+    model.block(warps, 255, shared, "gradients")
+
+
+def gradients_of(problem: Problem, device: Device, values: Assignment) -> Candidate:
+    """The launches for the gradients."""
+    K, V, pairs, chunk, size = (
+        padded(problem["K"]),
+        padded(problem["V"]),
+        problem["B"] * problem["H"],
+        values["chunk"],
+        _size(problem),
+    )
+    parts = gradient_parts(problem["K"])
+    grid = values.grid(parts * pairs * max(1, -(-problem["T"] // chunk)), "gradients")
+    plan = values.plan("triton", "grad_columns", "grad_warps")
+    share = problem["Hq"] / problem["H"]
+    widths = 2 * problem["K"] * (1 + share) + 3 * problem["V"] + chunk
+    states = 2 * problem["K"] * problem["V"] * size
+    moved = int(pairs * problem["T"] * (size * widths + 16)) + grid.blocks * states
+    operations = 2 * grid.blocks * chunk * ((2 + 3 / parts) * K * V + chunk * (6 * K + 5 * V))
+    whole = Candidate.of(plan, device, grid, moved, int(operations), serial=GRADIENT_SECONDS)
+    # each window is two launches more
+    launch = Candidate.of(plan, device, Grid(1, 32), 0, 0)
+    for _ in range(2 * (values["windows"] - 1)):
+        whole = whole.after(launch)
+    return replace(whole, blocks=grid.blocks, shared=grid.shared, registers=grid.registers)

@@ -1,10 +1,10 @@
 """Hopper's sweeps: one persistent block a (sequence, head, slice of values), the state in wgmma accumulators."""
 
-from collections.abc import Callable, Iterator
-
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
-from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, registers_of, tile
+from holdfast.planner.constrint import Variable, lookup
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
+from holdfast.planner.models.matrix.segments import cut_in_segments
+from holdfast.planner.models.matrix.tiles import CHUNK, WIDEST, registers_left, registers_of, tile
 
 from .saved_states import chunks_between_states
 
@@ -19,10 +19,11 @@ LONG_SEGMENT = 16
 ADVANCE_STAGES = 3
 # chunks from one saved state to the next, where decays are a token's own
 RARELY = 24
-# most chunks' tiles in flight of both sweeps backward; and forward, by the tiles' columns of q and k, and of v, where
+# most chunks' tiles in flight of both sweeps backward; and forward, by the tiles' columns of q and k, then of v, where
 # more have been slower
 STAGES = 3
-FORWARD_STAGES = {(64, 64): 5, (128, 64): 4, (64, 128): 4, (128, 128): 3}
+FORWARD_STAGES = {64: {64: 5, 128: 4}, 128: {64: 4, 128: 3}}
+FORWARD_PLAN = ("columns", "stages", "segment_chunks", "resident")
 # seconds of a chunk's dependent products, by the same. H200, 128 blocks at once:
 # docs/notes/scalar-decay-forward.md#seconds-a-chunk. Where memory binds so many, 13% more than 8 blocks took, as where
 # it does not. Summing with 128 and 64 columns was not measured.
@@ -52,88 +53,104 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     tiles, and one launch does it all. Backward, of the sweep for dq; and adjoint_stages of the sweep for dk and dv, and
     save, chunks from one saved state to the next.
     """
-    return ranked(_candidates(problem, device, direction))
+    if direction == "backward":
+        return planned(problem, device, direction, Kernel(backward_model, _backward))
+    return planned(problem, device, direction, Kernel(resident_model, _resident), Kernel(forward_model, _forward))
 
 
-def _segment_chunks(problem: Problem, device: Device) -> Iterator[int]:
-    """The whole sequence, and segments of it as long as blocks are too few for the device."""
-    chunks = max(1, -(-problem["T"] // CHUNK))
-    pairs, segments = problem["B"] * problem["H"], 1
-    yield chunks
-    if problem["V"] > WIDEST or problem.varlen:
-        return
-    while 2 * segments <= chunks and pairs * segments < device.processors:
-        segments *= 2
-        yield -(-chunks // segments)
-
-
-def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    key, value = tile(problem["K"]), tile(problem["V"])
-    gated = "decay=scalar" in problem.traits
-    if direction == "forward" and (found := _resident(problem, device)) is not None:
-        yield found
-    for segment_chunks in _segment_chunks(problem, device):
-        composition = _composition(problem, device, segment_chunks, 1 if direction == "forward" else 2)
-        for columns in (columns for columns in (128, 64) if columns <= (value if direction == "forward" else key)):
-            if direction == "forward":
-                found = _most_stages(
-                    lambda stages: _forward(problem, device, columns, segment_chunks, stages),  # noqa: B023
-                    FORWARD_STAGES[key, columns],
-                )
-            else:
-                found = _most_stages(lambda stages: _backward(problem, device, columns, segment_chunks, stages, gated))  # noqa: B023
-            if found is not None and composition is not None:
-                found = found.after(composition)
-            if found is not None:
-                yield found
-
-
-def _most_stages(of_stages: Callable[[int], Candidate | None], most: int = STAGES) -> Candidate | None:
-    return next((found for stages in range(most, 1, -1) if (found := of_stages(stages)) is not None), None)
-
-
-def _forward(problem: Problem, device: Device, columns: int, segment_chunks: int, stages: int) -> Candidate | None:
-    values = (("columns", columns), ("stages", stages), ("segment_chunks", segment_chunks), ("resident", 0))
-    plan = Plan("hopper", values)
-    return _sweep(problem, device, plan, (problem["K"], problem["V"]), False)
-
-
-def _resident(problem: Problem, device: Device) -> Candidate | None:
-    """onchip/kernel.py's launch; None where a device cannot run all its blocks at once, one a multiprocessor.
-
-    Nor does it add its outputs to others.
-    """
-    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
-    tokens = RESIDENT_CHUNKS * CHUNK
-    segments = max(1, -(-problem["T"] // tokens))
-    if problem.varlen or "key_slices" in problem.traits or V > WIDEST or pairs * segments > device.processors:
-        return None
-    wide, columns = tile(K), tile(V)
-    warps = columns // 16 + OTHER_WARPS
+def resident_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """onchip/kernel.py's launch, whose blocks wait for one another."""
+    model, tokens = KernelModel(device), RESIDENT_CHUNKS * CHUNK
+    wide, columns = tile(problem["K"]), tile(problem["V"])
+    segments = model.let("segments", max(1, -(-problem["T"] // tokens)))
+    blocks = model.let("blocks", problem["B"] * problem["H"] * segments)
+    model.require(not problem.varlen, "sequences are of equal length")
+    model.require("key_slices" not in problem.traits, "outputs are added to no others")
+    model.require(problem["V"] <= WIDEST, "values are of one tile")
+    model.add(blocks <= device.processors, "blocks at once, one a processor")
+    for name, value in (("columns", columns), ("stages", 1), ("segment_chunks", RESIDENT_CHUNKS), ("resident", 1)):
+        model.let(name, value)
+    warps = model.let("warps", columns // 16 + OTHER_WARPS)
     shared = 2 * (tokens * (2 * wide + columns) + 4 * CHUNK * CHUNK) + 4 * (2 * tokens + RESIDENT_CHUNKS) + SCRATCH
-    grid = Grid(pairs * segments, 32 * warps, registers_of(warps), shared)
-    if not grid.fits(device):
-        return None
+    model.block(warps, registers_left(warps), shared)
+    return model
+
+
+def _resident(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    pairs, K, V = problem["B"] * problem["H"], problem["K"], problem["V"]
+    tokens, segments, wide, columns = RESIDENT_CHUNKS * CHUNK, values["segments"], tile(K), values["columns"]
+    grid = values.grid(pairs * segments)
     states = 2 * 4 * pairs * segments * wide * columns
     moved = int(pairs * problem["T"] * 4 * (K * problem["Hq"] / problem["H"] + V)) + states + 8 * pairs * K * V
     operations = grid.blocks * 2 * tokens * (tokens * 3 // 4 * (wide + columns) + 2 * wide * columns)
-    values = (("columns", columns), ("stages", 1), ("segment_chunks", RESIDENT_CHUNKS), ("resident", 1))
+    plan = values.plan("hopper", *FORWARD_PLAN)
     serial = RESIDENT_SECONDS + segments * RESIDENT_SEGMENT_SECONDS
-    return Candidate.of(Plan("hopper", values), device, grid, moved, operations, serial=serial)
+    return Candidate.of(plan, device, grid, moved, operations, serial=serial)
 
 
-def _backward(
-    problem: Problem, device: Device, columns: int, segment_chunks: int, stages: int, gated: bool
-) -> Candidate | None:
-    def both(adjoint_stages: int) -> Candidate | None:
-        values = (("columns", columns), ("stages", stages), ("segment_chunks", segment_chunks))
-        save = chunks_between_states(problem, RARELY)
-        plan = Plan("hopper", (*values, ("adjoint_stages", adjoint_stages), ("save", save)))
-        sweep = _sweep(problem, device, plan, (problem["V"], problem["K"]), gated)
-        adjoint = _adjoint(problem, device, plan)
-        return None if sweep is None or adjoint is None else adjoint.after(sweep)
+def _segments(model: KernelModel, problem: Problem) -> None:
+    segments, segment_chunks = cut_in_segments(model, problem)
+    if problem["V"] > WIDEST or problem.varlen:
+        model.add(segments == 1, "wide values and packed sequences are not cut")
+    model.let("segment_chunks", segment_chunks)
 
-    return _most_stages(both)
+
+def forward_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    model, key, value = KernelModel(device), tile(problem["K"]), tile(problem["V"])
+    _segments(model, problem)
+    columns = model.variable("columns", (64, 128), "largest")
+    model.add(columns <= value, "columns, of a tile")
+    stages = model.variable("stages", range(2, 6), "largest", greedy=True)
+    model.add(stages <= lookup(columns, FORWARD_STAGES[key]), "stages that are not slower")
+    model.let("resident", 0)
+    _sweep_block(model, key, columns, stages, False)
+    return model
+
+
+def backward_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """The sweep for dq, and backward.py's for dk and dv."""
+    model, key, value = KernelModel(device), tile(problem["K"]), tile(problem["V"])
+    _segments(model, problem)
+    columns = model.variable("columns", (64, 128), "largest")
+    model.add(columns <= key, "columns, of a tile")
+    stages = model.variable("stages", range(2, STAGES + 1), "largest", greedy=True)
+    _sweep_block(model, value, columns, stages, "decay=scalar" in problem.traits)
+    adjoint_stages = model.variable("adjoint_stages", range(2, STAGES + 1), "largest", greedy=True)
+    save = model.let("save", chunks_between_states(problem, RARELY))
+    wide, narrow = max(key, value), min(key, value)
+    elements = CHUNK * (2 * adjoint_stages + 1) * (wide + narrow) + 2 * CHUNK * CHUNK + wide * narrow
+    sums = 4 + (8 if "beta" in problem.traits else 4) + wide // 16 + wide // 64
+    shared = 2 * elements + adjoint_stages * 4 * (CHUNK * sums + 2 * wide) + 4 * (save - 1) * (CHUNK + 2) + SCRATCH
+    warps = wide // 16 + OTHER_WARPS
+    model.block(warps, registers_of(warps), shared, "adjoint")
+    return model
+
+
+def _sweep_block(model: KernelModel, wide: int, columns: Variable, stages: Variable, summing: bool) -> None:
+    """A block of forward.py. wide: tile of q and k. summing: row sums are taken as well."""
+    sums = columns // 16 if summing else 0
+    warps = model.let("warps of sweep", columns // 16 + SCORING_WARPS + OTHER_WARPS)
+    # scores of two chunks; outputs of two, but for those that take the place of what they are summed with
+    elements = CHUNK * (stages * (2 * wide + (1 + summing) * columns) + (0 if summing else 2 * columns) + 2 * CHUNK)
+    # sums of rows have barriers of their own
+    shared = 2 * elements + stages * 4 * CHUNK * (4 + sums) + SCRATCH + 128 * summing
+    model.block(warps, registers_left(warps), shared, "sweep")
+
+
+def _forward(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    plan = values.plan("hopper", *FORWARD_PLAN)
+    found = _sweep(problem, device, plan, values, (problem["K"], problem["V"]), False)
+    composition = _composition(problem, device, values["segment_chunks"], 1)
+    return found if composition is None else found.after(composition)
+
+
+def _backward(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    plan = values.plan("hopper", "columns", "stages", "segment_chunks", "adjoint_stages", "save")
+    sums = "decay=scalar" in problem.traits
+    sweep = _sweep(problem, device, plan, values, (problem["V"], problem["K"]), sums)
+    found = _adjoint(problem, device, plan, values).after(sweep)
+    composition = _composition(problem, device, values["segment_chunks"], 2)
+    return found if composition is None else found.after(composition)
 
 
 def _composition(problem: Problem, device: Device, segment_chunks: int, passes: int) -> Candidate | None:
@@ -173,21 +190,16 @@ def _kept(problem: Problem, plan: Plan) -> int:
     return 2 * problem["B"] * problem["H"] * segments * -(-segment_chunks // plan["save"]) * problem["K"] * problem["V"]
 
 
-def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int], summing: bool) -> Candidate | None:
+def _sweep(
+    problem: Problem, device: Device, plan: Plan, found: Assignment, widths: tuple[int, int], summing: bool
+) -> Candidate:
     """One launch of forward.py. widths: columns of q and k, and of v. summing: row sums are taken as well."""
     keys, values = widths
-    columns, stages, wide = plan["columns"], plan["stages"], tile(keys)
-    warps = columns // 16 + SCORING_WARPS + OTHER_WARPS
-    # scores of two chunks; outputs of two, but for those that take the place of what they are summed with
-    elements = CHUNK * (stages * (2 * wide + (1 + summing) * columns) + (0 if summing else 2 * columns) + 2 * CHUNK)
-    # sums of rows have barriers of their own
-    shared = 2 * elements + stages * 4 * CHUNK * (4 + summing * columns // 16) + SCRATCH + 128 * summing
+    columns, wide = found["columns"], tile(keys)
     pairs = problem["B"] * problem["H"]
-    chunks, segment_chunks = -(-problem["T"] // CHUNK), plan["segment_chunks"]
+    chunks, segment_chunks = -(-problem["T"] // CHUNK), found["segment_chunks"]
     slices, segments = -(-values // columns), max(1, -(-chunks // segment_chunks))
-    grid = Grid(pairs * slices * segments, 32 * warps, registers_of(warps), shared)
-    if not grid.fits(device):
-        return None
+    grid = found.grid(pairs * slices * segments, "sweep")
     share = problem["Hq"] / problem["H"]
     # of q, k and v, those that come from the call's q and k are read once a group of heads
     forward = (2 * keys * share + 2 * values) if not summing else (2 * keys + values * (1 + 2 * share))
@@ -199,20 +211,13 @@ def _sweep(problem: Problem, device: Device, plan: Plan, widths: tuple[int, int]
     return Candidate.of(plan, device, grid, moved, operations, serial=_fill(segments) + segment_chunks * seconds)
 
 
-def _adjoint(problem: Problem, device: Device, plan: Plan) -> Candidate | None:
+def _adjoint(problem: Problem, device: Device, plan: Plan, found: Assignment) -> Candidate:
     """One launch of matrix/scalar_decay/hopper/backward.py."""
-    stages = plan["adjoint_stages"]
     wide, narrow = sorted((tile(problem["K"]), tile(problem["V"])), reverse=True)
-    warps = wide // 16 + OTHER_WARPS
-    elements = CHUNK * (2 * stages + 1) * (wide + narrow) + 2 * CHUNK * CHUNK + wide * narrow
     pairs = problem["B"] * problem["H"]
-    sums = 4 + (8 if "beta" in problem.traits else 4) + wide // 16 + wide // 64
-    shared = 2 * elements + stages * 4 * (CHUNK * sums + 2 * wide) + 4 * (plan["save"] - 1) * (CHUNK + 2) + SCRATCH
-    chunks, segment_chunks = -(-problem["T"] // CHUNK), plan["segment_chunks"]
+    chunks, segment_chunks = -(-problem["T"] // CHUNK), found["segment_chunks"]
     segments = max(1, -(-chunks // segment_chunks))
-    grid = Grid(pairs * segments, 32 * warps, registers_of(warps), shared)
-    if not grid.fits(device):
-        return None
+    grid = found.grid(pairs * segments, "adjoint")
     share = problem["Hq"] / problem["H"]
     moved = int(pairs * problem["T"] * (2 * (problem["K"] * (2 * share + 1) + 3 * problem["V"]) + 16))
     moved += _kept(problem, plan) if "decay=scalar" in problem.traits else 0

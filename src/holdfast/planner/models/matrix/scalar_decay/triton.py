@@ -1,11 +1,12 @@
 """One program a (sequence or segment, head, block of columns), the state in registers from first token to last."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from typing import NamedTuple
+from dataclasses import replace
+from functools import reduce
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import fastest
+from holdfast.planner.constrint import Expression, ceil_div, lookup, maximum, minimum, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
+from holdfast.planner.models.matrix.tiles import padded
 
 from .saved_states import chunks_between_states
 
@@ -13,6 +14,8 @@ from .saved_states import chunks_between_states
 WIDEST = 256
 # of the state, in float32 a thread
 STATE_REGISTERS = 64
+# of a thread at most, by warps
+REGISTERS = {4: 255, 8: 232}
 # A chunk's products wait for one another: so long whatever their size, and a rate for each warp. Fitted to an H200's
 # forward pass at B4 T4096 H32 D128, 0.226 ms with 8 warps and 0.244 with 4; see
 # docs/notes/scalar-decay-forward.md#portable-triton.
@@ -32,120 +35,101 @@ ADVANCE_COLUMNS = 64
 ADVANCE_FILL_SECONDS = 1.1e-5
 
 
-def padded(width: int) -> int:
-    """The power of two, at least 16, that a tile of so many columns takes."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
-def _shared(chunk: int, width: int, columns: int, warps: int, stages: int, size: int, extra: int) -> int:
-    """Bytes of a block, mostly an upper bound of what Triton 3.6 allots; 15% short of it at K = 16.
-
-    Tiles in flight, a chunk's products of q and k, and what changes hands between warps where a warp does not keep its
-    rows of the state: with more warps than 16 rows each, in float32, and without a pipeline.
-    """
-    tiles = chunk * (2 * width + (1 + extra) * columns) * size
-    keeps_rows = size == 2 and 16 * warps <= columns and stages > 1
-    exchanged = 0 if keeps_rows else columns * (2 * size * width + 4 * chunk)
-    return stages * tiles + size * chunk * chunk + exchanged + 2048
-
-
-class Tiles(NamedTuple):
-    """What a block holds: tokens of a chunk, columns of K's and of V's, stages of loads in flight, bytes in all."""
-
-    chunk: int
-    key_columns: int
-    value_columns: int
-    warps: int
-    stages: int
-    shared: int
-
-
-def _tiles(problem: Problem, device: Device, direction: Direction) -> Iterator[Tiles]:
-    """Those that fit.
-
-    Chunks are as large as the sequence and the shared memory allow, 64 at most: 128 leaves no registers.
-    """
-    K, V = padded(problem["K"]), padded(problem["V"])
-    size = 4 if problem.dtype == "float32" else 2
-    backward = direction == "backward"
-    widest = max(K if backward else V, V)
-    found = False
-    for chunk in (64, 32, 16):
-        too_long = chunk > 16 and chunk >= 2 * problem["T"]
-        if found or too_long or (size == 4 and chunk == 64):
-            continue
-        for limit in (block for block in (128, 64, 32, 16) if block < 2 * widest):
-            key_block, value_block = min(limit, K), min(limit, V)
-            sweeps = [(K, value_block, 0)] + ([(V, key_block, 1)] if backward else [])
-            held = max(width * block for width, block, _ in sweeps)
-            for warps in (warps for warps in (4, 8) if held <= STATE_REGISTERS * 32 * warps):
-                for stages in (3, 2, 1):
-                    shared = max(
-                        _shared(chunk, width, block, warps, stages, size, extra) for width, block, extra in sweeps
-                    )
-                    if device.shared_per_block is not None and shared <= device.shared_per_block:
-                        found = True
-                        yield Tiles(chunk, key_block, value_block, warps, stages, shared)
-
-
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Plans, the fastest first.
 
     values: chunk; columns, the block of V's columns (backward: key_columns, value_columns of K's and V's); warps;
     stages of loads in flight; segments that each sequence is cut into; keep (backward), in chunks.
     """
-    return fastest(_ways(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate, _least))
 
 
-def _ways(problem: Problem, device: Device, direction: Direction) -> Iterator[tuple[float, Callable[[], Candidate]]]:
-    """Of each plan, seconds that it takes at least (of its sweeps, their chains), and what makes its candidate."""
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """Chunks are as large as the sequence and the shared memory allow, 64 at most: 128 leaves no registers."""
+    model, K, V, size = KernelModel(device), padded(problem["K"]), padded(problem["V"]), _size(problem)
+    is_forward, pairs = direction == "forward", problem["B"] * problem["H"]
+    chunk = model.variable("chunk", powers_of_two(16, 32 if size == 4 else 64), "largest", greedy=True)
+    model.add(chunk <= max(16, 2 * problem["T"] - 1), "tokens of a chunk, of a sequence")
+    block = model.variable("block", powers_of_two(16, 128), "largest")
+    model.add(block < 2 * (V if is_forward else max(K, V)), "columns, of the wider side")
+    warps, stages = model.variable("warps", (4, 8)), model.variable("stages", (1, 2, 3), "largest")
+    key_columns, value_columns = minimum(block, K), minimum(block, V)
+    if is_forward:
+        value_columns = model.let("columns", value_columns)
+        held, shared = K * value_columns, _shared(chunk, K, value_columns, warps, stages, size, 0)
+    else:
+        key_columns, value_columns = model.let("key_columns", key_columns), model.let("value_columns", value_columns)
+        model.let("keep", chunks_between_states(problem))
+        held = maximum(K * value_columns, V * key_columns)
+        sweeps = (K, value_columns, 0), (V, key_columns, 1)
+        shared = maximum(*(_shared(chunk, width, own, warps, stages, size, extra) for width, own, extra in sweeps))
+    model.add(held <= STATE_REGISTERS * 32 * warps, "numbers of a state, of those in registers")
+    model.block(warps, lookup(warps, REGISTERS), shared)
+    segments = model.variable("segments", powers_of_two(1, 128))
+    model.add(2 * segments * truth(segments > 1) <= ceil_div(problem["T"], chunk), "two chunks a segment")
+    model.add(segments <= (1 if problem.varlen else 128), "packed sequences are not cut")
+    # programs beyond twice what the device holds gain nothing
+    model.add(segments // 2 * pairs <= 4 * device.processors, "programs with half as many segments")
+    composed = truth(segments > 1) * (stages * chunk * (V + min(ADVANCE_COLUMNS, K)) * size + 1024)
+    model.block(4, 200, composed, "local states")
+    return model
+
+
+def _size(problem: Problem) -> int:
+    return 4 if problem.dtype == "float32" else 2
+
+
+def _shared(
+    chunk: Expression, width: int, columns: Expression, warps: Expression, stages: Expression, size: int, extra: int
+) -> Expression:
+    """Bytes of a block, mostly an upper bound of what Triton 3.6 allots; 15% short of it at K = 16.
+
+    Tiles in flight, a chunk's products of q and k, and what changes hands between warps where a warp does not keep its
+    rows of the state: with more warps than 16 rows each, in float32, and without a pipeline.
+    """
+    tiles = chunk * (2 * width + (1 + extra) * columns) * size
+    keeps_rows = truth(16 * warps <= columns) * truth(stages > 1) if size == 2 else 0
+    exchanged = (1 - keeps_rows) * columns * (2 * size * width + 4 * chunk)
+    return stages * tiles + size * chunk * chunk + exchanged + 2048
+
+
+def _least(problem: Problem, device: Device, direction: Direction, values: Assignment) -> float:
+    """Seconds of the sweeps' chains alone, and of what finds the states between segments."""
+    segments = values["segments"]
+    chains = sum([each.waves(segments) * each.chain(segments) for each in _sweeps(problem, device, direction, values)])
+    return chains + sum([each.seconds for each in _between(problem, device, direction, values)])
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    """All launches, one after another."""
+    columns = ("columns",) if direction == "forward" else ("key_columns", "value_columns")
+    keep = () if direction == "forward" else ("keep",)
+    plan = values.plan("triton", "chunk", *columns, "warps", "stages", "segments", *keep)
+    found, *others = [each.candidate(plan, values["segments"]) for each in _sweeps(problem, device, direction, values)]
+    return reduce(Candidate.after, [*others, *_between(problem, device, direction, values)], found)
+
+
+def _sweeps(problem: Problem, device: Device, direction: Direction, values: Assignment) -> "list[Sweep]":
+    """The launches over all tokens; they are the same for any number of segments."""
+    of = tuple([values[name] for name in ("block", "chunk", "warps", "stages")])
+    return values.once(of, lambda: _sweeps_of(problem, device, direction, values))
+
+
+def _sweeps_of(problem: Problem, device: Device, direction: Direction, values: Assignment) -> "list[Sweep]":
     names = ["o"] if direction == "forward" else ["dv", "dk", "dq"]
     if direction == "backward" and "normalizer" in problem.traits:
         names.append("o")
-    composition_of = cache(partial(_composition, problem, device))
-    for tiles in _tiles(problem, device, direction):
-        sweeps = [Sweep(problem, device, tiles, name) for name in names]
-        for segments in _cuts(problem, device, tiles.chunk):
-            between: list[Candidate] = []
-            if segments > 1:
-                composition = composition_of(tiles.chunk, tiles.stages, segments)
-                if composition is None:
-                    break
-                between = [composition] * (1 if direction == "forward" else 2)
-            least = sum([sweep.waves(segments) * sweep.chain(segments) for sweep in sweeps])
-            least += sum([each.seconds for each in between])
-            yield least, partial(_candidate, problem, direction, tiles, sweeps, segments, between)
+    block, chunk, stages, one = values["block"], values["chunk"], values["stages"], values.grid(1)
+    return [Sweep(problem, device, one, name, block, chunk, stages) for name in names]
 
 
-def _cuts(problem: Problem, device: Device, chunk: int) -> Iterator[int]:
-    """Segments that each sequence is cut into; programs beyond twice what the device holds gain nothing."""
-    pairs, segments = problem["B"] * problem["H"], 1
-    most = 1 if problem.varlen else min(128, -(-problem["T"] // chunk) // 2)
-    yield segments
-    while 2 * segments <= most and segments * pairs <= 4 * device.processors:
-        segments *= 2
-        yield segments
-
-
-def _candidate(
-    problem: Problem,
-    direction: Direction,
-    tiles: Tiles,
-    sweeps: Sequence["Sweep"],
-    segments: int,
-    between: Sequence[Candidate],
-) -> Candidate:
-    """All launches, one after another. between: those that find the states between segments."""
-    common = (("warps", tiles.warps), ("stages", tiles.stages), ("segments", segments))
-    if direction == "forward":
-        plan = Plan("triton", (("chunk", tiles.chunk), ("columns", tiles.value_columns), *common))
-    else:
-        blocks = (("key_columns", tiles.key_columns), ("value_columns", tiles.value_columns))
-        plan = Plan("triton", (("chunk", tiles.chunk), *blocks, *common, ("keep", chunks_between_states(problem))))
-    found, *others = (sweep.candidate(plan, segments) for sweep in sweeps)
-    for other in [*others, *between]:
-        found = found.after(other)
-    return found
+def _between(problem: Problem, device: Device, direction: Direction, values: Assignment) -> list[Candidate]:
+    """The launches that find the states between segments, backward their gradients too."""
+    if values["segments"] == 1:
+        return []
+    of = (values["chunk"], values["stages"], values["segments"])
+    found = values.once(of, lambda: _composition(problem, device, *of))
+    return [found] * (1 if direction == "forward" else 2)
 
 
 class Sweep:
@@ -154,16 +138,18 @@ class Sweep:
     name: of the pass, by what it computes.
     """
 
-    def __init__(self, problem: Problem, device: Device, tiles: Tiles, name: str) -> None:
+    def __init__(
+        self, problem: Problem, device: Device, one: Grid, name: str, limit: int, chunk: int, stages: int
+    ) -> None:
         # columns of q and k, of v, and a block of v's, in whose place the gradients by keys have q's and k's
-        width, columns, block = problem["K"], problem["V"], tiles.value_columns
+        width, columns = problem["K"], problem["V"]
         if name in ("dk", "dq"):
-            width, columns, block = columns, width, tiles.key_columns
-        chunk, warps = tiles.chunk, tiles.warps
-        size, pairs, wide = 4 if problem.dtype == "float32" else 2, problem["B"] * problem["H"], padded(width)
+            width, columns = columns, width
+        block, warps = min(limit, padded(columns)), one.threads // 32
+        size, pairs, wide = _size(problem), problem["B"] * problem["H"], padded(width)
         self.device, self.sms, self.chunks = device, device.processors, -(-problem["T"] // chunk)
         # of one segment
-        self.grid = Grid(pairs * -(-padded(columns) // block), 32 * warps, 255 if warps == 4 else 232, tiles.shared)
+        self.grid = replace(one, blocks=pairs * -(-padded(columns) // block))
         self.per_sm = self.grid.per_sm(device)
         # the states that enter and leave
         self.states = 8 * pairs * width * columns
@@ -176,7 +162,7 @@ class Sweep:
         working = min(warps, max(1, block // 16))
         self.chunk_seconds = CHUNK_SECONDS + self.operations / (working * WARP_RATE)
         self.factor = PASS_FACTORS[name] if problem.traits & {"decay=scalar", "beta"} else 1.0
-        self.alone_factor = self.factor * (STAGE_FACTORS[tiles.stages] * (1.0 if name == "o" else ALONE_FACTOR))
+        self.alone_factor = self.factor * (STAGE_FACTORS[stages] * (1.0 if name == "o" else ALONE_FACTOR))
         if "normalizer" in problem.traits and name != "dv":
             self.factor, self.alone_factor = NORMALIZER_FACTOR * self.factor, NORMALIZER_FACTOR * self.alone_factor
 
@@ -196,16 +182,13 @@ class Sweep:
         return Candidate.of(plan, self.device, grid, moved, operations, serial=self.chain(segments))
 
 
-def _composition(problem: Problem, device: Device, chunk: int, stages: int, segments: int) -> Candidate | None:
-    """The local states of the segments and the scan over them; None where their blocks do not fit."""
-    size = 4 if problem.dtype == "float32" else 2
-    K, V, pairs = problem["K"], problem["V"], problem["B"] * problem["H"]
+def _composition(problem: Problem, device: Device, chunk: int, stages: int, segments: int) -> Candidate:
+    """The local states of the segments and the scan over them."""
+    size, K, V, pairs = _size(problem), problem["K"], problem["V"], problem["B"] * problem["H"]
     plan, block = Plan("triton"), min(ADVANCE_COLUMNS, padded(K))
     steps = -(-problem["T"] // chunk // segments)
     shared = stages * chunk * (padded(V) + block) * size + 1024
     grid = Grid(pairs * segments * -(-padded(K) // block), 128, 200, shared)
-    if not grid.fits(device):
-        return None
     states, operations = pairs * segments * K * V * 4, 2 * chunk * padded(V) * block
     moved = pairs * problem["T"] * (K + V) * size + states
     serial = ADVANCE_FILL_SECONDS + steps * (CHUNK_SECONDS / 2 + operations / (4 * WARP_RATE))

@@ -5,11 +5,11 @@ serve the sizes, chunks are prepared and gradients found there. A scalar decay, 
 channel before all of it, and its gradients are added after it.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner.constrint import Expression, Integer, as_expression, lookup, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
 from holdfast.planner.models.matrix.tiles import WIDEST as TILE
 from holdfast.planner.models.matrix.tiles import tile
 from holdfast.planner.models.matrix.vector_decay import hopper
@@ -33,7 +33,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
     values: columns, the block of V's columns of the passes; warps; stages of loads in flight; forward saves, whether
     what all chunks are at once stays for the backward pass.
     """
-    return ranked(_candidates(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
 def saves_chunks(problem: Problem) -> bool:
@@ -41,36 +41,34 @@ def saves_chunks(problem: Problem) -> bool:
     return problem.needs_grad and max(problem["K"], problem["V"]) <= WIDEST
 
 
-def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    K, V = padded(problem["K"]), padded(problem["V"])
-    size = 4 if problem.dtype == "float32" else 2
-    saves = (("saves", int(saves_chunks(problem))),) if direction == "forward" else ()
-    for block in (block for block in (128, 64, 32, 16) if block <= V):
-        for warps in additive.WARPS[size]:
-            if K * block > STATE_REGISTERS[size] * 32 * warps and block > 16:
-                continue
-            for stages in (2, 1):
-                plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages), *saves))
-                shared = shared_bytes(K, block, warps, stages, size)
-                if shared <= device.block_memory:
-                    yield _passes(problem, device, plan, shared, direction)
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    model, K, size = KernelModel(device), padded(problem["K"]), 4 if problem.dtype == "float32" else 2
+    columns = model.variable("columns", powers_of_two(16, 128), "largest")
+    warps = model.variable("warps", additive.WARPS[size])
+    stages = model.variable("stages", (1, 2), "largest")
+    if direction == "forward":
+        model.let("saves", int(saves_chunks(problem)))
+    model.add(columns <= padded(problem["V"]), "columns, of V")
+    # the narrowest block spills, and is better than none
+    held = K * columns * truth(columns > 16)
+    model.add(held <= STATE_REGISTERS[size] * 32 * warps, "numbers of a state, of those in registers")
+    model.block(warps, lookup(warps, additive.REGISTERS), shared_bytes(K, columns, warps, stages, size))
+    return model
 
 
-def _passes(problem: Problem, device: Device, plan: Plan, shared: int, direction: Direction) -> Candidate:
-    found = _pass(problem, device, plan, shared, FORWARD_CHAIN, direction == "backward")
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    plan = values.plan("triton", "columns", "warps", "stages", *(("saves",) if direction == "forward" else ()))
+    found = _pass(problem, device, plan, values, FORWARD_CHAIN, direction == "backward")
     if direction == "forward" or "slices" in problem.traits:
         found = found.after(_prepared(problem, device, plan))
     if "decay=scalar" in problem.traits:
         found = found.after(_by_channels(problem, device, plan))
     if direction == "forward":
         return found
-    found = _pass(problem, device, plan, shared, BACKWARD_CHAIN, True).after(found)
-    for _ in range(2):
-        if _is_hoppers(problem, device):
-            each = hopper.gradients(problem, device)
-        else:
-            each = additive.gradients(problem, device, plan)
-        found = each.after(found)
+    found = _pass(problem, device, plan, values, BACKWARD_CHAIN, True).after(found)
+    is_hoppers = _is_hoppers(problem, device)
+    gradients = hopper.gradients(problem, device) if is_hoppers else additive.gradients(problem, device, plan)
+    found = gradients.after(gradients.after(found))
     if "decay=scalar" in problem.traits:
         found = found.after(_by_channels(problem, device, plan))
     return replace(found, plan=plan)
@@ -94,17 +92,18 @@ def _is_hoppers(problem: Problem, device: Device) -> bool:
     )
 
 
-def shared_bytes(width: int, block: int, warps: int, stages: int, size: int) -> int:
+def shared_bytes(width: int, columns: Integer, warps: Integer, stages: Integer, size: int) -> Expression:
     """Return the bytes of a block of a pass, an upper bound of what Triton 3.6 allots for the larger one.
 
     In a pipeline the tiles of a chunk in each stage and the products of its keys once, without one two tiles at a time;
     and a state that changes hands where a warp does not keep its 16 rows of it.
     """
-    exchanged = width * block * size if 16 * warps > block else 0
+    columns, warps, stages = map(as_expression, (columns, warps, stages))
+    exchanged = truth(16 * warps > columns) * width * columns * size
     square = CHUNK * CHUNK
-    if stages == 1:
-        return CHUNK * 2 * (width + block) * size + square * size + exchanged
-    return stages * (CHUNK * (3 * width + 2 * block) + 2 * square) * size + square * 4 + 1024 + exchanged
+    pipelined = stages * (CHUNK * (3 * width + 2 * columns) + 2 * square) * size + square * 4 + 1024
+    two_tiles = CHUNK * 2 * (width + columns) * size + square * size
+    return truth(stages > 1) * pipelined + truth(stages == 1) * two_tiles + exchanged
 
 
 def prepared_on_hopper(problem: Problem, device: Device, plan: Plan) -> Candidate:
@@ -138,12 +137,12 @@ def _prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
     return inverse.after(before)
 
 
-def _pass(problem: Problem, device: Device, plan: Plan, shared: int, chain: float, saves: bool) -> Candidate:
+def _pass(problem: Problem, device: Device, plan: Plan, values: Assignment, chain: float, saves: bool) -> Candidate:
     """Model a launch of `kda_fwd` or `kda_bwd`. saves: whether states go to memory."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
-    block, warps = plan["columns"], plan["warps"]
+    block, warps = values["columns"], values["warps"]
     size, chunks = 4 if problem.dtype == "float32" else 2, -(-T // CHUNK)
-    grid = Grid(pairs * -(-V // block), 32 * warps, 255 if warps == 4 else 232, shared)
+    grid = values.grid(pairs * -(-V // block))
     splits = -(-V // block)
     moved = pairs * (T * size * (splits * (3 * K + 2 * CHUNK) + 2 * V) + 8 * K * V + 4 * splits * chunks * K)
     if saves:

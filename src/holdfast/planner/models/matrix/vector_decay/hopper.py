@@ -1,6 +1,7 @@
 """Vector decay on Hopper: one persistent block a (sequence, head), and a launch of all chunks for the gradients."""
 
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
 from holdfast.planner.models.matrix.tiles import tile
 from holdfast.planner.models.varlen import as_batch
 
@@ -27,33 +28,40 @@ def plan(saves: bool) -> Plan:
 
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Return the one plan of each pass; packed sequences are taken to be equally long."""
-    if problem.varlen:
-        problem = as_batch(problem)
-    found = forward(problem, device, direction == "backward" or problem.needs_grad)
-    if found is None or direction == "forward":
-        return () if found is None else (found,)
-    if "slices" in problem.traits:
-        # whose states no forward pass has saved
-        found = found.after(found)
-    return (gradients(problem, device).after(found),)
+    return planned(as_batch(problem) if problem.varlen else problem, device, direction, Kernel(model, candidate))
 
 
-def forward(problem: Problem, device: Device, saves: bool) -> Candidate | None:
-    """Model a launch of `gla_fwd`. saves: whether states go to memory."""
-    K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
-    tile_k, tile_v, chunks = tile(K), tile(V), -(-T // CHUNK)
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    """A block of `gla_fwd`: whether it saves states is all that its plan says."""
+    model, tile_k, tile_v = KernelModel(device), tile(problem["K"]), tile(problem["V"])
+    model.let("saves", int(direction == "backward" or problem.needs_grad))
     warps = tile_v // 16 + DECAY_WARPS
     # q and k, v, log decays of twice the width; tiles of two levels, scores, what the compiler exchanges
     columns = 2 * QK_STAGES * tile_k + V_STAGES * tile_v + 2 * tile_k + 2 * tile_k + 3 * CHUNK
-    grid = Grid(pairs, 32 * warps, 65536 // (32 * warps) // 8 * 8, 2 * CHUNK * columns + SCRATCH)
-    if not grid.fits(device):
-        return None
+    model.block(warps, 65536 // (32 * warps) // 8 * 8, 2 * CHUNK * columns + SCRATCH)
+    return model
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    found = _forward(problem, device, values)
+    if direction == "forward":
+        return found
+    if "slices" in problem.traits:
+        # whose states no forward pass has saved
+        found = found.after(found)
+    return gradients(problem, device).after(found)
+
+
+def _forward(problem: Problem, device: Device, values: Assignment) -> Candidate:
+    """Model a launch of `gla_fwd`."""
+    K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
+    tile_k, tile_v, chunks = tile(K), tile(V), -(-T // CHUNK)
     moved = pairs * (T * (4 * K * problem["Hq"] / problem["H"] + 4 * K + 4 * V) + 8 * K * V)
-    if saves:
-        moved += pairs * chunks * 2 * tile_k * tile_v
+    moved += values["saves"] * pairs * chunks * 2 * tile_k * tile_v
     operations = pairs * chunks * 2 * CHUNK * (2 * tile_k * tile_v + CHUNK * tile_v + 6 * CHUNK * tile_k)
     serial = FILL_SECONDS + chunks * CHUNK_SECONDS[tile_k]
-    return Candidate.of(plan(saves), device, grid, int(moved), operations, serial=serial)
+    plan, grid = values.plan("hopper", "saves"), values.grid(pairs)
+    return Candidate.of(plan, device, grid, int(moved), operations, serial=serial)
 
 
 def gradients(problem: Problem, device: Device) -> Candidate:

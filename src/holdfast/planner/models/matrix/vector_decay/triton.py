@@ -5,10 +5,10 @@ instructions, and those of `gla_chunk_grads` are fitted to the whole backward pa
 V128, bfloat16).
 """
 
-from collections.abc import Iterator
-
 from holdfast.planner import Candidate, Device, Direction, Grid, Plan, Problem
-from holdfast.planner.models import ranked
+from holdfast.planner.constrint import Expression, lookup, maximum, truth
+from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned, powers_of_two
+from holdfast.planner.models.matrix.tiles import padded
 
 CHUNK = 64
 # wider states leave no registers for anything else
@@ -19,6 +19,8 @@ GRADIENT_PIECE = 32
 # of `gla_chunk_fwd`, and of its state in float32 a thread: beside operands of 2 bytes, and of 4
 WARPS = {2: (4, 8), 4: (4,)}
 STATE_REGISTERS = {2: 64, 4: 32}
+# of a thread at most, by warps
+REGISTERS = {4: 255, 8: 232}
 # A chunk's products wait for one another: so long whatever their size, and a rate for each warp.
 CHUNK_SECONDS = 1.2e-6
 WARP_RATE = 3.6e11
@@ -29,36 +31,33 @@ PREPARE_SECONDS = 5e-6
 GRADIENT_SECONDS = 1.55e-5
 
 
-def padded(width: int) -> int:
-    """Return the power of two, at least 16, that a tile of `width` columns takes."""
-    return max(16, 1 << (width - 1).bit_length())
-
-
 def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[Candidate, ...]:
     """Return plans, the fastest first.
 
     values, of `gla_chunk_fwd`: columns, the block of V's columns; warps; stages of loads in flight.
     """
-    return ranked(_candidates(problem, device, direction))
+    return planned(problem, device, direction, Kernel(model, candidate))
 
 
-def _candidates(problem: Problem, device: Device, direction: Direction) -> Iterator[Candidate]:
-    K, V = padded(problem["K"]), padded(problem["V"])
-    size = 4 if problem.dtype == "float32" else 2
-    for block in (block for block in (128, 64, 32, 16) if block <= V):
-        for warps in (warps for warps in WARPS[size] if K * block <= STATE_REGISTERS[size] * 32 * warps):
-            for stages in (3, 2, 1):
-                shared = _shared(K, block, warps, stages, size)
-                if shared > device.block_memory:
-                    continue
-                plan = Plan("triton", (("columns", block), ("warps", warps), ("stages", stages)))
-                found = _all_chunks(problem, device, plan, "gla_chunk_prepare")
-                if direction == "forward":
-                    yield _chunk_fwd(problem, device, plan, shared, reads=True, saves=False).after(found)
-                    continue
-                found = _chunk_fwd(problem, device, plan, shared, reads=True, saves=True).after(found)
-                found = _chunk_fwd(problem, device, plan, shared, reads=False, saves=True).after(found)
-                yield _all_chunks(problem, device, plan, "gla_chunk_grads").after(found)
+def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
+    model, K, size = KernelModel(device), padded(problem["K"]), 4 if problem.dtype == "float32" else 2
+    columns = model.variable("columns", powers_of_two(16, 128), "largest")
+    warps = model.variable("warps", WARPS[size])
+    stages = model.variable("stages", (1, 2, 3), "largest")
+    model.add(columns <= padded(problem["V"]), "columns, of V")
+    model.add(K * columns <= STATE_REGISTERS[size] * 32 * warps, "numbers of a state, of those in registers")
+    model.block(warps, lookup(warps, REGISTERS), _shared(K, columns, warps, stages, size))
+    return model
+
+
+def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
+    plan = values.plan("triton", "columns", "warps", "stages")
+    found = _all_chunks(problem, device, plan, "gla_chunk_prepare")
+    if direction == "forward":
+        return _chunk_fwd(problem, device, plan, values, reads=True, saves=False).after(found)
+    found = _chunk_fwd(problem, device, plan, values, reads=True, saves=True).after(found)
+    found = _chunk_fwd(problem, device, plan, values, reads=False, saves=True).after(found)
+    return _all_chunks(problem, device, plan, "gla_chunk_grads").after(found)
 
 
 def prepared(problem: Problem, device: Device, plan: Plan) -> Candidate:
@@ -71,25 +70,26 @@ def gradients(problem: Problem, device: Device, plan: Plan) -> Candidate:
     return _all_chunks(problem, device, plan, "gla_chunk_grads")
 
 
-def _shared(width: int, block: int, warps: int, stages: int, size: int) -> int:
+def _shared(width: int, columns: Expression, warps: Expression, stages: Expression, size: int) -> Expression:
     """Return the bytes of a block of `gla_chunk_fwd`, an upper bound of what Triton 3.6 allots.
 
     Tiles in flight, and a state that changes hands between warps: on its way to memory, and where a warp does not keep
     its 16 rows of it. Without a pipeline float32 goes through shared memory a tile at a time.
     """
-    exchanged = (2 if 16 * warps > block else 1) * width * block * size
-    if size == 4 and stages == 1:
-        return CHUNK * max(width, block) * size + exchanged
-    return stages * (CHUNK * (2 * width + block + CHUNK) * size + 4 * width) + exchanged
+    exchanged = (1 + truth(16 * warps > columns)) * width * columns * size
+    tiles = stages * (CHUNK * (2 * width + columns + CHUNK) * size + 4 * width)
+    if size == 4:
+        tiles = truth(stages > 1) * tiles + truth(stages == 1) * CHUNK * maximum(width, columns) * size
+    return tiles + exchanged
 
 
-def _chunk_fwd(problem: Problem, device: Device, plan: Plan, shared: int, reads: bool, saves: bool) -> Candidate:
+def _chunk_fwd(problem: Problem, device: Device, plan: Plan, values: Assignment, reads: bool, saves: bool) -> Candidate:
     """Model a launch of `gla_chunk_fwd`. reads: whether it has an output. saves: whether states go to memory."""
     K, V, T, pairs = problem["K"], problem["V"], problem["T"], problem["B"] * problem["H"]
-    block, warps, stages = plan["columns"], plan["warps"], plan["stages"]
+    block, warps, stages = values["columns"], values["warps"], values["stages"]
     size, tile_k = 4 if problem.dtype == "float32" else 2, padded(K)
     chunks = -(-T // CHUNK)
-    grid = Grid(pairs * -(-V // block), 32 * warps, 255 if warps == 4 else 232, shared)
+    grid = values.grid(pairs * -(-V // block))
     moved = pairs * (T * size * (K + V) + 8 * K * V + 4 * chunks * K)
     if reads:
         moved += pairs * T * size * (K + V + CHUNK)
