@@ -148,3 +148,14 @@ def test_every_sign_of_a_truth():
         model.add(found == total + 2 * truth(a >= b) + truth(a > b))
         expected = 32 * (left < right) + 16 * (left <= right) + 8 * (left == right) + 4 * (left != right)
         assert by_propagation(model)[0]["found"] == expected + 2 * (left >= right) + (left > right)
+
+
+@pytest.mark.parametrize(("counts", "expected"), [((2**15,), True), ((2**15 + 1,), False), ((2**8, 2**7 + 1), False)])
+def test_how_many_assignments_are_few(counts, expected):
+    model = Model()
+    for place, count in enumerate(counts):
+        model.variable(f"v{place}", range(count))
+    assert models.is_small(model.variables) == expected
+    # of a greedy variable mostly the first value is one
+    model.variable("stages", range(100), greedy=True)
+    assert models.is_small(model.variables) == expected

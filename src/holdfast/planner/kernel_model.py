@@ -99,32 +99,45 @@ class KernelModel:
 
         of: which, where a kernel has several.
         """
-        device = self.device
+        threads, memory, registers_sm, registers_thread = self._limits()
         warps, registers, shared = (
             self._named(named(name, of), value)
             for name, value in (("warps", warps), ("registers", registers), ("shared", shared))
         )
-        limits = (device.threads_per_block, device.threads_per_sm, device.shared_per_block, device.shared_per_sm)
-        if None in limits or device.registers_per_sm is None or device.registers_per_thread is None:
-            raise ValueError(f"device: expected one whose limits are known; got {device.name!r}")
-        threads, threads_sm, memory, memory_sm = (limit or 0 for limit in limits)
-        room = min(memory, memory_sm // SHARED_UNIT * SHARED_UNIT - RESERVED_SHARED)
-        self.add(32 * warps <= min(threads, threads_sm), named("threads", of))
-        self.add(registers <= device.registers_per_thread, named("registers a thread", of))
-        self.add(warps <= self._alive(device.registers_per_sm, registers), named("warps that registers hold", of))
-        self.add(shared <= room, named("shared memory", of), "bytes")
+        self.add(32 * warps <= threads, named("threads", of))
+        self.add(registers <= registers_thread, named("registers a thread", of))
+        self.add(warps <= self._alive(registers_sm, registers), named("warps that registers hold", of))
+        self.add(shared <= memory, named("shared memory", of), "bytes")
 
     def at_once(self, warps: Integer, registers: Integer, shared: Integer) -> Expression:
         """Blocks of such a launch that the whole device runs at once."""
-        device, warps = self.device, as_expression(warps)
+        device, (_, _, registers_sm, _) = self.device, self._limits()
+        assert device.threads_per_sm is not None
+        assert device.shared_per_sm is not None
+        warps, registers, shared = map(as_expression, (warps, registers, shared))
         held = minimum(
-            (device.threads_per_sm or 0) // (32 * warps),
+            device.threads_per_sm // (32 * warps),
             device.blocks_per_sm or 32,
-            self._alive(device.registers_per_sm or 0, as_expression(registers)) // warps,
-            (device.shared_per_sm or 0)
-            // (SHARED_UNIT * ceil_div(as_expression(shared) + RESERVED_SHARED, SHARED_UNIT)),
+            self._alive(registers_sm, registers) // warps,
+            device.shared_per_sm // (SHARED_UNIT * ceil_div(shared + RESERVED_SHARED, SHARED_UNIT)),
         )
         return held * device.processors
+
+    def _limits(self) -> tuple[int, int, int, int]:
+        """Threads and bytes of shared memory of a block that fits an SM, registers of an SM and of a thread."""
+        device = self.device
+        if (
+            device.threads_per_sm is None
+            or device.threads_per_block is None
+            or device.shared_per_sm is None
+            or device.shared_per_block is None
+            or device.registers_per_sm is None
+            or device.registers_per_thread is None
+        ):
+            raise ValueError(f"device: expected one whose limits are known; got {device.name!r}")
+        memory = device.shared_per_sm // SHARED_UNIT * SHARED_UNIT - RESERVED_SHARED
+        threads = min(device.threads_per_block, device.threads_per_sm)
+        return threads, min(device.shared_per_block, memory), device.registers_per_sm, device.registers_per_thread
 
     @staticmethod
     def _alive(registers_sm: int, registers: Expression) -> Expression:

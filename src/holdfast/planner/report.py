@@ -8,8 +8,6 @@ from .constrint.constraint import Comparison
 from .constrint.domain import describe
 from .constrint.expression import Named
 
-WIDTH = 100
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
