@@ -51,3 +51,33 @@ def test_warps_are_powers_of_two(path):
 
 def test_launches_are_found():
     assert sum(map(len, LAUNCHES.values())) >= 20
+
+
+def partitions(path):
+    """Line -> warps and registers a thread of a kernel's partitions, where both are written out."""
+    found = {}
+    for node in nodes(parse(path)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("warp_specialize"):
+            lists = [
+                [getattr(x, "value", None) for x in each.elts] for each in node.args[1:] if isinstance(each, ast.List)
+            ]
+            if len(lists) == 2 and all(isinstance(x, int) for each in lists for x in each):
+                found[node.lineno] = tuple(lists)
+    return found
+
+
+PARTITIONS = {path: found for path in python_files(KERNELS) if (found := partitions(path))}
+
+
+@pytest.mark.parametrize("path", PARTITIONS, ids=lambda path: path.relative_to(KERNELS).as_posix())
+def test_a_thread_asks_for_registers_that_there_are(path):
+    """By eights, from 24 to 256; and a block's partitions together have 65536, beside those of the first."""
+    for line, (warps, registers) in PARTITIONS[path].items():
+        assert len(warps) == len(registers), line
+        assert all(each % 8 == 0 and 24 <= each <= 256 for each in registers), line
+        assert all(each in (1, 2, 4, 8) for each in warps), line
+        assert sum(32 * n * each for n, each in zip(warps, registers, strict=True)) < 65536, line
+
+
+def test_partitions_are_found():
+    assert sum(map(len, PARTITIONS.values())) >= 8

@@ -111,6 +111,8 @@ def test_the_page_in_tables():
     assert found["Training: peak memory"] == [["mixer", "eager B8 T2048 d768"], ["gla", "3.0 MiB"]]
     heads = ["mixer", "sizes of", "layer ms", "projections ms", "op ms", "layer / (projections + op)", "host ms"]
     assert found["One layer"] == [heads, ["gla", "defaults", "3", "1.5", "0.5", "1.5", "0.25"]]
+    layer = section(record(*rows), "m0", "Models").partition("One layer")[2].partition("</table>")[0]
+    assert layer.count('class="left"') == 2 * 2, "of a head and a row the words alone begin at the left"
     assert found["Host time"] == [
         ["layer or op", "us", "x SDPA's"],
         ["op scaled_dot_product_attention", "40", "1"],
