@@ -234,7 +234,6 @@ _SPECIAL: dict[str, Callable[[list[Any], dict[str, Any], Any], str]] = {
     "atan2": lambda a, k, read: f"atan2f({read(a[0])}, {read(a[1])})",
     "pow": _power,
     "gelu": _gelu,
-    "rsub": lambda a, k, read: f"{read(a[1])} - {read(a[0])}",
     "copysign": lambda a, k, read: f"copysignf({read(a[0])}, {read(a[1])})",
     "copy": lambda a, k, read: read(a[1]),
     "sigmoid_backward": lambda a, k, read: f"{read(a[0])} * ({read(a[1])} * ({read(1.0)} - {read(a[1])}))",
