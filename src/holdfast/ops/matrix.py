@@ -136,7 +136,8 @@ def _saved_shape(what: Problem, device: torch.device, backend: str) -> SavedShap
     A graph knows it before a backend is chosen: it is what the one backend says that saves something, if that one may
     serve such a call, whatever B and T, which may be symbols.
     """
-    alone = replace(what, sizes=tuple((name, int(size) if name in "KV" else 1) for name, size in what.sizes))
+    what = replace(what, sizes=tuple((name, int(size) if name in "KV" else size) for name, size in what.sizes))
+    alone = replace(what, sizes=tuple((name, size if name in "KV" else 1) for name, size in what.sizes))
     for each in BACKENDS:
         if isinstance(each, BackendVariants) and backend in ("", each.name):
             for variant, shape in each.saving(what):

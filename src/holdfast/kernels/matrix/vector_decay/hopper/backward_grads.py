@@ -317,28 +317,28 @@ def gla_bwd_grads(
         # of earlier tokens, one factor of their decay after the other
         before_it = state_part * before + parts_16[t] * q_factor_16 + part_32 * q_factor_32
         # with BEFORE_DECAY the write just before crosses no decay, and nothing of it may be in what is taken away below
-        crossing = before_it
+        decayed_before = before_it
         for i in gl.static_range(t):
-            crossing = before_it * own[i]
-            before_it = crossing + to_query[i] * ks[i].to(gl.float32)
+            decayed_before = before_it * own[i]
+            before_it = decayed_before + to_query[i] * ks[i].to(gl.float32)
         if not BEFORE_DECAY:
             before_it = before_it * own[t]
-            crossing = before_it
+            decayed_before = before_it
         # of later tokens of the warp, of all others
-        after_it, crossing_after = nothing, nothing
+        after_it, decayed_after = nothing, nothing
         for i in gl.static_range(BLOCK_TOKENS - 1, t, -1):
             added = to_key[i] * qs[i].to(gl.float32)
             if i == BLOCK_TOKENS - 1:
                 after_it = added
             elif BEFORE_DECAY:
-                crossing_after = after_it * own[i]
-                after_it = crossing_after + added
+                decayed_after = after_it * own[i]
+                after_it = decayed_after + added
             else:
                 after_it = after_it * own[i + 1] + added
         if t < BLOCK_TOKENS - 1:
             if not BEFORE_DECAY:
                 after_it = after_it * own[t + 1]
-                crossing_after = after_it
+                decayed_after = after_it
             end = end * own[t + 1]
         back = dstate_part * after + parts_16[t] * k_factor_16 + part_32 * k_factor_32
         inside = (first + t < T) & (columns < KEYS)
@@ -360,11 +360,11 @@ def gla_bwd_grads(
             to_write += gl.load(dk_ptr + at, mask=inside, other=0.0).to(gl.float32)
         gl.store(dk_ptr + at, to_write.to(dtype), mask=inside)
         if BEFORE_DECAY:
-            pairs_dg = pairs_dg - crossing_after * k
+            pairs_dg = pairs_dg - decayed_after * k
             states_dg = states_dg * own[t] + q * state_part
             pairs_dg_32 = pairs_dg_32 * own[t] + q * part_32
         else:
-            pairs_dg += crossing * q - crossing_after * k
+            pairs_dg += decayed_before * q - decayed_after * k
             states_dg = (states_dg + q * state_part) * own[t]
             pairs_dg_32 = (pairs_dg_32 + q * part_32) * own[t]
         key = k * end
@@ -377,7 +377,7 @@ def gla_bwd_grads(
             pair_sums_tile.index(t).store(pairs_dg)
             behind_tiles[t % 2].index(t // 2).store(key * back)
         if BEFORE_DECAY:
-            pairs_dg = pairs_dg + crossing * q
+            pairs_dg = pairs_dg + decayed_before * q
     sums.slice(BLOCKS, BLOCKS, 0).store(states_dg * before)
     sums.slice(2 * BLOCKS, BLOCKS, 0).store(dstates_dg * after)
     sums.slice(3 * BLOCKS, BLOCKS, 0).store(pairs_dg_32 * q_factor_32 + keys_dg_32 * k_factor_32)

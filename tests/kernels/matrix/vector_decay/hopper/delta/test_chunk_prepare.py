@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from holdfast.kernels.matrix.vector_decay.triton.delta.chunks import Chunks, Kept
+from holdfast.kernels.matrix.vector_decay.saved import Chunks, SavedChunks
 from holdfast.planner import Device, Grid, Plan, Problem
 from holdfast.planner.models.matrix.vector_decay import delta
 from kernels.matrix.scalar_decay.triton.parity import moved
@@ -64,12 +64,12 @@ def exact(call, packed, slots):
 def prepared(call, packed, device="cpu"):
     from holdfast.kernels.matrix.vector_decay.hopper.delta import launch
 
-    kept = Kept(*call.v.shape[:3], call.k.shape[3], len(packed) - 1 if packed else None, call.v.dtype)
+    saved = SavedChunks(*call.v.shape[:3], call.k.shape[3], len(packed) - 1 if packed else None, call.v.dtype)
     cu_seqlens = torch.tensor(packed, dtype=torch.int32, device=device) if packed else None
     there = moved(call, device)
-    found = kept.chunks(kept.empty(there.v.device))
-    launch.run_prepare(there.q, there.k, there.g, call.scale, found, kept.slots, cu_seqlens)
-    return Chunks(*(x.cpu() for x in found)), exact(call, packed, kept.slots)
+    found = saved.chunks(saved.empty(there.v.device))
+    launch.run_prepare(there.q, there.k, there.g, call.scale, found, saved.slots, cu_seqlens)
+    return Chunks(*(x.cpu() for x in found)), exact(call, packed, saved.slots)
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_a_strong_decays_channels_stand_beside_mild_ones_on_the_emulator(on_cpu)
     found, right = prepared(call, None)
     for name in ("q_in", "k_in", "k_out"):
         mine, truth = (x[0, :, 0].double() for x in (getattr(found, name), right[found._fields.index(name)]))
-        kept = truth.abs() > 1e-30
-        assert kept.sum() > 64
-        assert ((mine - truth).abs() <= 2.0**-7 * truth.abs())[kept].all(), name
+        saved = truth.abs() > 1e-30
+        assert saved.sum() > 64
+        assert ((mine - truth).abs() <= 2.0**-7 * truth.abs())[saved].all(), name
 
 
 def problem(K):

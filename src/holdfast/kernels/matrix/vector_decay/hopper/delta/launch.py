@@ -5,7 +5,7 @@ from torch import Tensor
 from holdfast.kernels.lib.gluon.layouts import TILE_LAYOUT
 from holdfast.kernels.matrix.args import TOKENS, dtype_or_none
 from holdfast.kernels.matrix.vector_decay.hopper.launch import DECAYS, PLAIN_DECAYS
-from holdfast.kernels.matrix.vector_decay.triton.delta.chunks import Chunks
+from holdfast.kernels.matrix.vector_decay.saved import Chunks
 from holdfast.kernels.runtime.descriptor_launch import launch
 from holdfast.kernels.runtime.tma import for_tma, tiles
 

@@ -6,10 +6,9 @@ import torch
 
 from holdfast.kernels.matrix.portable import TritonMatrix
 from holdfast.kernels.matrix.variants import SavedShape
+from holdfast.kernels.matrix.vector_decay.saved import SavedChunks
 from holdfast.planner import Problem
 from holdfast.planner.models.matrix.vector_decay import delta as triton_model
-
-from .chunks import Kept
 
 
 class TritonKDA(TritonMatrix):
@@ -38,8 +37,8 @@ class TritonKDA(TritonMatrix):
             return None
         dtype = torch.float32 if self.is_in_float32(problem, "forward") else getattr(torch, problem.dtype)
         tokens = (problem[name] for name in "BTH")
-        kept = Kept(*tokens, problem["K"], problem["N"] if problem.varlen else None, dtype)
-        return SavedShape((1, kept.bytes), torch.uint8)
+        saved = SavedChunks(*tokens, problem["K"], problem["N"] if problem.varlen else None, dtype)
+        return SavedShape((1, saved.bytes), torch.uint8)
 
     def launches(self) -> ModuleType:
         from . import launch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.kernels.matrix.vector_decay.additive import ChunkGradients, by_heads, hopper_serves
+from holdfast.kernels.matrix.vector_decay.saved import Chunks, SavedChunks
 from holdfast.kernels.matrix.vector_decay.triton import launch as additive
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
@@ -18,7 +19,6 @@ from holdfast.planner.models.matrix.vector_decay.triton import padded
 from holdfast.recurrences.definition import MatrixCall
 
 from .chunk_inverse import kda_chunk_inverse
-from .chunks import Chunks, Kept
 from .states import kda_bwd, kda_fwd
 
 PRECISION = "tf32x3"
@@ -54,9 +54,11 @@ class Passes:
         return Passes(of, erase, beta, call.erase_before_decay, hopper_serves(call, cu_seqlens))
 
     @property
-    def kept(self) -> Kept:
+    def saved(self) -> SavedChunks:
         run = self.of
-        return Kept(*run.v.shape[:3], run.k.shape[3], None if run.cu_seqlens is None else run.sequences, run.v.dtype)
+        return SavedChunks(
+            *run.v.shape[:3], run.k.shape[3], None if run.cu_seqlens is None else run.sequences, run.v.dtype
+        )
 
     def prepare(self, chunks: Chunks) -> None:
         """Launch what all chunks take at once, which fills chunks."""
@@ -166,11 +168,11 @@ def forward(plan: Plan, call: MatrixCall, cu_seqlens: Tensor | None) -> tuple[Te
     final = call.v.new_empty(run.of.state_shape(), dtype=torch.float32)
     if final.numel() == 0:
         return o, final
-    kept = run.kept.empty(o.device)
-    chunks = run.kept.chunks(kept)
+    saved = run.saved.empty(o.device)
+    chunks = run.saved.chunks(saved)
     run.prepare(chunks)
     run.run_forward(chunks, o, final)
-    return (o, final, kept) if plan["saves"] else (o, final)
+    return (o, final, saved) if plan["saves"] else (o, final)
 
 
 def backward(
@@ -180,12 +182,12 @@ def backward(
     grad_o: Tensor | None,
     grad_final: Tensor | None,
     o: Tensor | None = None,
-    kept: Tensor | None = None,
+    saved: Tensor | None = None,
 ) -> tuple[list[Tensor | None], Tensor | None]:
     """Return the gradients of (q, k, v, g, beta, stabilizer), None where the input is, of e where it is given, and of
     the initial state if it is given.
 
-    kept: what forward saved; without it, chunks are prepared again. o is not read.
+    saved: what forward saved; without it, chunks are prepared again. o is not read.
     """
     given, call = call, by_channels(call)
     run = Passes.take(plan, call, cu_seqlens)
@@ -197,8 +199,8 @@ def backward(
     dfinal = None if grad_final is None else grad_final.contiguous()
     gradients = ChunkGradients(call, cu_seqlens, run.on_hopper)
     states, dstates = (gradients.room_for_states(run.of.slots) for _ in range(2))
-    chunks = run.kept.chunks(run.kept.empty(do.device) if kept is None else kept)
-    if kept is None:
+    chunks = run.saved.chunks(run.saved.empty(do.device) if saved is None else saved)
+    if saved is None:
         run.prepare(chunks)
     x, u = run.write(chunks, states, gradients.tiled)
     dv, dbeta = run.run_backward(chunks, x, do, StateGrads(dfinal, dinitial), dstates, gradients.tiled)

@@ -25,7 +25,7 @@ class Chunks(NamedTuple):
     inverse: Tensor  # [B, T, H, CHUNK]
 
 
-class Kept(NamedTuple):
+class SavedChunks(NamedTuple):
     """Sizes of a call: v's first three, K, how many sequences are packed, if they are, and the inputs' dtype."""
 
     batch: int
@@ -49,7 +49,7 @@ class Kept(NamedTuple):
         for dtype in (self.dtype, torch.float32, self.dtype):
             yield (*tokens, CHUNK), dtype
 
-    def _ends(self) -> Iterator[tuple[int, int]]:
+    def _bounds(self) -> Iterator[tuple[int, int]]:
         """The first byte of each of `Chunks`, and the one after its last."""
         first = 0
         for sizes, dtype in self._parts():
@@ -59,14 +59,14 @@ class Kept(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        *_, (_, end) = self._ends()
+        *_, (_, end) = self._bounds()
         return end
 
     def empty(self, device: torch.device) -> Tensor:
         """Room for all: uint8 [1, bytes]."""
         return torch.empty(1, self.bytes, dtype=torch.uint8, device=device)
 
-    def chunks(self, kept: Tensor) -> Chunks:
+    def chunks(self, saved: Tensor) -> Chunks:
         """Return the parts of `empty`."""
-        parts = zip(self._parts(), self._ends(), strict=True)
-        return Chunks(*(kept[0, first:end].view(dtype).view(sizes) for (sizes, dtype), (first, end) in parts))
+        parts = zip(self._parts(), self._bounds(), strict=True)
+        return Chunks(*(saved[0, first:end].view(dtype).view(sizes) for (sizes, dtype), (first, end) in parts))
