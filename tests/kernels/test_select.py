@@ -10,6 +10,7 @@ from holdfast.kernels.backend import Rejected, describe
 from holdfast.kernels.select import decide, resolve
 from holdfast.ops import dense, diagonal, matrix
 from holdfast.planner import Candidate, Device, Plan, Problem, tables
+from holdfast.planner.kernel_model import NothingFits
 from holdfast.planner.movement import Prediction
 from holdfast.planner.tables import Table, Timing
 from holdfast.recurrences import RECURRENCES, Draw, Sizes
@@ -124,6 +125,17 @@ def test_a_backend_none_of_whose_plans_fits_is_passed_over():
         resolve(backends, BOTH, H200, "hopper", "forward")
     with pytest.raises(ValueError, match="no backend can run gla on h200: hopper: no plan of its forward and backward"):
         resolve((Stub("hopper", (), ()),), BOTH, H200, None, "forward")
+
+
+def test_why_none_of_its_plans_fits_is_what_its_model_says():
+    class Tight(Stub):
+        def candidates(self, problem, device, direction):
+            return NothingFits.because(lambda: f"shared memory {direction}")
+
+    said = "no plan of its forward and backward fits h200: shared memory forward"
+    assert decide((Tight("hopper"), Stub("chunked")), BOTH, H200, None).passed_over == {"hopper": said}
+    with pytest.raises(Rejected, match=f"'hopper' cannot run gla here: {said}"):
+        resolve((Tight("hopper"),), BOTH, H200, "hopper", "forward")
 
 
 def test_a_named_backend_runs_or_raises():

@@ -20,8 +20,8 @@ from holdfast.planner.kernel_model import (
     powers_of_two,
     why_nothing_fits,
 )
-from holdfast.planner.models import ranked
 from holdfast.planner.models.dense import triton as dense
+from holdfast.planner.models.matrix import wide
 from holdfast.planner.models.matrix.scalar_decay import hopper
 from holdfast.planner.models.matrix.vector_decay import triton as vector_decay
 from holdfast.planner.movement import Prediction
@@ -176,11 +176,14 @@ def test_every_kernels_plan_is_an_assignment_that_keeps_all_limits(name):
 
 
 def test_what_no_kernel_takes_for_wide_states_is_told_of_the_kernel():
-    """Slices of a state hand on why none fits."""
-    _, problem = named_problem("simple_gla", {"B": 1, "T": 64, "H": 2, "K": 64, "V": 64}, torch.bfloat16, True, False)
-    tight = replace(H200, shared_per_block=20000)
-    assert hopper.candidates(problem, tight, "forward").reason().startswith("shared memory of sweep ")
-    assert ranked([]) == ()
+    """Slices of a state hand on why none fits, and what those of a kernel that does are a solution of."""
+    _, problem = named_problem("simple_gla", {"B": 1, "T": 64, "H": 2, "K": 64, "V": 128}, torch.bfloat16, True, False)
+    tight, cut = replace(H200, shared_per_block=20000), wide.Cut(1, 2)
+    none = wide.candidates(problem, tight, "forward", cut, hopper.candidates)
+    assert why_nothing_fits(none).startswith("shared memory of sweep ")
+    sliced = wide.candidates(problem, H200, "forward", cut, hopper.candidates)[0]
+    assert sliced.plan["value_slices"] == 2
+    assert ("columns", 64, "{64, 128}") in sliced.report().chosen
 
 
 def test_the_page_shows_a_model_as_it_stands():

@@ -16,7 +16,7 @@ from .constrint.constraint import Comparison
 from .constrint.expression import Integer, Named, as_expression
 from .constrint.model import Order
 from .device import Device
-from .occupancy import REGISTER_UNIT, RESERVED_SHARED, SHARED_UNIT, WARPS_UNIT, Grid
+from .occupancy import REGISTER_UNIT, RESERVED_SHARED, SHARED_UNIT, WARPS_UNIT, Grid, Limits
 from .plan import Direction, Plan
 from .problem import Problem
 from .report import Report, Row, report_of
@@ -99,45 +99,28 @@ class KernelModel:
 
         of: which, where a kernel has several.
         """
-        threads, memory, registers_sm, registers_thread = self._limits()
+        limits = Limits.of(self.device)
         warps, registers, shared = (
             self._named(named(name, of), value)
             for name, value in (("warps", warps), ("registers", registers), ("shared", shared))
         )
-        self.add(32 * warps <= threads, named("threads", of))
-        self.add(registers <= registers_thread, named("registers a thread", of))
-        self.add(warps <= self._alive(registers_sm, registers), named("warps that registers hold", of))
+        memory = min(limits.shared_block, limits.shared_sm // SHARED_UNIT * SHARED_UNIT - RESERVED_SHARED)
+        self.add(32 * warps <= min(limits.threads_block, limits.threads_sm), named("threads", of))
+        self.add(registers <= limits.registers_thread, named("registers a thread", of))
+        self.add(warps <= self._alive(limits.registers_sm, registers), named("warps that registers hold", of))
         self.add(shared <= memory, named("shared memory", of), "bytes")
 
     def at_once(self, warps: Integer, registers: Integer, shared: Integer) -> Expression:
         """Blocks of such a launch that the whole device runs at once."""
-        device, (_, _, registers_sm, _) = self.device, self._limits()
-        assert device.threads_per_sm is not None
-        assert device.shared_per_sm is not None
+        limits = Limits.of(self.device)
         warps, registers, shared = map(as_expression, (warps, registers, shared))
         held = minimum(
-            device.threads_per_sm // (32 * warps),
-            device.blocks_per_sm or 32,
-            self._alive(registers_sm, registers) // warps,
-            device.shared_per_sm // (SHARED_UNIT * ceil_div(shared + RESERVED_SHARED, SHARED_UNIT)),
+            limits.threads_sm // (32 * warps),
+            self.device.blocks_per_sm or 32,
+            self._alive(limits.registers_sm, registers) // warps,
+            limits.shared_sm // (SHARED_UNIT * ceil_div(shared + RESERVED_SHARED, SHARED_UNIT)),
         )
-        return held * device.processors
-
-    def _limits(self) -> tuple[int, int, int, int]:
-        """Threads and bytes of shared memory of a block that fits an SM, registers of an SM and of a thread."""
-        device = self.device
-        if (
-            device.threads_per_sm is None
-            or device.threads_per_block is None
-            or device.shared_per_sm is None
-            or device.shared_per_block is None
-            or device.registers_per_sm is None
-            or device.registers_per_thread is None
-        ):
-            raise ValueError(f"device: expected one whose limits are known; got {device.name!r}")
-        memory = device.shared_per_sm // SHARED_UNIT * SHARED_UNIT - RESERVED_SHARED
-        threads = min(device.threads_per_block, device.threads_per_sm)
-        return threads, min(device.shared_per_block, memory), device.registers_per_sm, device.registers_per_thread
+        return held * self.device.processors
 
     @staticmethod
     def _alive(registers_sm: int, registers: Expression) -> Expression:

@@ -1,6 +1,7 @@
 """How many blocks of a launch run at once, and in how many waves."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .device import KIB, Device
 
@@ -14,6 +15,26 @@ RESERVED_SHARED = KIB
 
 def rounded_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
+
+
+class Limits(NamedTuple):
+    """Of a device whose limits are known, in the order in which `Device` has them."""
+
+    registers_sm: int
+    registers_thread: int
+    shared_sm: int
+    shared_block: int
+    threads_block: int
+    threads_sm: int
+
+    @staticmethod
+    def of(device: Device) -> "Limits":
+        """Raises ValueError where they are not known."""
+        known = (device.registers_per_sm, device.registers_per_thread, device.shared_per_sm, device.shared_per_block)
+        known += (device.threads_per_block, device.threads_per_sm)
+        if None in known:
+            raise ValueError(f"device: expected one whose limits are known; got {device.name!r}")
+        return Limits(*known)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +56,17 @@ class Grid:
 
     def per_sm(self, device: Device) -> int:
         """Blocks that an SM holds at once; 0 where not even one fits. Raises ValueError where limits are not known."""
-        if (
-            device.threads_per_sm is None
-            or device.threads_per_block is None
-            or device.shared_per_sm is None
-            or device.shared_per_block is None
-            or device.registers_per_sm is None
-            or device.registers_per_thread is None
-        ):
-            raise ValueError(f"device: expected one whose limits are known; got {device.name!r}")
-        if self.threads > device.threads_per_block or self.shared > device.shared_per_block:
+        limits = Limits.of(device)
+        if self.threads > limits.threads_block or self.shared > limits.shared_block:
             return 0
-        if self.registers > device.registers_per_thread:
+        if self.registers > limits.registers_thread:
             return 0
         warps = -(-self.threads // 32)
-        held = [device.threads_per_sm // (32 * warps), device.blocks_per_sm or 32]
+        held = [limits.threads_sm // (32 * warps), device.blocks_per_sm or 32]
         if self.registers:
-            alive = device.registers_per_sm // rounded_up(32 * self.registers, REGISTER_UNIT)
+            alive = limits.registers_sm // rounded_up(32 * self.registers, REGISTER_UNIT)
             held.append(alive // WARPS_UNIT * WARPS_UNIT // warps)
-        held.append(device.shared_per_sm // rounded_up(self.shared + RESERVED_SHARED, SHARED_UNIT))
+        held.append(limits.shared_sm // rounded_up(self.shared + RESERVED_SHARED, SHARED_UNIT))
         return min(held)
 
     def at_once(self, device: Device) -> int:

@@ -4,6 +4,8 @@ from holdfast.planner import Candidate, Device, Direction, Problem
 from holdfast.planner.constrint import one_of
 from holdfast.planner.kernel_model import Assignment, Kernel, KernelModel, planned
 
+from .triton import numbers_of
+
 # Steps between two states that the forward pass keeps: as many as the backward pass has registers for.
 ROWS = 32
 # Numbers (channels, or pairs) that rows come in, so that all are copied 16 bytes at a time.
@@ -40,27 +42,22 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     steps, stages = model.variable("steps", (16, ROWS)), model.variable("stages", (2, 3, 4))
     warps, registers = model.variable("warps", (2, 4, 8)), model.variable("registers", (168, 200, 255))
     model.add(one_of((block, groups, steps, stages, warps, registers), list(shapes)), "a shape that was measured")
-    parts, (read, _) = _numbers(problem)[1], _bytes(problem, direction)
+    parts, (read, _) = numbers_of(problem)[1], _bytes(problem, direction)
     # what a group does to a state: a factor and what it adds
     model.block(warps, registers, block * groups * (stages * steps * read + 8 * parts))
     return model
 
 
-def _numbers(problem: Problem) -> tuple[int, int]:
-    """Channels, or pairs of them, and the parts of each."""
-    return (problem["D"] // 2, 2) if "complex" in problem.traits else (problem["D"], 1)
-
-
 def _bytes(problem: Problem, direction: Direction) -> tuple[int, int]:
     """Read and written of a number and step."""
-    parts = _numbers(problem)[1]
+    parts = numbers_of(problem)[1]
     word, gate = 2 * parts, parts * (4 if "wide_gate" in problem.traits else 2)
     return (gate + word, word) if direction == "forward" else (gate + 2 * word, gate + word)
 
 
 def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
     B, T, pairs = problem["B"], problem["T"], "complex" in problem.traits
-    numbers, parts = _numbers(problem)
+    numbers, parts = numbers_of(problem)
     kept = 4 * parts / ROWS if problem.needs_grad else 0
     moved = int(B * T * numbers * (sum(_bytes(problem, direction)) + kept))
     grid = values.grid(max(-(-numbers // values["block"]) * B, 1))

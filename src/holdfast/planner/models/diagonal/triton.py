@@ -46,7 +46,7 @@ def candidates(problem: Problem, device: Device, direction: Direction) -> tuple[
 
 def model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
     T, pairs = problem["T"], "complex" in problem.traits
-    numbers, parts = _numbers(problem)
+    numbers, parts = numbers_of(problem)
     model, kind = KernelModel(device), (direction, pairs)
     block = model.variable("block", BLOCKS[kind], "given")
     stages = model.variable("stages", list(COST[kind]), "given")
@@ -67,14 +67,14 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     return model
 
 
-def _numbers(problem: Problem) -> tuple[int, int]:
+def numbers_of(problem: Problem) -> tuple[int, int]:
     """Channels, or pairs of them, and the parts of each."""
     return (problem["D"] // 2, 2) if "complex" in problem.traits else (problem["D"], 1)
 
 
 def _bytes(problem: Problem, direction: Direction) -> tuple[int, int, int]:
     """Read and written of a number and step, and read where only a piece's last state is wanted."""
-    parts = _numbers(problem)[1]
+    parts = numbers_of(problem)[1]
     word = parts * ELEMENT[problem.dtype]
     gates = parts * (4 if "wide_gate" in problem.traits else ELEMENT[problem.dtype])
     read, written = (gates + word, word) if direction == "forward" else (gates + 2 * word, gates + word)
@@ -82,7 +82,7 @@ def _bytes(problem: Problem, direction: Direction) -> tuple[int, int, int]:
 
 
 def candidate(problem: Problem, device: Device, direction: Direction, values: Assignment) -> Candidate:
-    kind, steps = (direction, "complex" in problem.traits), problem["B"] * problem["T"] * _numbers(problem)[0]
+    kind, steps = (direction, "complex" in problem.traits), problem["B"] * problem["T"] * numbers_of(problem)[0]
     read, written, again = _bytes(problem, direction)
     grid = values.grid(max(values["blocks"] * values["pieces"], 1))
     together = min(grid.per_sm(device), max(1.0, grid.blocks / device.processors))

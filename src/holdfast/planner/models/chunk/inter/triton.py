@@ -54,31 +54,36 @@ def model(problem: Problem, device: Device, direction: Direction) -> KernelModel
     group = model.variable("group", groups, "given")
     if is_forward:
         model.add(group <= covering(G, 4), "a group has no chunks beyond the last")
-    rows = model.let("block_k", minimum(maximum(1, elements // width), covering(K)))
-    model.let("block_v", width)
-    warps = model.let("warps", maximum(1, rows * width // (32 * each)))
+    rows = minimum(maximum(1, elements // width), covering(K))
+    warps = maximum(1, rows * width // (32 * each))
     registers = minimum(255, 16 + 3 * each * group // 2) if is_forward else 128
-    _stages(model, problem, direction, warps, registers, 4096)
+    _block(model, problem, direction, (rows, width), (warps, registers, 4096))
     return model
 
 
 def low_rank_model(problem: Problem, device: Device, direction: Direction) -> KernelModel:
     """Declare tiles of all rows, a few columns wide."""
     model, rows, size = KernelModel(device), covering(problem["K"], 16), ELEMENT[problem.dtype]
-    model.let("block_k", rows)
-    model.let("block_v", COLUMNS)
     group = model.variable("group", (1, 2, 3, 4), "largest")
     buffers = (group - 1) * rows * (COLUMNS + 2 * max(16, covering(problem["r"]))) * size
-    _stages(model, problem, direction, max(1, rows * COLUMNS // 512), 255, buffers + 4 * rows * COLUMNS)
+    takes = max(1, rows * COLUMNS // 512), 255, buffers + 4 * rows * COLUMNS
+    _block(model, problem, direction, (rows, COLUMNS), takes)
     return model
 
 
-def _stages(
-    model: KernelModel, problem: Problem, direction: Direction, warps: Integer, registers: Integer, shared: Integer
+def _block(
+    model: KernelModel,
+    problem: Problem,
+    direction: Direction,
+    tile: tuple[Integer, Integer],
+    takes: tuple[Integer, Integer, Integer],
 ) -> None:
-    """Declare how many chunks' history, cotangents and factors are on their way, backward, and the block."""
+    """Declare the block: its tile, rows and columns; what it takes, warps, registers and shared memory forward; and how
+    many chunks' history, cotangents and factors are on their way, backward."""
+    rows, columns = model.let("block_k", tile[0]), model.let("block_v", tile[1])
+    warps, registers, shared = takes
     stages = model.variable("stages", (0,) if direction == "forward" else (1, 2, 3), "largest")
-    size, rank, (rows, columns) = ELEMENT[problem.dtype], max(_rank(problem), 1), model.solver.named[:2]
+    size, rank = ELEMENT[problem.dtype], max(_rank(problem), 1)
     ahead = maximum(stages - 1, 0) * rows * ((4 + size) * columns + 2 * size * rank)
     model.block(warps, registers, maximum(shared, ahead + 1024))
 
