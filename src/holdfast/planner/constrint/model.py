@@ -40,7 +40,7 @@ class Model:
 
     The search decides variables in the order of their declaration, auxiliary ones last, and of each the smallest or
     largest values first, or all in the order given. The same model gives the same solutions in the same order. limit:
-    how many decisions one search may take before it raises SearchLimit.
+    how many decisions one search may take before it raises SearchLimit; small problems may take any number.
     """
 
     def __init__(self, limit: int = 1_000_000) -> None:

@@ -81,11 +81,15 @@ def _cuts(K: int, V: int) -> tuple[Cut, ...]:
     return tuple(sorted(found, key=lambda cut: cut.key_slices))
 
 
-@lru_cache(maxsize=256)
 def key_slices(K: int) -> int:
-    """Of rows that all take the same tile, the fewest."""
+    """Of rows that all take the same tile, the fewest. K: where a call is traced, a number that stands for many."""
+    return 1 if K <= WIDEST else _key_slices(int(K))
+
+
+@lru_cache(maxsize=256)
+def _key_slices(K: int) -> int:
     model = Model()
-    slices = model.variable("slices", range(max(1, -(-K // WIDEST)), max(2, -(-K // ALIGNED) + 1)))
+    slices = model.variable("slices", range(-(-K // WIDEST), -(-K // ALIGNED) + 1))
     width = ceil_div(ceil_div(K, slices), ALIGNED) * ALIGNED
     last = K - (ceil_div(K, maximum(1, width)) - 1) * width
     model.add(truth(width > WIDEST // 2) == truth(last > WIDEST // 2))
