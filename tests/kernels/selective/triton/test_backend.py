@@ -63,7 +63,7 @@ def test_the_forward_pass_compiles_without_spilling(dtype, block, capability):
     made = compile_for(selective_fwd, capability, arguments(dtype, block), num_warps=model.WARPS)
     assert made.stack == 0
     if capability == 90:
-        assert made.registers <= model.REGISTERS["forward", block]
+        assert made.registers <= model.REGISTERS["forward"][block]
     # four tokens of B or C by one load
     assert "ld.global.v4.b32" in made.ptx
 

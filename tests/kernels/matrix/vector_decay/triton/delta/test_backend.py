@@ -55,7 +55,7 @@ def test_a_pass_compiles_and_fits(which):
     made = compile_for(PASSES[which], 90, given, num_warps=4)
     assert "wgmma" in made.ptx
     assert made.stack == 0
-    assert made.shared <= shared_bytes(64, 64, 4, 2, 2)
+    assert made.shared <= shared_bytes(64, 64, 4, 2, 2).value({})
 
 
 @pytest.mark.slow
@@ -77,7 +77,8 @@ def test_planned_passes_fit_shared_memory(which, dtype, K, device, stack):
     capability = 10 * device.capability[0] + device.capability[1]
     made = compile_for(PASSES[which], capability, given, num_warps=plan["warps"])
     assert made.stack <= stack
-    assert made.shared <= shared_bytes(padded(K), *(plan[x] for x in ("columns", "warps", "stages")), size)
+    sizes = (plan[x] for x in ("columns", "warps", "stages"))
+    assert made.shared <= shared_bytes(padded(K), *sizes, size).value({})
     assert made.shared <= device.shared_per_block
 
 
