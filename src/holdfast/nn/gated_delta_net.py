@@ -8,7 +8,7 @@ from holdfast.ops import gated_delta_rule
 from holdfast.ops.delta_layer import delta_layer
 
 from . import step
-from .check import check_input, check_positive, check_state, wide
+from .check import check_positive
 from .decay_init import initial_A_log, initial_dt_bias
 from .delta_mixer import DeltaMixer
 from .in_projection import InProjection, join_projections
@@ -84,11 +84,7 @@ class GatedDeltaNet(DeltaMixer):
         cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
         TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
         """
-        sequences = check_input(x, self.d_model, cu_seqlens)
-        dtype = wide(x.dtype)
-        shape = (sequences, self.num_v_heads, self.key_dim, self.value_dim)
-        tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
-        S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
+        S, tail = self.checked_state(x, state, cu_seqlens)
         packed = self.in_proj(x)
         if self.op is not GatedDeltaNet.op:
             return self._in_parts(packed, S, tail, cu_seqlens)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from holdfast.ops import gated_delta_product
 
-from .check import check_input, check_positive, check_state, wide
+from .check import check_positive
 from .decay_init import initial_A_log, initial_dt_bias
 from .delta_mixer import DeltaMixer
 from .fla_names import take_fla_names
@@ -93,11 +93,7 @@ class GatedDeltaProduct(DeltaMixer):
         cu_seqlens: int32 or int64 [N + 1], offsets of sequences packed along T, with B = 1. Raises ValueError or
         TypeError for x, a state or cu_seqlens of the wrong shape or dtype.
         """
-        sequences = check_input(x, self.d_model, cu_seqlens)
-        dtype = wide(x.dtype)
-        shape = (sequences, self.num_v_heads, self.key_dim, self.value_dim)
-        tail_shape = (sequences, self.conv.width - 1, self.conv.channels)
-        S, tail = check_state(state, [("S", shape, dtype), ("tail", tail_shape, dtype)])
+        S, tail = self.checked_state(x, state, cu_seqlens)
         n, keys, values = self.num_householder, self.num_heads * self.key_dim, self.num_v_heads * self.value_dim
         packed = self.in_proj(x)
         sizes = [self.conv.channels, values, n * self.num_v_heads]

@@ -195,7 +195,7 @@ def _gradients(
     g: Tensor | None,
     beta: Tensor,
     o: Tensor,
-    kept: Tensor | None,
+    kept: Tensor,
     query_heads: int,
     key_dim: int,
     allow_neg_eigval: bool,

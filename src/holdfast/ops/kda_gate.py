@@ -43,17 +43,20 @@ def fused_log_decay(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, low
     return _gate(g, A_log, dt_bias, bound)
 
 
-def opened(x: Tensor, A_log: Tensor, dt_bias: Tensor, bound: float | None) -> Tensor:
-    """The log decay that `fused_log_decay` makes of x [B, T, H, K], contiguous: for an op's inside, on any device."""
+def decay_gate(x: Tensor, A_log: Tensor, dt_bias: Tensor, bound: float | None) -> Tensor:
+    """The log decay that `fused_log_decay` makes of x [B, T, H, K], contiguous: for an op's inside, on any device.
+
+    A_log: [H]. dt_bias: [H, K]. bound: as lower_bound of `log_decay`. Returns float32 (float64 beside float64).
+    """
     if _can_fuse(x, A_log, dt_bias):
         return _forward(x, A_log, dt_bias, bound)
     return log_decay(x, A_log, dt_bias, bound).contiguous()
 
 
-def opened_gradients(
+def decay_gate_gradients(
     x: Tensor, A_log: Tensor, dt_bias: Tensor, bound: float | None, ddecay: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the first three from that of what `opened` returned."""
+    """Gradients of the first three from ddecay [B, T, H, K], that of what `decay_gate` returned, in their dtypes."""
     if _can_fuse(x, A_log, dt_bias):
         return _gradients(x, A_log, dt_bias, bound, ddecay)
     dx, drate, dbias = vjp(lambda *leaves: [log_decay(*leaves, bound)], (x, A_log, dt_bias), [ddecay])

@@ -18,7 +18,7 @@ from .check import name_of, needs_grad
 from .delta_inputs import gate_gradients, gates
 from .delta_layer import conv_call, rule_call
 from .gated_rms_norm import select as select_norm
-from .kda_gate import opened, opened_gradients
+from .kda_gate import decay_gate, decay_gate_gradients
 from .registration import define, differentiable
 
 # tensors that have a gradient: packed to tail
@@ -120,7 +120,7 @@ def _forward(
         qkv, last = chosen.forward(plan, conv, cu_seqlens, True)
         decay = sizes.by_heads(torch.matmul(f, decay_weight.to(packed.dtype).mT))
         gate = torch.nn.functional.linear(z, gate_weight.to(packed.dtype), gate_bias.to(packed.dtype))
-        g = opened(decay, A_log, dt_bias, lower_bound)
+        g = decay_gate(decay, A_log, dt_bias, lower_bound)
         _, beta = gates(None, b[..., : sizes.heads], None, None, allow_neg_eigval)
         rule = rule_call(qkv, g, beta, initial_state, query_heads, key_dim, sizes.value_dim)
         o, final, kept = matrix.matrix_forward(*rule, cu_seqlens, "kda", grad, backend)
@@ -189,7 +189,7 @@ def _gradients(
         *dqkv, dg, dbeta, _, dstate, _ = matrix.matrix_backward(
             do, grad_final, *rule, cu_seqlens, "kda", backend, o, kept
         )
-        ddecay, drate, dbias = opened_gradients(decay, A_log, dt_bias, lower_bound, dg)
+        ddecay, drate, dbias = decay_gate_gradients(decay, A_log, dt_bias, lower_bound, dg)
         ddecay_weight = _through(ddecay.flatten(2), decay_weight, f, df)
         gate_gradients(None, b[..., : sizes.heads], None, None, allow_neg_eigval, (None, dbeta), (None, db))
         conv = conv_call(x, conv_weight, tail, query_heads, key_dim)

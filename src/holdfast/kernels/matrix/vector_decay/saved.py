@@ -38,7 +38,7 @@ class SavedChunks(NamedTuple):
     @property
     def slots(self) -> int:
         """One for each chunk; for packed sequences, whose lengths stay on the device, as many as there may be."""
-        return (self.batch if self.sequences is None else 1) * chunk_places(self.length, self.sequences)
+        return self.batch * chunk_places(self.length, self.sequences)
 
     def _parts(self) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
         """Sizes and dtype of each of `Chunks`."""

@@ -10,6 +10,7 @@ from holdfast.kernels import varlen
 from holdfast.kernels.lib.triton.group_sum import sum_over_groups
 from holdfast.kernels.runtime.launch import launch
 from holdfast.planner import Plan
+from holdfast.planner.models.matrix.tiles import chunk_places
 from holdfast.planner.models.matrix.vector_decay.triton import CHUNK, GRADIENT_PIECE, PIECE, padded
 from holdfast.recurrences.definition import MatrixCall
 
@@ -84,7 +85,7 @@ class Passes:
     def slots(self) -> int:
         """One for each chunk; for packed sequences, whose lengths stay on the device, as many as there may be."""
         batch, length = self.v.shape[:2]
-        return batch * _ceil(length, CHUNK) if self.cu_seqlens is None else length // CHUNK + self.sequences
+        return batch * chunk_places(length, None if self.cu_seqlens is None else self.sequences)
 
     @property
     def heads(self) -> int:
