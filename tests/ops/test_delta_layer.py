@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from holdfast.ops.delta_layer import _op
 from interpreted import interpret
+from ops import delta_layers
+from ops import layer_checks as checks
 from ops.delta_layers import TENSORS, composed, example, fused, same, values_and_grads
-from parity import relative_error
-from test_strides import Compared
 
 SIZES = {
     "gated": {},
@@ -51,40 +50,15 @@ def test_gradients_by_differences():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_as_near_to_float64_as_its_parts(dtype):
-    """Over several draws: of A_log's gradient a head has one number, whose error in one draw says little."""
-    errors = {}
-    for seed in range(4):
-        tensors, rest = example(T=20, dtype=dtype, seed=seed)
-        exact = values_and_grads(fused, tensors, rest, dtype=torch.float64)
-        got, theirs = (values_and_grads(run, tensors, rest) for run in (fused, composed))
-        for name, x in exact.items():
-            assert got[name].dtype == theirs[name].dtype
-            pair = [relative_error(found[name].double(), x) for found in (got, theirs)]
-            errors.setdefault(name, []).append(pair)
-    for name, pairs in errors.items():
-        mine, by_parts = torch.tensor(pairs).square().mean(0).sqrt().tolist()
-        assert mine <= max(2 * by_parts, 1e-6), (name, mine, by_parts)
+    checks.assert_as_near_as_parts(delta_layers, dtype, range(4), {"T": 20})
 
 
 def test_autocast_leaves_the_projections_dtype():
-    tensors, rest = example(dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.float16):
-        got = values_and_grads(fused, tensors, rest)
-    right = values_and_grads(fused, tensors, rest)
-    assert all(torch.equal(got[name], x) for name, x in right.items())
+    checks.assert_autocast_leaves_the_projections_dtype(delta_layers)
 
 
 def test_no_sequence_sees_another():
-    tensors, rest = example(lengths=(5, 30, 4))
-    clean = values_and_grads(fused, tensors, rest)
-    tensors["packed"][:, :5], tensors["packed"][:, 35:] = torch.nan, torch.nan
-    tensors["tail"][::2], tensors["initial_state"][::2] = torch.nan, torch.nan
-    spoilt = values_and_grads(fused, tensors, rest)
-    assert spoilt["y"][:, :5].isnan().all()
-    for name in ("y", "dpacked"):
-        assert torch.equal(clean[name][:, 5:35], spoilt[name][:, 5:35]), name
-    for name in ("state", "tail_after", "dinitial_state", "dtail"):
-        assert torch.equal(clean[name][1], spoilt[name][1]), name
+    checks.assert_no_sequence_sees_another(delta_layers)
 
 
 @pytest.mark.parametrize(
@@ -100,26 +74,12 @@ def test_opcheck(gated, lengths):
 
 @pytest.mark.parametrize("sizes", ["gated", "packed, no state", "no token"])
 def test_fakes_say_what_comes(sizes):
-    """Of a projection with other strides too."""
-    tensors, rest = example(**SIZES[sizes], dtype=torch.bfloat16)
-    tensors["packed"] = tensors["packed"].transpose(0, 1).contiguous().transpose(0, 1)
-    with Compared() as compared:
-        values_and_grads(fused, tensors, rest)
-        values_and_grads(fused, tensors, rest, unused=("state", "tail_after"))
-    assert compared.wrong == []
-    assert {"delta_layer_forward", "delta_layer_backward"} <= compared.seen
+    ops = {"delta_layer_forward", "delta_layer_backward"}
+    checks.assert_fakes_say_what_comes(delta_layers, SIZES[sizes], ops)
 
 
 def test_activation_checkpointing():
-    tensors, rest = example()
-
-    def again(given, **options):
-        return checkpoint(
-            lambda *x: fused(dict(zip(TENSORS, x, strict=True)), **options), *given.values(), use_reentrant=False
-        )
-
-    got, right = (values_and_grads(run, tensors, rest) for run in (again, fused))
-    assert all(torch.equal(got[name], x) for name, x in right.items())
+    checks.assert_checkpointing_changes_nothing(delta_layers)
 
 
 def test_a_second_derivative_is_refused():
@@ -150,17 +110,4 @@ def test_other_sizes_of_its_kernels_interpreted(which):
 def test_on_a_gpu(dtype, gated, lengths):
     """Recorded, replayed and the same bit for bit; as near to float64 as its parts, over all that a layer has."""
     sizes = {"T": 376, "Hq": 2, "H": 4, "K": 64, "V": 64, "rest": 8, "gated": gated, "lengths": lengths}
-    # over draws: a head has one number of dA_log and of ddt_bias, whose error in one of them says little
-    errors: dict[str, list[tuple[float, float]]] = {}
-    for seed in range(4):
-        tensors, rest = example(**sizes, dtype=dtype, device="cuda", seed=seed)
-        exact = values_and_grads(fused, tensors, rest, dtype=torch.float64)
-        runs = [values_and_grads(fused, tensors, rest) for _ in range(5)]
-        theirs = values_and_grads(composed, tensors, rest)
-        for name, x in exact.items():
-            assert all(torch.equal(runs[0][name], run[name]) for run in runs[1:]), name
-            both = (relative_error(found[name].double(), x) for found in (runs[0], theirs))
-            errors.setdefault(name, []).append(tuple(both))
-    for name, found in errors.items():
-        mine, by_parts = (sum(each**2 for each in every) ** 0.5 for every in zip(*found, strict=True))
-        assert mine <= max(2 * by_parts, 4e-5), (name, mine, by_parts)
+    checks.assert_as_near_as_parts(delta_layers, dtype, range(4), sizes, "cuda", runs=5, floor=2e-5)

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from holdfast.ops.kda_layer import _op
+from ops import kda_layers
+from ops import layer_checks as checks
 from ops.delta_layers import same, values_and_grads
 from ops.kda_layers import TENSORS, composed, example, fused
-from parity import relative_error
-from test_strides import Compared
 
 SIZES = {
     "usual": {},
@@ -49,47 +48,15 @@ def test_gradients_by_differences():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_as_near_to_float64_as_its_parts(dtype):
-    """Over several draws: of A_log's gradient a head has one number, whose error in one draw says little."""
-    assert_as_near(dtype, range(4), {"T": 20})
-
-
-def assert_as_near(dtype, seeds, sizes, device="cpu", runs=1):
-    """runs: how often the op runs, to the same bits."""
-    errors: dict[str, list[tuple[float, float]]] = {}
-    for seed in seeds:
-        tensors, rest = example(**sizes, dtype=dtype, device=device, seed=seed)
-        exact = values_and_grads(fused, tensors, rest, dtype=torch.float64)
-        got, *again = (values_and_grads(fused, tensors, rest) for _ in range(runs))
-        theirs = values_and_grads(composed, tensors, rest)
-        for name, x in exact.items():
-            assert got[name].dtype == theirs[name].dtype
-            assert all(torch.equal(got[name], each[name]) for each in again), name
-            pair = tuple(relative_error(found[name].double(), x) for found in (got, theirs))
-            errors.setdefault(name, []).append(pair)
-    for name, pairs in errors.items():
-        mine, by_parts = torch.tensor(pairs).square().mean(0).sqrt().tolist()
-        assert mine <= max(2 * by_parts, 1e-6 if device == "cpu" else 2e-5), (name, mine, by_parts)
+    checks.assert_as_near_as_parts(kda_layers, dtype, range(4), {"T": 20})
 
 
 def test_autocast_leaves_the_projections_dtype():
-    tensors, rest = example(dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.float16):
-        got = values_and_grads(fused, tensors, rest)
-    right = values_and_grads(fused, tensors, rest)
-    assert all(torch.equal(got[name], x) for name, x in right.items())
+    checks.assert_autocast_leaves_the_projections_dtype(kda_layers)
 
 
 def test_no_sequence_sees_another():
-    tensors, rest = example(lengths=(5, 30, 4))
-    clean = values_and_grads(fused, tensors, rest)
-    tensors["packed"][:, :5], tensors["packed"][:, 35:] = torch.nan, torch.nan
-    tensors["tail"][::2], tensors["initial_state"][::2] = torch.nan, torch.nan
-    spoilt = values_and_grads(fused, tensors, rest)
-    assert spoilt["y"][:, :5].isnan().all()
-    for name in ("y", "dpacked"):
-        assert torch.equal(clean[name][:, 5:35], spoilt[name][:, 5:35]), name
-    for name in ("state", "tail_after", "dinitial_state", "dtail"):
-        assert torch.equal(clean[name][1], spoilt[name][1]), name
+    checks.assert_no_sequence_sees_another(kda_layers)
 
 
 @pytest.mark.parametrize("lengths", [(3, 0, 6), pytest.param(None, marks=pytest.mark.slow)])
@@ -102,26 +69,20 @@ def test_opcheck(lengths):
 
 @pytest.mark.parametrize("sizes", ["usual", "packed, no state", "no token"])
 def test_fakes_say_what_comes(sizes):
-    """Of a projection with other strides too."""
-    tensors, rest = example(**SIZES[sizes], dtype=torch.bfloat16)
-    tensors["packed"] = tensors["packed"].transpose(0, 1).contiguous().transpose(0, 1)
-    with Compared() as compared:
-        values_and_grads(fused, tensors, rest)
-        values_and_grads(fused, tensors, rest, unused=("state", "tail_after"))
-    assert compared.wrong == []
-    assert {"kda_layer_forward", "kda_layer_backward"} <= compared.seen
+    ops = {"kda_layer_forward", "kda_layer_backward"}
+    checks.assert_fakes_say_what_comes(kda_layers, SIZES[sizes], ops)
 
 
 def test_activation_checkpointing():
-    tensors, rest = example()
+    checks.assert_checkpointing_changes_nothing(kda_layers)
 
-    def again(given, **options):
-        return checkpoint(
-            lambda *x: fused(dict(zip(TENSORS, x, strict=True)), **options), *given.values(), use_reentrant=False
-        )
 
-    got, right = (values_and_grads(run, tensors, rest) for run in (again, fused))
-    assert all(torch.equal(got[name], x) for name, x in right.items())
+def test_a_second_derivative_is_refused():
+    tensors, rest = example(T=3)
+    packed = tensors["packed"].requires_grad_()
+    (grad,) = torch.autograd.grad(fused(tensors, **rest)[0].sum(), packed, create_graph=True)
+    with pytest.raises(NotImplementedError, match="kda_layer_forward: expected one differentiation"):
+        grad.sum().backward()
 
 
 @pytest.mark.gpu
@@ -130,4 +91,5 @@ def test_activation_checkpointing():
 def test_on_a_gpu(dtype, lengths):
     """Recorded, replayed and the same bit for bit; as near to float64 as its parts, over all that a layer has."""
     sizes = {"T": 376, "Hq": 2, "H": 4, "K": 64, "V": 64, "rest": 8, "lengths": lengths, "bound": -5.0}
-    assert_as_near(dtype, range(3), sizes if lengths else sizes | {"bound": None}, "cuda", runs=5)
+    sizes = sizes if lengths else sizes | {"bound": None}
+    checks.assert_as_near_as_parts(kda_layers, dtype, range(3), sizes, "cuda", runs=5, floor=2e-5)
