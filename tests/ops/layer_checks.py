@@ -1,4 +1,4 @@
-"""What tests of ops between a layer's projections share; `layer` is the module with their calls, such as `kda_layers`."""
+"""What tests of ops between projections share; `layer` is the module with a layer's calls, such as `kda_layers`."""
 
 from types import ModuleType
 
